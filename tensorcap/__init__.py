@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from tensorcap.diagnosis import Diagnosis
     from tensorcap.localization import Bisection, LiveBisection, Localization, Verification, bisect, localize
     from tensorcap.metrics import Difference
+    from tensorcap.port_verification import verify
     from tensorcap.recording import PlainLog, Summary, probe
     from tensorcap.rerun import Replay, inject, replay
     from tensorcap.runs import Graph
     from tensorcap.session import Called, Capture, capture, capture_called
     from tensorcap.verbs import diagnose, preflight
-    from tensorcap.verification import verify
     from tensorcap.workload import Port, Workload
     from tensorcap_formats.archive import Archive
     from tensorcap_formats.check import ArchiveCheck
@@ -34,54 +34,43 @@ if TYPE_CHECKING:
     from tensorcap_formats.records import Record
     from tensorcap_formats.writing.recovery import Recovered, recover
 
+# The names that each module defines
+_NAMES = {
+    "tensorcap.adapters.max.model": ("MaxModel",),
+    "tensorcap.alignment": ("Aligned", "Alignment", "align"),
+    "tensorcap.comparison": ("Calibrated", "Comparison", "Pair", "calibrate", "compare", "compare_records"),
+    "tensorcap.comparison.preflight": ("Preflight",),
+    "tensorcap.diagnosis": ("Diagnosis",),
+    "tensorcap.localization": (
+        "Bisection",
+        "LiveBisection",
+        "Localization",
+        "Verification",
+        "bisect",
+        "localize",
+    ),
+    "tensorcap.metrics": ("Difference",),
+    "tensorcap.port_verification": ("verify",),
+    "tensorcap.recording": ("PlainLog", "Summary", "probe"),
+    "tensorcap.rerun": ("Replay", "inject", "replay"),
+    "tensorcap.runs": ("Graph",),
+    "tensorcap.session": ("Called", "Capture", "capture", "capture_called"),
+    "tensorcap.verbs": ("diagnose", "preflight"),
+    "tensorcap.workload": ("Port", "Workload"),
+    "tensorcap_formats.archive": ("Archive",),
+    "tensorcap_formats.check": ("ArchiveCheck",),
+    "tensorcap_formats.conversion": ("convert",),
+    "tensorcap_formats.errors": ("TensorcapError",),
+    "tensorcap_formats.keys": ("Key",),
+    "tensorcap_formats.open": ("open_archive",),
+    "tensorcap_formats.progress": ("Progress",),
+    "tensorcap_formats.records": ("Record",),
+    "tensorcap_formats.writing.recovery": ("Recovered", "recover"),
+}
 # Where each name is defined, as MODULE or MODULE:NAME
 _PLACES = {
-    "Aligned": "tensorcap.alignment",
-    "Alignment": "tensorcap.alignment",
-    "Archive": "tensorcap_formats.archive",
-    "ArchiveCheck": "tensorcap_formats.check",
-    "Bisection": "tensorcap.localization",
-    "Calibrated": "tensorcap.comparison",
-    "Called": "tensorcap.session",
-    "Capture": "tensorcap.session",
-    "Comparison": "tensorcap.comparison",
-    "Diagnosis": "tensorcap.diagnosis",
-    "Difference": "tensorcap.metrics",
-    "Graph": "tensorcap.runs",
-    "Key": "tensorcap_formats.keys",
-    "LiveBisection": "tensorcap.localization",
-    "Localization": "tensorcap.localization",
-    "MaxModel": "tensorcap.adapters.max.model",
-    "Pair": "tensorcap.comparison",
-    "PlainLog": "tensorcap.recording",
-    "Port": "tensorcap.workload",
-    "Preflight": "tensorcap.comparison.preflight",
-    "Progress": "tensorcap_formats.progress",
-    "Record": "tensorcap_formats.records",
-    "Recovered": "tensorcap_formats.writing.recovery",
-    "Replay": "tensorcap.rerun",
-    "Summary": "tensorcap.recording",
-    "TensorcapError": "tensorcap_formats.errors",
-    "Verification": "tensorcap.localization",
-    "Workload": "tensorcap.workload",
-    "align": "tensorcap.alignment",
-    "bisect": "tensorcap.localization",
-    "calibrate": "tensorcap.comparison",
-    "capture": "tensorcap.session",
-    "capture_called": "tensorcap.session",
     "check": "tensorcap_formats.check:check_archive",
-    "compare": "tensorcap.comparison",
-    "compare_records": "tensorcap.comparison",
-    "convert": "tensorcap_formats.conversion",
-    "diagnose": "tensorcap.verbs",
-    "inject": "tensorcap.rerun",
-    "localize": "tensorcap.localization",
-    "open_archive": "tensorcap_formats.open",
-    "preflight": "tensorcap.verbs",
-    "probe": "tensorcap.recording",
-    "recover": "tensorcap_formats.writing.recovery",
-    "replay": "tensorcap.rerun",
-    "verify": "tensorcap.verification",
+    **{name: module for module, names in _NAMES.items() for name in names},
 }
 __all__ = [
     "Aligned",

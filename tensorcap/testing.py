@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tensorcap.workload import Workload
 
 _WORST: Final = 3  # pairs that a failure names: more are not read
+_OPTIONS: Final = {"mapping": "--map"}  # of `tcap compare`, by arguments of `compare` of another name
 
 
 def assert_matches(
@@ -175,12 +176,12 @@ def _difference(d: Difference) -> str:
 
 
 def _command(comparison: Comparison, compared_by: Mapping[str, Any]) -> str:
-    """The command that makes the same comparison."""
+    """The command that makes the same comparison, as far as its options are texts, files and numbers."""
     words = ["tcap", "compare", str(comparison.reference.path), str(comparison.target.path)]
     for name, value in compared_by.items():
-        option = f"--{name.replace('_', '-')}"
-        if isinstance(value, Collection) and not isinstance(value, str):
-            words += [word for item in value for word in (option, str(item))]
-        elif value is not None and not isinstance(value, Archive):
+        option = _OPTIONS.get(name) or f"--{name.replace('_', '-')}"
+        if isinstance(value, (str, os.PathLike, int, float)):
             words += [option, str(value)]
+        elif isinstance(value, Collection):
+            words += [word for item in value for word in (option, str(item))]
     return shlex.join(words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal
 
 from tensorcap_formats.open import Source, opened
@@ -68,8 +68,6 @@ def preflight(
     from tensorcap.alignment import sides
     from tensorcap.comparison.preflight import preflight as preflight_archives
 
-    with ExitStack() as stack:
-        trusted, tested = (stack.enter_context(opened(source)) for source in (reference, target))
-        trusted, tested = sides(trusted, tested, mapping)
-        repeat = None if reference_repeat is None else stack.enter_context(opened(reference_repeat))
-        return preflight_archives(trusted, tested, repeat=repeat)
+    again = nullcontext() if reference_repeat is None else opened(reference_repeat)
+    with opened(reference) as trusted, opened(target) as tested, again as repeat:
+        return preflight_archives(*sides(trusted, tested, mapping), repeat=repeat)

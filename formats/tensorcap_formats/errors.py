@@ -125,9 +125,20 @@ def missing_reader(path: object, kind: str, package: str, *, extra: str) -> NotA
 
 def no_such_tensor(source: str, name: str, known: Collection[str]) -> TensorNotFoundError:
     """Build the one message that every layer uses for a name that is not there."""
+    return TensorNotFoundError(
+        f"{source}: no tensor {abbreviate(name)!r} among {len(known)}", hint=did_you_mean(name, known)
+    )
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str | None:
+    """Build the hint that names what is closest to an unknown name; None if nothing is close.
+
+    Example:
+        >>> did_you_mean("lm_haed", ["lm_head", "norm"]), did_you_mean("x", ["norm"])
+        ("Did you mean 'lm_head'?", None)
+    """
     close = difflib.get_close_matches(name, known, n=3)
-    hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else None
-    return TensorNotFoundError(f"{source}: no tensor {abbreviate(name)!r} among {len(known)}", hint=hint)
+    return f"Did you mean {' or '.join(map(repr, close))}?" if close else None
 
 
 def abbreviate(text: str, limit: int = 120) -> str:

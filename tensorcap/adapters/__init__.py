@@ -2,7 +2,7 @@
 
 In comes a model or a workload of a framework; out go recorded values, by the methods of `protocol.Adapter`.
 Read `protocol` first, then a framework's folder. All folders name the same subject alike: `adapter`, `model`,
-`modules`, `parameters`, `inputs`, `description`, `tensors`, `tap`, `substitution`, `roots`, `rerun`.
+`modules`, `parameters`, `model_inputs`, `description`, `tensors`, `tap`, `injector`, `roots`, `rerun`.
 `edits` describes changes of a module's call for the diagnosis; `dumps` writes archives as other tools do.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +17,6 @@ from tensorcap_formats.progress import Progress
 from tensorcap_formats.records import Record
 
 Layout = Literal["max", "torch"]
-_Save = Callable[[Archive, Record, Path, str], None]
 
 
 def export(
@@ -61,7 +60,9 @@ def export(
         raise WriteError(
             f"{folder}: is there and is not empty, expected a new folder", hint="Choose another one."
         )
-    suffix, save = (MAX_SUFFIX, _save_max) if layout == "max" else (".pt", _torch_saver())
+    if layout == "torch":
+        _check_torch()
+    suffix = MAX_SUFFIX if layout == "max" else ".pt"
     labels = _labels(records, layout)
     steps = sorted({record.key.step for record in records})
     is_flat = layout == "max" and len(steps) == 1
@@ -73,12 +74,8 @@ def export(
             inner.mkdir(exist_ok=True)
             step_records = [record for record in records if record.key.step == step]
             for record in step_records:
-                save(
-                    archive,
-                    record,
-                    inner / f"{_file_name(labels[record.key.text])}{suffix}",
-                    labels[record.key.text],
-                )
+                label = labels[record.key.text]
+                _save(archive, record, inner / f"{_file_name(label)}{suffix}", label)
                 written_bytes += record.nbytes
                 if progress:
                     progress.advance(written_bytes, total_bytes)
@@ -123,18 +120,17 @@ def _labels(records: Sequence[Record], layout: Layout) -> dict[str, str]:
     return labels
 
 
-def _save_max(archive: Archive, record: Record, path: Path, label: str) -> None:
-    write_max(path, label, record.dtype, record.shape, checked_blocks(archive, record))
-
-
-def _torch_saver() -> _Save:
+def _check_torch() -> None:
     try:
-        from tensorcap.adapters.torch.tensors import save_tensor
+        import tensorcap.adapters.torch.tensors  # noqa: F401  # an absent torch is an error before anything is written
     except ImportError:
         raise missing_package("writing .pt files", "torch", extra="torch") from None
 
-    def save(archive: Archive, record: Record, path: Path, label: str) -> None:
-        del label  # it is the file's name
-        save_tensor(archive.read(record), record.dtype, path)
 
-    return save
+def _save(archive: Archive, record: Record, path: Path, label: str) -> None:
+    if path.suffix == MAX_SUFFIX:
+        write_max(path, label, record.dtype, record.shape, checked_blocks(archive, record))
+        return
+    from tensorcap.adapters.torch.tensors import save_tensor
+
+    save_tensor(archive.read(record), record.dtype, path)

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 from tensorcap.recording import CaptureOptions, Recorder
 from tensorcap_formats.errors import UsageError, missing_package
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tensorcap.workload import StoredInput, Workload
     from tensorcap_formats.keys import Key
 
+_Module = TypeVar("_Module")
 _ADAPTERS: Final = {  # root package of the model's class, or of a base class; sorted
     "max": "tensorcap.adapters.max.adapter:MaxAdapter",
     "torch": "tensorcap.adapters.torch.adapter:TorchAdapter",
@@ -51,6 +52,28 @@ class Site:
     is_capturable: bool = True
 
 
+def first_names(named: Iterable[tuple[str, _Module]]) -> tuple[dict[str, _Module], dict[str, str]]:
+    """Each module by its first name, and the first name by each further one of modules that have several."""
+    modules: dict[str, _Module] = {}
+    first: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    for name, module in named:
+        known = first.setdefault(id(module), name)
+        if known == name:
+            modules[name] = module
+        else:
+            aliases[name] = known
+    return modules, aliases
+
+
+def further_names(aliases: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The further names of each module, by its first name, of the aliases that `first_names` gives."""
+    further: dict[str, tuple[str, ...]] = {}
+    for alias, name in aliases.items():
+        further[name] = (*further.get(name, ()), alias)
+    return further
+
+
 @dataclass(slots=True)
 class CalledRoot:
     """A model that a program calls.
@@ -66,31 +89,52 @@ class CalledRoot:
     is_taken: bool = False
 
 
-class RootPattern:
-    """Which of the models that a program calls is wanted.
+class RootSearch:
+    """The search of a framework for the model to capture among those that a program calls.
 
     Attributes:
-        glob: A glob for its class, qualified or not; None if none is given.
+        called: The models that were called outermost, in the order of their first calls.
+        glob: A glob for the class of the wanted one, qualified or not; None if none is given.
         number: Which of the models of such a class, from 0; None for the first that is called.
+        is_over: Whether a model was taken.
     """
 
-    def __init__(self, text: str | None) -> None:
-        """Read a pattern: a glob, or such a glob and `@N`; None if none is given."""
-        glob, _, number = (text or "").rpartition("@")
+    def __init__(self, pattern: str | None, take: Callable[[Any], bool]) -> None:
+        """Look for a model.
+
+        Args:
+            pattern: A glob for its class; with `@N` behind it, for the N-th model of such a class, from 0.
+                None for the first model with parameters.
+            take: Gets the model before its call goes on; returns whether it takes it.
+        """
+        glob, _, number = (pattern or "").rpartition("@")
         is_numbered = bool(glob) and number.isdigit()
-        self.glob = glob if is_numbered else text
+        self.glob = glob if is_numbered else pattern
         self.number = int(number) if is_numbered else None
+        self.called: list[CalledRoot] = []
+        self.is_over = False
+        self._take = take
 
     def fits(self, name: str, package: str) -> bool:
         """Whether a class of this name in this package fits the glob."""
         glob = self.glob
         return glob is not None and (fnmatchcase(name, glob) or fnmatchcase(f"{package}.{name}", glob))
 
+    def add(self, name: str) -> CalledRoot:
+        """Add a further model of a class, numbered if others of that class were called before."""
+        same = sum(root.name.partition("@")[0] == name for root in self.called)
+        self.called.append(CalledRoot(f"{name}@{same}" if same else name))
+        return self.called[-1]
 
-def number_root(name: str, called: Iterable[CalledRoot]) -> CalledRoot:
-    """Make the entry of a further model of a class, numbered if others of that class were called before."""
-    same = sum(root.name.partition("@")[0] == name for root in called)
-    return CalledRoot(f"{name}@{same}" if same else name)
+    def take(self, model: Any, entry: CalledRoot) -> bool:
+        """Offer a model, which ends the search if it is taken; return whether it is."""
+        if self._take(model):
+            self.is_over = entry.is_taken = True
+        return entry.is_taken
+
+
+class NotCapturableError(Exception):
+    """A tensor has no elements that an archive can store; the text says why. Never leaves an adapter."""
 
 
 class Adapter(Protocol):

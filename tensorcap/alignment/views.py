@@ -1,7 +1,8 @@
 """Views of two archives through a resolved mapping.
 
 `MappedArchive` is the target under the reference's keys and in its layouts, `GatheredArchive` the reference
-reduced to the tokens that both sides have, `ReversedArchive` the reference as the target would have it.
+reduced to the tokens that both sides have, `OrderedArchive` the reference in the target's order,
+`ReversedArchive` the reference as the target would have it.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from typing import Any
 
 import numpy as np
 
+from tensorcap.alignment.common_part import cut_texts
 from tensorcap.alignment.coverage import MappingSummary, summary_of
 from tensorcap.alignment.layout import Layout, Shape, Sum
 from tensorcap.alignment.links import Link
-from tensorcap.alignment.mapping import LeftOver
+from tensorcap.alignment.mapping import LeftOver, layout_texts
 from tensorcap.alignment.resolution import ResolvedMapping
 from tensorcap.alignment.tokens import Gather, TokenAxes
+from tensorcap.runs import is_fact
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, dtype_of
 from tensorcap_formats.errors import ReadError, UsageError
-from tensorcap_formats.keys import ROOT_SITE, Key, inner_site
+from tensorcap_formats.keys import ROOT_SITE, Key, inner_site, module_of, module_path, module_site
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import RunInfo
 from tensorcap_formats.view import ArchiveView
@@ -142,13 +145,49 @@ def _elsewhere(key: Key) -> Key:
 
 
 def _renamed_values(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments and results that are no tensors, under the reference's names of their sites."""
-    renamed: dict[str, Any] = {}
+    """Values that are no tensors, and facts of ops, under the reference's names of their sites."""
+    renamed = {}
     for text, value in values.items():
-        key = Key.parse(text)
-        name = names.get(key.site)
-        renamed[text if name is None else replace(key, site=name).text] = value
+        new_text = _renamed_key(text, names)
+        if is_fact(text, value) and isinstance(value, Mapping):
+            value = _renamed_op(value, new_text, names)
+        renamed[new_text] = value
     return renamed
+
+
+def _renamed_op(facts: Mapping[str, Any], text: str, names: Mapping[str, str]) -> dict[str, Any]:
+    """The facts of an op whose key is now `text`, with new names in all that they refer to (CAP-12)."""
+    renamed = {**facts, "module": module_of(Key.parse(text).site)}
+    for kind in ("inputs", "outputs"):
+        entries = facts.get(kind)
+        if isinstance(entries, list):
+            renamed[kind] = [
+                _renamed_reference(entry, names) if isinstance(entry, Mapping) else entry for entry in entries
+            ]
+    return renamed
+
+
+def _renamed_reference(entry: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    renamed = {**entry}
+    for kind in ("record", "view", "view_of"):
+        if isinstance(entry.get(kind), str):
+            renamed[kind] = _renamed_key(entry[kind], names)
+    parameter = entry.get("parameter")
+    if isinstance(parameter, str):
+        module, _, own = parameter.rpartition(".")
+        site = names.get(module_site(module))
+        if site is not None:
+            renamed["parameter"] = own if site == ROOT_SITE else f"{module_path(site)}.{own}"
+    return renamed
+
+
+def _renamed_key(text: str, names: Mapping[str, str]) -> str:
+    try:
+        key = Key.parse(text)
+    except UsageError:  # a reference of a damaged archive: whoever follows it reports it
+        return text
+    name = names.get(key.site)
+    return text if name is None else replace(key, site=name).text
 
 
 def _names(links: Sequence[Link]) -> dict[str, str]:
@@ -179,7 +218,12 @@ def apply_mapping(mapping: ResolvedMapping, *, path: str = "") -> tuple[Gathered
         links,
         left_over=mapping.alignment.left_over,
         map_path=path,
-        tokens=tuple(tokens.text for tokens in mapping.tokens),
+        tokens=(
+            *cut_texts(mapping.reference),
+            *cut_texts(mapping.target),
+            *layout_texts(mapping.alignment.entries),
+            *(tokens.text for tokens in mapping.tokens),
+        ),
     )
     return GatheredArchive(mapping.reference, links), tested
 
@@ -370,3 +414,26 @@ class GatheredArchive(ArchiveView):
         (whole,) = self.sources[text]
         (rows,) = self._computed(whole, lambda: [self.gathers[text].of_reference(self.source.read(whole))])
         out[:] = rows[start : start + out.size]
+
+
+class OrderedArchive(ArchiveView):
+    """A reference without an order of execution, in the target's.
+
+    A record that the target has not comes after the one that it follows by name.
+    """
+
+    def __init__(self, reference: Archive, target: Archive) -> None:
+        orders = {record.key.text: record.order for record in target.records}
+        known = -1
+        places: dict[str, int] = {}
+        for record in reference.records:
+            known = places[record.key.text] = orders.get(record.key.text, known)
+        records = sorted(reference.records, key=lambda record: places[record.key.text])
+        super().__init__(
+            reference,
+            [replace(record, order=order) for order, record in enumerate(records)],
+            {record.key.text: (record,) for record in records},
+            root=reference.root,
+            is_direct=reference.is_direct,
+        )
+        self.is_ordered = True

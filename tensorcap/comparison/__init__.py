@@ -1,9 +1,9 @@
-"""Compare two archives: pairs of records, a status for each, and what a report says beside them.
+"""Compare two archives: pairs of records, a status for each, and what a report needs besides.
 
 In come two archives with equal keys (`tensorcap.alignment` makes them so); out comes a `Comparison`. Read
-`pair` (the data, and `decide`, the one place that writes a status), `pairing`, `pipeline` (the whole way);
+`pair` (the data, and `decide`, the one place that sets a status), `pairing`, `pipeline` (the whole way);
 then what decides: `exact`, `thresholds`, `calibration`, `judge` with `policy` and `policy_tests`, `routing`;
-then what is said besides: `divergence`, `warnings`, `blind_spots`, `baseline`, `explanation`, `preflight`.
+then the rest: `divergence`, `warnings`, `blind_spots`, `baseline`, `explanation`, `preflight`.
 """
 
 from tensorcap.comparison.baseline import label_of
@@ -39,6 +39,14 @@ from tensorcap.comparison.pair import (
 from tensorcap.comparison.pairing import Selection
 from tensorcap.comparison.pipeline import compare, compare_records, paired
 from tensorcap.comparison.policy import LETTERS, POLICY, Limits, Precision, describe_test
+from tensorcap.comparison.policy_tests import (
+    EVIDENCE_TESTS,
+    GROWTH_TESTS,
+    ROUNDED_INPUT_TESTS,
+    count_tail,
+    judge_gain,
+    judge_own_error,
+)
 from tensorcap.comparison.ranking import by_error, by_module, contents, error_of, shade, worst
 from tensorcap.comparison.robust_errors import sample
 from tensorcap.comparison.thresholds import METRICS, KeyThresholds, Thresholds, judge_metric, metric_named
@@ -46,11 +54,14 @@ from tensorcap.comparison.thresholds import METRICS, KeyThresholds, Thresholds, 
 __all__ = [
     "ABSENT",
     "CALIBRATED",
+    "EVIDENCE_TESTS",
     "GREEN",
+    "GROWTH_TESTS",
     "JUDGED",
     "LETTERS",
     "METRICS",
     "POLICY",
+    "ROUNDED_INPUT_TESTS",
     "SEVERITY",
     "STATUSES",
     "Calibrated",
@@ -80,6 +91,7 @@ __all__ = [
     "compare",
     "compare_records",
     "contents",
+    "count_tail",
     "describe_test",
     "error_of",
     "explain",
@@ -87,7 +99,9 @@ __all__ = [
     "is_circumstance",
     "json_pieces",
     "judge_by_metadata",
+    "judge_gain",
     "judge_metric",
+    "judge_own_error",
     "kind_of",
     "label_of",
     "metric_named",

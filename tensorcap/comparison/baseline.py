@@ -13,6 +13,7 @@ from typing import Final
 
 from tensorcap.comparison.pair import Pair, Ratio
 from tensorcap.metrics import Difference
+from tensorcap_formats.records import Record
 
 LABELS: Final = (  # upper end of R, label
     (0.95, "over-precise"),
@@ -30,8 +31,8 @@ def ratio(target: Difference | None, baseline: Difference | None, epsilon: float
     """Set the target's error against the baseline's.
 
     Args:
-        target: Target against reference; None where the two are identical.
-        baseline: Baseline against reference; None where the two are identical.
+        target: Target against reference; None if the two are identical.
+        baseline: Baseline against reference; None if the two are identical.
         epsilon: Relative error up to which a run is exact.
     """
     ours, theirs = _relative(target), _relative(baseline)
@@ -45,7 +46,7 @@ def ratio(target: Difference | None, baseline: Difference | None, epsilon: float
 
 
 def label_of(r: float) -> str:
-    """The words for a ratio.
+    """Return the words for a ratio.
 
     Example:
         >>> [label_of(r) for r in (0.5, 1.0, 2.0, 300.0)]
@@ -57,11 +58,11 @@ def label_of(r: float) -> str:
 def with_ratios(
     pairs: Sequence[Pair], baseline: Mapping[str, Difference | None], epsilon: float = RELATIVE_EPSILON
 ) -> list[Pair]:
-    """The pairs with their ratios.
+    """Add to pairs their ratios.
 
     Args:
         pairs: Pairs of reference and target.
-        baseline: By key text, baseline against reference; None where the two are identical. Pairs whose
+        baseline: By key text, baseline against reference; None if the two are identical. Pairs whose
             key it lacks are `undefined`.
         epsilon: As for `ratio`.
     """
@@ -69,23 +70,24 @@ def with_ratios(
     for pair in pairs:
         if pair.reference is not None and pair.is_compared and pair.key in baseline:
             sums = squares.setdefault((pair.reference.key.site, pair.reference.key.slot), [0.0, 0.0])
-            for i, found in enumerate((pair.difference, baseline[pair.key])):
-                if found is not None and found.mse is not None:
-                    sums[i] += found.mse * found.measured
-    out = []
-    for pair in pairs:
-        if pair.reference is None or not pair.reference.dtype.is_inexact:
-            out.append(pair)
-            continue
+            for i, difference in enumerate((pair.difference, baseline[pair.key])):
+                if difference is not None and difference.mse is not None:
+                    sums[i] += difference.mse * difference.measured
+
+    def three_way(pair: Pair, record: Record) -> Ratio:
         if not pair.is_compared or pair.key not in baseline:
-            out.append(replace(pair, baseline=Ratio("undefined")))
-            continue
-        three_way = ratio(pair.difference, baseline[pair.key], epsilon)
-        ours, theirs = squares[pair.reference.key.site, pair.reference.key.slot]
-        if three_way.state == "measured" and theirs:
-            three_way = replace(three_way, sigma=math.sqrt(ours / theirs))
-        out.append(replace(pair, baseline=three_way))
-    return out
+            return Ratio("undefined")
+        measured = ratio(pair.difference, baseline[pair.key], epsilon)
+        ours, theirs = squares[record.key.site, record.key.slot]
+        has_sigma = measured.state == "measured" and theirs
+        return replace(measured, sigma=math.sqrt(ours / theirs)) if has_sigma else measured
+
+    return [
+        replace(pair, baseline=three_way(pair, pair.reference))
+        if pair.reference and pair.is_inexact
+        else pair
+        for pair in pairs
+    ]
 
 
 def _relative(difference: Difference | None) -> float | None:

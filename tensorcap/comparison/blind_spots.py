@@ -1,10 +1,11 @@
-"""What the policy's tests say of two runs as a whole, and what these runs cannot show (POL-50 to POL-54).
+"""A summary of two runs, and their blind spots: errors too small to see, features that no input reached.
 
-Features of a model that the inputs of a run never reached, as far as its configuration tells (POL-53).
+Clauses POL-50 to POL-54 of `specs/policy.md`.
 """
 
 from __future__ import annotations
 
+import math
 import shlex
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap.comparison.pair import Pair
-from tensorcap.comparison.policy import Policy, Precision
-from tensorcap.comparison.policy_tests import Gain
+from tensorcap.comparison.policy import POLICY, Policy, Precision
+from tensorcap.comparison.policy_tests import Gain, GainLog
 from tensorcap.comparison.routing import Flips
 from tensorcap.metrics import is_routing
 from tensorcap.runs import Calls, is_gradient, is_parameter
@@ -33,7 +34,7 @@ class DepthError:
 
     Attributes:
         depth: Number of the block, from 1; 0 before the first.
-        error: Row error where the block ends.
+        error: Row error at the end of the block.
         limit: What the policy expects at most.
         visible: The smallest own error of a leaf in that block that the tests would show.
     """
@@ -50,11 +51,11 @@ class RunSummary:
 
     Attributes:
         policy: The limits.
-        precision: Name of the precision that errors were held against, "" where no pair needed one.
+        precision: Name of the precision that errors were held against, "" if no pair needed one.
         growth: The error at each depth.
-        worst_gain: The largest gain of a leaf or an attention core in proportion to its limit; None where
-            none was found.
-        gains: Count of gains that were found.
+        worst_gain: The largest gain of a leaf or an attention core in proportion to its limit; None if
+            there is none.
+        gains: Count of gains.
         untested: Sites of leaves whose inputs were not captured, or not compared.
         flips: Routers that chose other experts, and how often.
         blind: What this run cannot see, a sentence each.
@@ -73,25 +74,25 @@ class RunSummary:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The account in words, a sentence each, without the blind spots and the commands."""
-        found = []
+        """The summary in words, a sentence each, without the blind spots and the commands."""
+        sentences = []
         if self.growth:
             first, last = self.growth[0], self.growth[-1]
-            found.append(
+            sentences.append(
                 f"Error {first.error:.2g} at depth {first.depth}, {last.error:.2g} at depth {last.depth} "
                 f"(at most {last.limit:.2g} expected in {self.precision})."
             )
         if self.worst_gain is not None:
             worst = self.worst_gain
-            found.append(f"Worst of {self.gains} gains: {worst.site}: {worst.finding.text}.")
+            sentences.append(f"Worst of {self.gains} gains: {worst.site}: {worst.finding.text}.")
         flipped = [flip for flip in self.flips if flip.flipped]
         if flipped:
             rows = sum(flip.flipped for flip in flipped)
-            found.append(
+            sentences.append(
                 f"Experts flipped in {rows} rows of {len(flipped)} routers, "
                 f"{sum(flip.unexplained for flip in flipped)} of them not by a near tie."
             )
-        return tuple(found)
+        return tuple(sentences)
 
 
 def summarize_runs(
@@ -100,36 +101,36 @@ def summarize_runs(
     *,
     calls: Calls,
     pairs: Sequence[Pair],
-    gains: Sequence[Gain],
-    untested: tuple[str, ...],
-    has_inputs: bool,
+    gain_log: GainLog,
     left_out: int,
     flips: Sequence[Flips],
-    policy: Policy,
     precision: Callable[[Pair], Precision],
-    is_injected: bool = False,
+    is_injected: bool,
 ) -> RunSummary:
-    """Sum up what the tests found; the arguments are what they worked on."""
+    """Summarize what the tests found; the arguments are what they worked on."""
     measured = [
         pair
         for pair in pairs
         if pair.reference and pair.difference is not None and pair.row_error is not None
     ]
     coarsest = max((precision(p) for p in measured if p.is_inexact), key=lambda p: p.unit, default=None)
-    growth = () if is_injected else _growth(measured, calls, policy, precision, has_inputs=has_inputs)
+    gains, untested, has_inputs = gain_log.gains, tuple(gain_log.untested), gain_log.has_inputs
+    growth = () if is_injected else _growth(measured, calls, precision, has_inputs=has_inputs)
     worst = max(gains, key=lambda gain: gain.finding.value / gain.finding.limit, default=None)
     if is_injected:  # what went into modules is known without having been compared
         untested, has_inputs = (), True
-    blind = _blind(reference, untested, growth, flips, coarsest, has_inputs=has_inputs, left_out=left_out)
+    blind = _blind_spots(
+        reference, untested, growth, flips, coarsest, has_inputs=has_inputs, left_out=left_out
+    )
     if is_injected and coarsest is not None:
-        least = policy.leaf_own.green * coarsest.rounding
+        least = POLICY.leaf_own.green * coarsest.rounding
         if coarsest.is_wide:
-            least = policy.in_proportion(policy.wide_own, coarsest).green
+            least = POLICY.in_proportion(POLICY.wide_own, coarsest).green
         blind.append(f"An own error of a leaf below {least:.2g} cannot be seen.")
     blind += unexercised(reference)
     return RunSummary(
-        policy=policy,
-        precision=coarsest.name if coarsest else "",
+        policy=POLICY,
+        precision=coarsest.text if coarsest else "",
         growth=growth,
         worst_gain=worst,
         gains=len(gains),
@@ -143,20 +144,18 @@ def summarize_runs(
 def _growth(
     measured: Sequence[Pair],
     calls: Calls,
-    policy: Policy,
     precision: Callable[[Pair], Precision],
     *,
     has_inputs: bool,
 ) -> tuple[DepthError, ...]:
     by_depth: dict[int, list[Pair]] = {}
     for pair in measured:
-        key = pair.reference.key if pair.reference is not None else None
-        if key is None or is_gradient(key) or is_parameter(key):
-            continue  # no part of the way through the model
-        if pair.reference is not None and pair.is_inexact:
-            by_depth.setdefault(calls.depth(pair.reference), []).append(pair)
-    found: list[DepthError] = []
-    entering = 0.0
+        record = pair.reference
+        if record is None or not pair.is_inexact or is_gradient(record.key) or is_parameter(record.key):
+            continue  # no part of the forward pass
+        by_depth.setdefault(calls.depth(record), []).append(pair)
+    growth: list[DepthError] = []
+    inputs = 0.0
     for depth in sorted(by_depth):
         errors = [error for pair in by_depth[depth] if (error := pair.row_error) is not None]
         block = [pair for pair in by_depth[depth] if _ends_block(pair)]
@@ -164,15 +163,24 @@ def _growth(
         assert error is not None
         used = precision(by_depth[depth][-1])
         limit = (
-            policy.in_proportion(policy.wide_total, used).green
+            POLICY.in_proportion(POLICY.wide_total, used).green
             if used.is_wide
-            else policy.envelope_at(depth, used)
+            else POLICY.envelope_at(depth, used)
         )
         hidden = (limit**2 - error**2) ** 0.5 if error < limit else limit
-        visible = policy.visible(entering, used) if has_inputs else hidden
-        found.append(DepthError(depth, error, limit, visible))
-        entering = error
-    return tuple(found)
+        visible = _visible_error(inputs, used) if has_inputs else hidden
+        growth.append(DepthError(depth, error, limit, visible))
+        inputs = error
+    return tuple(growth)
+
+
+def _visible_error(inputs: float, precision: Precision) -> float:
+    """Return the smallest own error of a leaf that its gain shows if its inputs are that far off."""
+    if precision.is_wide:
+        limit = POLICY.in_proportion(POLICY.wide_own, precision).green
+        return math.hypot(limit, POLICY.leaf_gain.green * inputs)
+    allowed = POLICY.leaf_gain.green * math.hypot(inputs, 2 * precision.rounding)
+    return math.sqrt(allowed**2 - inputs**2)
 
 
 def _ends_block(pair: Pair) -> bool:
@@ -181,7 +189,7 @@ def _ends_block(pair: Pair) -> bool:
     return key.slot.startswith("output") and key.site.rpartition(".")[2].isdigit()
 
 
-def _blind(
+def _blind_spots(
     reference: Archive,
     untested: tuple[str, ...],
     growth: Sequence[DepthError],
@@ -191,29 +199,29 @@ def _blind(
     has_inputs: bool,
     left_out: int,
 ) -> list[str]:
-    found = []
+    sentences = []
     if not has_inputs:
-        found.append(
+        sentences.append(
             "Inputs of modules were not captured, or there are no modules: only outliers and the growth of "
             "the error were tested."
         )
     elif untested:
-        found.append(f"The gain of {len(untested)} leaves is unknown: their inputs were not compared.")
+        sentences.append(f"The gain of {len(untested)} leaves is unknown: their inputs were not compared.")
     if growth and precision is not None:
         first, last = growth[0], growth[-1]
         deeper = f", below {last.visible:.2g} at depth {last.depth}" if len(growth) > 1 else ""
         below = f"below {first.visible:.2g} at depth {first.depth}{deeper}"
-        found.append(f"An own error of a leaf {below} cannot be seen.")
+        sentences.append(f"An own error of a leaf {below} cannot be seen.")
         if _has_gelu(reference) and max(depth.visible for depth in growth) > _GELU_ERROR:
-            found.append(
+            sentences.append(
                 f"GELU by tanh in the place of erf, or the other way round, errs by {_GELU_ERROR:g}: "
                 "it cannot be excluded."
             )
     if any(flip.flipped for flip in flips):
-        found.append("Outliers were not looked for behind routers that chose other experts.")
+        sentences.append("Outliers were not looked for behind routers that chose other experts.")
     if left_out:
-        found.append(f"{left_out} tensors of ops were left out, since experts flipped before them.")
-    return found
+        sentences.append(f"{left_out} tensors of ops were left out, since experts flipped before them.")
+    return sentences
 
 
 def _has_gelu(reference: Archive) -> bool:
@@ -224,8 +232,8 @@ def _has_gelu(reference: Archive) -> bool:
 
 
 def _commands(reference: Archive, target: Archive, precision: Precision | None) -> tuple[str, ...]:
-    """How to set the target's error against that of a twin in its precision."""
-    if reference.is_foreign or precision is None or precision.is_wide:
+    """Return the commands that compare the target's error with that of a twin in its precision."""
+    if reference.is_foreign or precision is None or precision.is_wide or precision.weights:
         return ()
     ours, theirs = shlex.quote(str(reference.path)), shlex.quote(str(target.path))
     return (
@@ -261,7 +269,7 @@ def unexercised(reference: Archive) -> list[str]:
 
 
 def _length(reference: Archive, tokens: Record) -> int:
-    """The longest sequence that the run saw: prompt and generated tokens."""
+    """Return the length of the run's longest sequence: prompt and generated tokens."""
     steps = 1 + max(record.key.step for record in reference.records)
     return tokens.shape[1] + steps - 1
 
@@ -293,8 +301,7 @@ def _softcaps(reference: Archive, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _padding(reference: Archive, mask: Record | None, tokens: Record) -> Iterator[str]:
-    padded = mask is not None and mask.statistics is not None and mask.statistics.zeros > 0
-    if not padded:
+    if mask is None or mask.statistics is None or mask.statistics.zeros == 0:
         batch = f" in {tokens.shape[0]} sequences" if tokens.shape[0] > 1 else ""
         yield f"There was no padding{batch}."
 
@@ -305,11 +312,11 @@ def _experts(reference: Archive, config: Mapping[str, Any]) -> Iterator[str]:
     for record in reference.records:
         if record.key.slot.startswith("output") and is_routing(record) and record.stored:
             try:
-                found = np.unique(reference.read(record))
-            except ReadError:  # the pair says so
+                experts = np.unique(reference.read(record))
+            except ReadError:  # the pair is unreadable
                 continue
-            chosen.setdefault(record.key.site, set()).update(map(int, found))
+            chosen.setdefault(record.key.site, set()).update(map(int, experts))
     if count and chosen:
-        idle = sum(count - len(experts) for experts in chosen.values())
+        idle = sum(count - len(numbers) for numbers in chosen.values())
         if idle > 0:
             yield f"{idle} of {count * len(chosen)} experts were never chosen."

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensorcap.comparison.pair import Finding, Pair, Status
+from tensorcap.comparison.pair import Finding, Pair
+from tensorcap.comparison.policy import Limits
 from tensorcap.comparison.thresholds import METRICS, metric_named, read_toml
 from tensorcap.runs import Calls
 from tensorcap_formats.errors import UsageError, abbreviate
@@ -28,7 +29,7 @@ Kind = tuple[str, str]  # class of the module, and `input` or `output`
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What known-good ports were like.
+    """Limits from known-good ports.
 
     Attributes:
         precision: The precision that they were judged in.
@@ -47,21 +48,20 @@ class Calibration:
     path: Path | None = None
 
     def judge(self, pair: Pair, calls: Calls) -> list[Finding]:
-        """Hold a measured pair against the limits of its kind; nothing where there are none."""
+        """Judge a measured pair by the limits of its kind; no findings if there are none."""
         if pair.difference is None or pair.reference is None:
             return []
-        found = []
+        findings = []
         for metric, (limit, count) in self.limits.get(kind_of(pair.reference.key, calls), {}).items():
             value = getattr(pair.difference, metric)
             if value is None:
                 continue
-            status: Status = "within-rounding" if value <= limit else "suspect"
             text = f"{metric} is {value:.3g}, expected at most {limit:.3g} by {count} of known-good ports"
-            found.append(Finding(metric, float(value), limit, status, text))
-        return found
+            findings.append(Limits(limit, math.inf).finding(metric, float(value), text))
+        return findings
 
     def document(self) -> dict[str, Any]:
-        """The file as a dictionary."""
+        """Return the content of the file."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -76,15 +76,9 @@ class Calibration:
             ],
         }
 
-    def to_toml(self) -> str:
-        """The file as text."""
-        import tomlkit
-
-        return tomlkit.dumps(self.document())
-
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Calibration:
-        """Read what `to_toml` wrote.
+        """Read what `write_calibration` wrote.
 
         Raises:
             ReadError: The file cannot be read.
@@ -95,7 +89,7 @@ class Calibration:
 
     @classmethod
     def of(cls, document: Mapping[str, Any], *, path: Path | None) -> Calibration:
-        """Take what `document` gave.
+        """Parse what `document` returns.
 
         Args:
             document: A calibration file, parsed.
@@ -132,7 +126,7 @@ class Calibration:
 def _text(table: Mapping[str, Any], name: str, where: str) -> str:
     value = table.get(name)
     if not isinstance(value, str):
-        raise UsageError(f"{where}: {name} is {_found(value)}, expected a text")
+        raise UsageError(f"{where}: {name} is {_shown(value)}, expected a text")
     return value
 
 
@@ -140,10 +134,10 @@ def _number(table: Mapping[str, Any], name: str, where: str) -> float:
     value = table.get(name)
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf:
         return float(value)
-    raise UsageError(f"{where}: {name} is {_found(value)}, expected a finite number of at least 0")
+    raise UsageError(f"{where}: {name} is {_shown(value)}, expected a finite number of at least 0")
 
 
-def _found(value: object) -> str:
+def _shown(value: object) -> str:
     return "missing" if value is None else abbreviate(repr(value))
 
 
@@ -153,14 +147,14 @@ def _require_error(metric: str, where: str) -> None:
 
 
 def kind_of(key: Key, calls: Calls) -> Kind:
-    """The kind of module that a record belongs to, by its class or the last part of its name; and the op."""
+    """Return the kind of module of a record, by its class or the last part of its name; and the op."""
     module, colon, point = key.site.partition(":")
     name = calls.class_of(module) or module.rpartition(".")[2]
     return name + colon + point, key.slot.partition(".")[0]
 
 
 def check_settings(quantile: float, margin: float, metrics: Sequence[str]) -> None:
-    """Refuse settings that no limits can be made with.
+    """Refuse settings that give no limits.
 
     Raises:
         UsageError: The quantile is not between 0 and 1, the margin is below 1, or more of a metric is better.
@@ -174,7 +168,7 @@ def check_settings(quantile: float, margin: float, metrics: Sequence[str]) -> No
 
 
 class CalibrationBuilder:
-    """Add the pairs of comparisons of known-good ports.
+    """Collects the errors of comparisons of known-good ports, and computes limits from them.
 
     Args:
         metrics: Metrics to limit.
@@ -187,7 +181,7 @@ class CalibrationBuilder:
         self._runs = 0
 
     def add(self, pairs: Sequence[Pair], calls: Calls, precision: str) -> None:
-        """Add one run's pairs."""
+        """Add the pairs of one run."""
         self._runs += 1
         self._precisions[precision] = None
         for pair in pairs:
@@ -198,7 +192,7 @@ class CalibrationBuilder:
                 kind.setdefault(metric, []).append(value)
 
     def result(self, *, quantile: float, margin: float) -> Calibration:
-        """Make the limits.
+        """Compute the limits.
 
         Raises:
             UsageError: There are too few runs or samples, or the runs differ in precision.

@@ -1,4 +1,4 @@
-"""Calibrate limits by archives of known-good ports."""
+"""Calibrate limits by runs of known-good ports, and write them to a file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from tensorcap.comparison.calibration import CALIBRATED, Calibration, CalibrationBuilder, check_settings
 from tensorcap.comparison.comparison import Comparison
+from tensorcap.comparison.divergence import has_only_grown
 from tensorcap.comparison.pipeline import compare
 from tensorcap.runs import Calls
 from tensorcap_formats.errors import UsageError, WriteError
@@ -17,16 +18,15 @@ from tensorcap_formats.open import open_archive
 
 QUANTILE: Final = 0.99
 MARGIN: Final = 1.5
-_ONLY_GROWTH: Final = {"growth"}  # a suspect by the growth alone may well be good: that is what is calibrated
 
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """What came of a calibration.
+    """The result of a calibration.
 
     Attributes:
         calibration: The limits.
-        failing: Runs that were left out, `reference, target`, with the status of what was wrong.
+        failing: Runs that were left out: reference, target, and the reason.
     """
 
     calibration: Calibration
@@ -67,7 +67,7 @@ def calibrate(
         metrics: Metrics of errors to limit.
         quantile: Of the values of all tensors of a kind, 0.5 to 1.
         margin: What the quantile is multiplied by, no unit, at least 1.
-        compute_dtype: What the targets computed in, where their runs do not say so.
+        compute_dtype: What the targets computed in, if their runs do not say so.
 
     Returns:
         The limits, and the runs that were left out because they did not pass.
@@ -80,16 +80,16 @@ def calibrate(
     check_settings(quantile, margin, metrics)
     if len(archives) % 2:
         raise UsageError(f"{len(archives)} archives, expected pairs: REF TGT REF TGT …")
-    given = list(zip(archives[::2], archives[1::2], strict=True))
-    _require_different(given)
+    runs = list(zip(archives[::2], archives[1::2], strict=True))
+    _require_different(runs)
     builder = CalibrationBuilder(metrics)
     failing = []
-    for reference, target in given:
+    for reference, target in runs:
         with open_archive(reference) as trusted:
             comparison = compare(trusted, target, compute_dtype=compute_dtype)
-            trouble = _trouble(comparison)
-            if trouble:
-                failing.append((Path(reference), Path(target), trouble))
+            reason = _failure(comparison)
+            if reason:
+                failing.append((Path(reference), Path(target), reason))
             elif comparison.account is not None:
                 builder.add(comparison.pairs, Calls(trusted), comparison.account.precision)
     return Calibrated(builder.result(quantile=quantile, margin=margin), tuple(failing))
@@ -101,29 +101,31 @@ def write_calibration(calibration: Calibration, path: str | os.PathLike[str]) ->
     Raises:
         WriteError: It cannot be written.
     """
+    import tomlkit
+
     try:
-        Path(path).write_text(calibration.to_toml(), encoding="utf-8")
+        Path(path).write_text(tomlkit.dumps(calibration.document()), encoding="utf-8")
     except OSError as error:
         raise WriteError(f"{path}: {error.strerror}") from error
 
 
 def _require_different(pairs: Sequence[tuple[str | os.PathLike[str], str | os.PathLike[str]]]) -> None:
     """Refuse a pair that was given twice: it is one known-good port, not two."""
-    seen = set()
+    earlier = set()
     for reference, target in pairs:
         paths = Path(reference).resolve(), Path(target).resolve()
-        if paths in seen:
+        if paths in earlier:
             raise UsageError(f"{reference} {target}: the pair was given twice, expected each run once")
-        seen.add(paths)
+        earlier.add(paths)
 
 
-def _trouble(comparison: Comparison) -> str:
-    """Why a run does not pass, or "": identical runs are no evidence, and no pair may be worse than grown."""
+def _failure(comparison: Comparison) -> str:
+    """Return why a run does not pass, or "".
+
+    Identical runs are no evidence. A pair whose error only grew may well be good: that is what is calibrated.
+    """
     for pair in comparison.pairs:
-        is_grown = pair.status == "suspect" and all(
-            finding.test in _ONLY_GROWTH for finding in pair.findings if finding.status == "suspect"
-        )
-        if pair.is_required and not pair.is_green and not is_grown:
+        if pair.is_required and not pair.is_green and not has_only_grown(pair):
             return f"{pair.key} is {pair.status}"
     if not any(pair.difference is not None for pair in comparison.pairs):
         return "nothing differs"

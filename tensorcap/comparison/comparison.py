@@ -36,7 +36,7 @@ def is_number(value: object) -> bool:
 
 
 def _is_within(ours: Any, theirs: Any, tolerance: Tolerance) -> bool:
-    """Exactly, since whole numbers may be beyond float64; a number that is not finite never is."""
+    """Whether two finite numbers agree, computed exactly, since whole numbers may exceed float64."""
     if not (is_number(ours) and is_number(theirs)):
         return False
     if any(isinstance(value, float) and not math.isfinite(value) for value in (ours, theirs)):
@@ -51,8 +51,8 @@ class ValueDifference:
 
     Attributes:
         key: Its key text.
-        reference: JSON value of the reference, None also where it has none.
-        target: JSON value of the target, None also where it has none.
+        reference: JSON value of the reference, None also if it has none.
+        target: JSON value of the target, None also if it has none.
         is_result: Whether it is a number that a module returned.
         is_within: Whether a tolerance that was given allows it.
     """
@@ -69,7 +69,7 @@ class ValueDifference:
         return self.is_result and not self.is_within
 
     def judged(self, tolerance: Tolerance | None) -> ValueDifference:
-        """The same by a tolerance; as it was where there is none."""
+        """Return the difference judged by a tolerance, or as it was without one."""
         if tolerance is None or not self.is_result:
             return self
         return replace(self, is_within=_is_within(self.reference, self.target, tolerance))
@@ -82,7 +82,7 @@ class Comparison:
     Attributes:
         reference: The trusted archive.
         target: The archive under test.
-        tolerance: What was allowed wherever a file of thresholds says nothing else, or None.
+        tolerance: What was allowed if a file of thresholds says nothing else, or None.
         pairs: All pairs: in execution order of the reference, then records that only the target has.
         divergence: The first pair that is not green, and its module; None if all are.
         value_differences: Arguments and results that are no tensors and differ.
@@ -92,7 +92,7 @@ class Comparison:
         thresholds: The file of thresholds, or None.
         calibration: The calibration that limits came from, or None.
         baseline: The baseline of the three-way test, or None.
-        mapping: What is compared with what; None where equal keys say it.
+        mapping: What is compared with what; None if equal keys say it.
     """
 
     reference: ArchiveSummary
@@ -111,7 +111,7 @@ class Comparison:
 
     @property
     def policy(self) -> Policy | None:
-        """The limits that judged where nothing was given; None for a comparison out of a file."""
+        """The limits of pairs that nothing was given for; None if no pair was judged by them."""
         return self.account.policy if self.account else None
 
     @property
@@ -122,8 +122,8 @@ class Comparison:
     @property
     def counts(self) -> dict[Status, int]:
         """How many pairs have each status that occurs, in the order of the specification."""
-        found = Counter(pair.status for pair in self.pairs)
-        return {status: found[status] for status in STATUSES if found[status]}
+        counts = Counter(pair.status for pair in self.pairs)
+        return {status: counts[status] for status in STATUSES if counts[status]}
 
     @property
     def records(self) -> int:
@@ -132,7 +132,7 @@ class Comparison:
 
     @property
     def compared(self) -> int:
-        """Count of reference records whose values, or digests, were held against the target's."""
+        """Count of reference records whose values, or digests, were compared with the target's."""
         return sum(pair.is_compared for pair in self.pairs)
 
     @property
@@ -183,6 +183,23 @@ def _(value: Pair) -> Any:
 
 
 @json_value.register
+def _(value: Calibration) -> Any:
+    return {**value.document(), "path": json_value(value.path)}
+
+
+@json_value.register
+def _(value: Divergence) -> Any:
+    return {
+        "key": value.pair.key,
+        "status": value.pair.status,
+        "module": value.module,
+        "class": value.class_name,
+        "is_run_input": value.is_run_input,
+        "explanation": value.explanation,
+    }
+
+
+@json_value.register
 def _(value: ErrorMap) -> Any:
     levels = base64.b64encode(value.levels).decode("ascii")
     return {"rows": value.rows, "columns": value.columns, "levels": levels}
@@ -193,8 +210,7 @@ def _dumps(value: object) -> str:
 
 
 def _head(comparison: Comparison, examination: Examination | None) -> dict[str, Any]:
-    tolerance, divergence = comparison.tolerance, comparison.divergence
-    classes = examination.classes if examination else {}
+    tolerance, extra = comparison.tolerance, examination or Examination()
     return {
         "format": "tensorcap-comparison",
         "version": 1,
@@ -204,7 +220,7 @@ def _head(comparison: Comparison, examination: Examination | None) -> dict[str, 
         "rtol": tolerance.rtol if tolerance else None,
         "atol": tolerance.atol if tolerance else None,
         "thresholds": json_value(comparison.thresholds),
-        "calibration": _calibration(comparison.calibration),
+        "calibration": json_value(comparison.calibration),
         "baseline": json_value(comparison.baseline),
         "mapping": json_value(comparison.mapping),
         "compared": comparison.compared,
@@ -212,28 +228,13 @@ def _head(comparison: Comparison, examination: Examination | None) -> dict[str, 
         "counts": comparison.counts,
         "exit_status": comparison.exit_status,
         "warnings": list(comparison.warnings),
-        "preflight": json_value(examination.preflight) if examination else None,
-        "first_divergence": {
-            "key": divergence.pair.key,
-            "status": divergence.pair.status,
-            "module": divergence.module,
-            "class": divergence.class_name,
-            "is_run_input": divergence.is_run_input,
-            "explanation": divergence.explanation,
-        }
-        if divergence
-        else None,
-        "modules": json_value(by_module(comparison.pairs, classes)),
+        "preflight": json_value(extra.preflight),
+        "first_divergence": json_value(comparison.divergence),
+        "modules": json_value(by_module(comparison.pairs, extra.classes)),
         "value_differences": json_value(comparison.value_differences),
         "account": json_value(comparison.account),
-        "notes": list(examination.notes) if examination else [],
+        "notes": list(extra.notes),
     }
-
-
-def _calibration(calibration: Calibration | None) -> dict[str, Any] | None:
-    if calibration is None:
-        return None
-    return {**calibration.document(), "path": json_value(calibration.path)}
 
 
 def _pairs(comparison: Comparison, examination: Examination | None) -> Iterator[dict[str, Any]]:

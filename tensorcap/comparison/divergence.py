@@ -1,15 +1,15 @@
-"""Where two runs part: the first pair that is not green, and the module whose code made it."""
+"""The first divergence of two runs: the first pair that is not green, and the module that computed it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from tensorcap.comparison.pair import ABSENT, Pair
 from tensorcap.comparison.policy import POLICY
-from tensorcap.comparison.policy_tests import LOCAL_TESTS
-from tensorcap.runs import is_gradient, is_inner, is_parameter, is_state, ops_of, passed_in
+from tensorcap.comparison.policy_tests import GROWTH_TESTS, LOCAL_TESTS
+from tensorcap.runs import enclosing_sites, is_gradient, is_inner, is_parameter, is_state, ops_of, passed_in
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 
@@ -22,12 +22,10 @@ class Divergence:
 
     Attributes:
         pair: The pair.
-        module: Site of the module that made the tensor; for the run's own inputs, `@root`.
-        class_name: Class of that module, "" where the reference does not say.
+        module: Site of the module that computed the tensor; for the run's own inputs, `@root`.
+        class_name: Class of that module, "" if the reference does not say.
         is_run_input: Whether it is an input of the whole run, so that no module is to blame.
         explanation: How the module was found, as a sentence.
-        is_growth: Whether errors only grew past what is expected, so that `module` is a place and not to
-            blame.
     """
 
     pair: Pair
@@ -35,7 +33,11 @@ class Divergence:
     class_name: str
     is_run_input: bool
     explanation: str
-    is_growth: bool = False
+
+    @property
+    def is_growth(self) -> bool:
+        """Whether errors only grew past what is expected, so that `module` says where, not which is wrong."""
+        return has_only_grown(self.pair)
 
 
 def first_divergence(reference: Archive, pairs: Sequence[Pair]) -> Divergence | None:
@@ -58,8 +60,8 @@ def first_divergence(reference: Archive, pairs: Sequence[Pair]) -> Divergence | 
     inputs = Inputs(reference, pairs)
     pair = min(red, key=lambda p: _weight(p, inputs))
     assert pair.reference is not None
-    found = _explained(reference, pair, pair.reference.key)
-    return replace(found, explanation=_GROWN, is_growth=True) if _has_only_grown(pair) else found
+    divergence = _explained(reference, pair, pair.reference.key)
+    return replace(divergence, explanation=_GROWN) if divergence.is_growth else divergence
 
 
 def _explained(reference: Archive, pair: Pair, key: Key) -> Divergence:
@@ -88,7 +90,7 @@ def _explained(reference: Archive, pair: Pair, key: Key) -> Divergence:
 
 
 def _weight(pair: Pair, inputs: Inputs) -> int:
-    """Certain ones first, then a module's own error, then an error that may have come from before it."""
+    """Sort key: certain pairs first, then a module's own error, then one that may be inherited."""
     if pair.status == "unjudged":
         return 3
     if is_circumstance(pair, inputs.of(pair)):
@@ -103,10 +105,10 @@ def _weight(pair: Pair, inputs: Inputs) -> int:
 
 
 def is_circumstance(pair: Pair, inputs: Sequence[Pair]) -> bool:
-    """Whether a tensor differs in a way that says nothing of who made it.
+    """Whether a tensor differs in a way that says nothing of the module that computed it.
 
     An argument of another shape, such as a mask for a longer cache, may hold the same; so may a state, whose
-    whole numbers are its own bookkeeping; and a result has the shape of what its call was given.
+    whole numbers are its own bookkeeping; and a result has the shape of its call's inputs.
 
     Args:
         pair: The pair.
@@ -117,8 +119,8 @@ def is_circumstance(pair: Pair, inputs: Sequence[Pair]) -> bool:
     if pair.status != "shape-mismatch":
         is_whole = pair.reference.dtype.kind in ("int", "uint")
         return pair.status == "diverged" and is_whole and is_state(pair.reference.key)
-    is_handed = _is_argument(pair) or is_state(pair.reference.key)
-    return is_handed or any(given.status == "shape-mismatch" for given in inputs)
+    is_passed = _is_argument(pair) or is_state(pair.reference.key)
+    return is_passed or any(entry.status == "shape-mismatch" for entry in inputs)
 
 
 def _is_argument(pair: Pair) -> bool:
@@ -126,42 +128,42 @@ def _is_argument(pair: Pair) -> bool:
 
 
 def _inherits_rows(pair: Pair, inputs: Sequence[Pair]) -> bool:
-    """Whether the same call was given rows that are as wrong, so that an outlier is not its own."""
+    """Whether the inputs of the call have rows that are as wrong, so that an outlier is not its own."""
     if any(
-        f.test == "outlier_element" and f.status == "diverged" for given in inputs for f in given.findings
+        f.test == "outlier_element" and f.status == "diverged" for entry in inputs for f in entry.findings
     ):
         return True
     is_no_worse = any(
         f.test in ("gain_tail", "attention_gain_tail") and f.status == "within-rounding"
         for f in pair.findings
     )
-    return is_no_worse and any(_has_worse_rows(given) for given in inputs)
+    return is_no_worse and any(map(_has_worse_rows, inputs))
 
 
 def _has_worse_rows(pair: Pair) -> bool:
-    found = pair.difference
-    if found is None or found.row_error_median is None or found.row_error_p95 is None:
-        return False
-    return found.row_error_p95 > POLICY.outlier_spread * found.row_error_median
+    error, tail = pair.row_error, pair.tail_error
+    return error is not None and tail is not None and tail > POLICY.outlier_spread * error
 
 
-def _has_only_grown(pair: Pair) -> bool:
-    return pair.status == "suspect" and {f.test for f in pair.findings if f.status == "suspect"} == {"growth"}
+def has_only_grown(pair: Pair) -> bool:
+    """Whether a pair is suspect for nothing but errors that grew past what is expected."""
+    suspect = {f.test for f in pair.findings if f.status == "suspect"}
+    return pair.status == "suspect" and bool(suspect) and suspect <= GROWTH_TESTS
 
 
 class Inputs:
-    """What goes into the call, or the op, that made the record of a pair."""
+    """The inputs of the call, or the op, that computed the record of a pair."""
 
     def __init__(self, reference: Archive, pairs: Sequence[Pair]) -> None:
         self._ops = ops_of(reference)
         self._pairs = {pair.key: pair for pair in pairs}
         self._of_calls: dict[str, list[Pair]] = {}
         for pair in pairs:
-            if pair.reference is not None and pair.reference.key.slot.partition(".")[0] == "input":
+            if pair.reference is not None and _is_argument(pair):
                 self._of_calls.setdefault(pair.reference.key.where, []).append(pair)
 
     def of(self, pair: Pair) -> Sequence[Pair]:
-        """The pairs of what goes in, none where that is not known."""
+        """Return the pairs of the inputs, none if they are not known."""
         if pair.reference is None or not pair.reference.key.slot.startswith("output"):
             return ()
         place = pair.reference.key.where
@@ -177,19 +179,13 @@ def _fed(key: Key) -> str:
     return f"This is an input of step {key.step}: the code that calls the model made it."
 
 
-def caller_of(site: str, called: Iterable[str]) -> str:
-    """The nearest module around a site that was itself called; a list of layers is not."""
-    known = set(called)
-    around = site
-    while "." in around:
-        around = around.rpartition(".")[0]
-        if around in known:
-            return around
-    return ROOT_SITE
+def caller_of(site: str, called: Collection[str]) -> str:
+    """Return the nearest module around a site that was itself called; a list of layers is not."""
+    return next((around for around in enclosing_sites(site) if around in called), ROOT_SITE)
 
 
 def called_sites(reference: Archive) -> set[str]:
-    """Sites of modules that were called, as a run's records and capture points tell."""
+    """Return the sites of modules that were called, by a run's records and capture points."""
     called = {record.key.site for record in reference.records}
     called.update(point.site for point in reference.info.points if point.status != "never-called")
     return called

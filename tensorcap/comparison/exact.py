@@ -1,13 +1,8 @@
-"""What is known of a pair before its values are read: shapes, digests, statistics.
+"""Judge pairs without the policy: by shapes, digests and counts, parameters, masks, values passed through.
 
-Parameters and buffers: no results of a computation, so that nothing but their own rounding is allowed.
-
-Masks of two kinds that may say the same: True and False against 0 and a sentinel or minus infinity.
-
-Tensors that the reference hands on as they are and the target does not (CMP-19).
-
-Where two records of one step are equal in the reference, as the output of a last leaf and that of the module
-around it, nothing is computed between them; rounding cannot tell them apart in a correct target either.
+A mask of bools and one of zeros and a sentinel (or minus infinity) may say the same (POL-24). If two records
+of one step are equal in the reference, as the output of a last leaf and that of the module around it, nothing
+is computed between them, so that they have to be equal in the target too (CMP-19).
 """
 
 from __future__ import annotations
@@ -20,7 +15,7 @@ import numpy as np
 
 from tensorcap.comparison.pair import Decision, Finding, Pair, Status, decide
 from tensorcap.comparison.thresholds import Thresholds
-from tensorcap.metrics import Difference, Tolerance
+from tensorcap.metrics import Tolerance
 from tensorcap.runs import is_inner, is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, decode
@@ -43,16 +38,16 @@ def judge_by_metadata(reference: Archive, target: Archive, pair: Pair) -> Pair:
     if pair.status != "unjudged" or trusted is None or tested is None:
         return pair
     if trusted.shape != tested.shape or trusted.dtype.packed != tested.dtype.packed:
-        reason = _shapes(reference, trusted, target, tested)
+        reason = _mismatch_text(reference, trusted, target, tested)
         return decide(pair, Decision("metadata", "shape-mismatch", reason))
     if has_equal_digest(reference, target, trusted, tested):
         return decide(pair, Decision("metadata", "identical", pair.reason))
     if not (trusted.stored and tested.stored):
-        return _settle_by_counts(pair, trusted, tested)
+        return _judge_by_counts(pair, trusted, tested)
     return pair
 
 
-def _settle_by_counts(pair: Pair, trusted: Record, tested: Record) -> Pair:
+def _judge_by_counts(pair: Pair, trusted: Record, tested: Record) -> Pair:
     ours, theirs = trusted.statistics, tested.statistics
     if ours and theirs and (ours.nan, ours.posinf, ours.neginf) != (theirs.nan, theirs.posinf, theirs.neginf):
         reason = "counts of NaN or infinities differ; no values were kept"
@@ -72,29 +67,23 @@ def has_equal_digest(reference: Archive, target: Archive, trusted: Record, teste
     )
 
 
-def _shapes(reference: Archive, trusted: Record, target: Archive, tested: Record) -> str:
-    if trusted.shape != tested.shape:
-        unlike = f"{list(trusted.shape)} in the reference, {list(tested.shape)} in the target"
-        kept = [
-            f"; the {n} kept {s}"
-            for n, a in (("reference", reference), ("target", target))
-            if (s := _slices(a))
-        ]
-        return unlike + "".join(kept)
-    return f"{trusted.dtype.name} and {tested.dtype.name} hold unlike many values in {list(trusted.shape)}"
-
-
-def _slices(archive: Archive) -> str:
-    """What parts of tensors a capture was told to keep, "" for all."""
-    scope = archive.info.scope
-    return ", ".join(scope.slices) if scope else ""
+def _mismatch_text(reference: Archive, trusted: Record, target: Archive, tested: Record) -> str:
+    if trusted.shape == tested.shape:
+        return (
+            f"{trusted.dtype.name} and {tested.dtype.name} hold unlike many values in {list(trusted.shape)}"
+        )
+    text = f"{list(trusted.shape)} in the reference, {list(tested.shape)} in the target"
+    for name, archive in (("reference", reference), ("target", target)):
+        if archive.info.scope and archive.info.scope.slices:
+            text += f"; the {name} kept {', '.join(archive.info.scope.slices)}"
+    return text
 
 
 def parameter_rounding(ours: Record, theirs: Record) -> Tolerance | None:
-    """What one rounding to the coarser dtype of a parameter's two records may do to an element.
+    """Return the error of an element that one rounding to the coarser dtype of a parameter's records allows.
 
     Returns:
-        None for records that are no parameters; a tolerance of nothing where the dtypes are the same.
+        None for records that are no parameters; a tolerance of zero if the dtypes are the same.
     """
     if not is_parameter(ours.key):
         return None
@@ -105,18 +94,8 @@ def parameter_rounding(ours: Record, theirs: Record) -> Tolerance | None:
     return Tolerance(form.unit_roundoff, form.smallest / 2)
 
 
-def judge_parameter(pair: Pair, found: Difference) -> Finding:
-    """Judge a parameter that was measured with the tolerance of its rounding (POL-28)."""
-    unlike = found.unequal if found.mismatches is None else found.mismatches
-    text = f"{unlike} of {found.measured} numbers that the model holds are not those of the reference"
-    if pair.reference and pair.target and pair.reference.dtype.name != pair.target.dtype.name:
-        coarse = coarser_dtype(pair.reference.dtype, pair.target.dtype)
-        text += f", rounded to {coarse.name}" if coarse else ""
-    return Finding("parameter", unlike, 0, "diverged" if unlike else "within-rounding", text)
-
-
 def coarser_dtype(one: DType, other: DType) -> DType | None:
-    """The one of two dtypes that rounds more; None where one does not round floats."""
+    """Return the one of two dtypes that rounds more; None if one of them is no format of floats."""
     if one.name not in UNIT_ROUNDOFFS or other.name not in UNIT_ROUNDOFFS:
         return None
     return max((one, other), key=lambda dtype: UNIT_ROUNDOFFS[dtype.name])
@@ -148,8 +127,8 @@ def judge_masks(reference: Archive, target: Archive, pair: Pair) -> Pair:
 
 
 def _attends(archive: Archive, record: Record) -> Array | None:
-    """Where a mask lets attend; None where it is none."""
-    values = decode(archive.read(record), record.dtype).reshape(-1)
+    """Return which elements of a mask let attend; None if it is no mask."""
+    values = archive.load(record).reshape(-1)
     if record.dtype.kind == "bool":
         return values.astype(np.bool_)
     attends: Array = values == 0
@@ -164,7 +143,7 @@ _BY_CHANCE: Final = re.compile(r"mask|experts?\.\d", re.IGNORECASE)
 
 
 def judge_pass_through(
-    reference: Archive, target: Archive, pairs: Sequence[Pair], given: Thresholds
+    reference: Archive, target: Archive, pairs: Sequence[Pair], thresholds: Thresholds
 ) -> list[Pair]:
     """Judge the pairs that have to repeat an earlier one.
 
@@ -172,19 +151,20 @@ def judge_pass_through(
         reference: The trusted archive.
         target: The archive under test.
         pairs: Their pairs, judged by the policy.
-        given: What a user gave; pairs that it is about are left as they are.
+        thresholds: What a user gave; pairs that it is about are left as they are.
 
     Returns:
-        All pairs in their order; those that are no echo in the target, though in the reference, `diverged`.
+        All pairs in their order; those that repeat an earlier one in the reference alone are `diverged`.
     """
     broken: dict[str, Pair] = {}
     earlier: dict[tuple[object, ...], list[Pair]] = {}
     for pair, record in _in_order(reference, pairs):
         contents = record.key.rank, record.key.step, record.digest, record.dtype.name, record.shape
         same = earlier.setdefault(contents, [])
-        is_tested = pair.status in _OPEN and not is_inner(record.key) and not given.of(pair.key)
-        if same and is_tested and not _is_echo(target, pair, same):
-            text = f"equal to {same[-1].key} in the reference, not in the target"
+        is_open = pair.status in _OPEN and not is_inner(record.key) and not thresholds.limits_for(pair.key)
+        agreeing = [other for other in same if other.is_green]  # else it may be another tensor in the target
+        if agreeing and is_open and not _is_repeated(target, pair, agreeing):
+            text = f"equal to {agreeing[-1].key} in the reference, not in the target"
             finding = Finding("pass_through", 1, 0, "diverged", text)
             findings = (finding, *pair.findings)
             broken[pair.key] = decide(pair, Decision("pass-through", "diverged", pair.reason, findings))
@@ -193,13 +173,15 @@ def judge_pass_through(
 
 
 def _in_order(reference: Archive, pairs: Sequence[Pair]) -> list[tuple[Pair, Record]]:
-    """Pairs whose record in the reference may have echoes, as they were made."""
-    found = [(p, p.reference) for p in pairs if p.reference is not None and _tells(reference, p.reference)]
-    return sorted(found, key=lambda entry: entry[1].order)
+    """List the pairs whose record in the reference may be repeated, in execution order."""
+    entries = [
+        (p, p.reference) for p in pairs if p.reference is not None and _is_unique(reference, p.reference)
+    ]
+    return sorted(entries, key=lambda entry: entry[1].order)
 
 
-def _tells(reference: Archive, record: Record) -> bool:
-    """Whether that a record is equal to another one is no chance."""
+def _is_unique(reference: Archive, record: Record) -> bool:
+    """Whether another record is equal to a record only if it is the same tensor, and not by chance."""
     s = record.statistics
     return (
         record.digest != ""
@@ -216,8 +198,8 @@ def _tells(reference: Archive, record: Record) -> bool:
     )
 
 
-def _is_echo(target: Archive, pair: Pair, earlier: Sequence[Pair]) -> bool:
-    """Whether a target's record is equal to an earlier one, as far as it can be told."""
+def _is_repeated(target: Archive, pair: Pair, earlier: Sequence[Pair]) -> bool:
+    """Whether a target's record is equal to an earlier one, as far as that is known."""
     tested = pair.target
     others = [other.target for other in earlier if other.target is not None]
     if tested is None or any((o.dtype, o.shape) != (tested.dtype, tested.shape) for o in others):
@@ -228,7 +210,7 @@ def _is_echo(target: Archive, pair: Pair, earlier: Sequence[Pair]) -> bool:
 
 
 def _has_equal_values(target: Archive, one: Record, other: Record) -> bool:
-    """Whether values are equal, of which digests did not say so: -0.0 is 0.0, and some have none."""
+    """Whether values are equal though digests are not: -0.0 is 0.0, and some records have no digest."""
     if not (one.stored and other.stored):  # digests are all that is known
         return one.digest == "" or other.digest in ("", one.digest)
     try:
@@ -236,5 +218,5 @@ def _has_equal_values(target: Archive, one: Record, other: Record) -> bool:
             np.array_equal(decode(x, one.dtype), decode(y, one.dtype), equal_nan=True)
             for x, y in zip(target.blocks(one), target.blocks(other), strict=True)
         )
-    except OSError:  # the pair says so
+    except OSError:  # the pair is unreadable
         return True

@@ -1,4 +1,4 @@
-"""What an examination adds to a comparison: preflight, error locations, logits, routing."""
+"""The examination of a comparison: preflight, error locations, logits, routing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tensorcap.metrics import Location, LogitDifference, RoutingDifference
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What an examination adds to the metrics of the pairs, by key text of the pair.
+    """Results of an examination beside the metrics of the pairs, by key text of the pair.
 
     Attributes:
-        preflight: What differs apart from the tensors; None for two records that were named.
+        preflight: Differences apart from the tensors; None for two records that were named.
         classes: Class of the module of each site of the reference.
-        sources: Where in the code the op stands that made a record, as `modeling_llama.py:189 in forward`.
+        sources: Source line of the op that computed a record, as `modeling_llama.py:189 in forward`.
         locations: Where the error lies.
         logits: Distributions over the vocabulary compared.
         routing: Choices of experts compared.

@@ -1,4 +1,4 @@
-"""Why a pair has its status: what each stage and each test said of it, in order, and which decided."""
+"""Why a pair has its status: the decisions of all stages and tests, in order, and which one counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensorcap_formats.json_values import json_object
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one test of a stage, or a stage without tests, said of a pair.
+    """The result of one test of a stage, or of a stage without tests, for a pair.
 
     Attributes:
         stage: The stage.

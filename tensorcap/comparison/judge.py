@@ -1,9 +1,9 @@
-"""Decide measured pairs: first by values and by what the user gave, then by the tests of the policy."""
+"""Judge measured pairs: first by values and by a user's thresholds, then by the tests of the policy."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -13,13 +13,12 @@ from tensorcap.comparison.exact import judge_masks
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import Decision, Finding, Pair, decide
-from tensorcap.comparison.policy import Policy, Precision
+from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.policy_tests import TESTS, Context, is_whole, judge_total_error, measured_pair
 from tensorcap.comparison.routing import (
     Flips,
     StepsAfterFlips,
-    aligned_leaves,
-    calls_that_align,
+    aligned_errors,
     copies_of,
     find_flips,
     find_routers,
@@ -37,16 +36,16 @@ _WHOLE_ERRORS: Final = {"row_error_median", "row_error_p95", "relative_frobenius
 
 
 def judge(pair: Pair, limits: KeyThresholds, remark: str = "") -> Pair:
-    """Decide a pair that was measured, if it needs no policy.
+    """Judge a pair that was measured, if it needs no policy.
 
-    1. Values that may not be those that were meant are `suspect`, whatever they are.
+    1. Values that may not be those that the key names are `suspect`, whatever they are.
     2. Equal bits, masks of non-finite elements that differ, and equal values decide.
-    3. What the user gave for the key decides; else the pair stays `unjudged`.
+    3. The user's thresholds for the key decide; without any the pair stays `unjudged`.
 
     Args:
         pair: The pair with its difference.
-        limits: What the user gave for its key; the difference was measured with this tolerance.
-        remark: Why the values may not be those that were meant (CMP-17), or "".
+        limits: The user's thresholds for its key; the difference was measured with this tolerance.
+        remark: Why the values may not be those that the key names (CMP-17), or "".
     """
     difference = pair.difference
     if difference is None:
@@ -59,8 +58,8 @@ def judge(pair: Pair, limits: KeyThresholds, remark: str = "") -> Pair:
     if difference.mask_mismatches:
         return decide(pair, Decision("values", "nonfinite", pair.reason))
     if not difference.unequal:  # other bits, same values: within every tolerance there is
-        is_nothing = difference.elements and not difference.measured
-        reason = "no element is finite on both sides" if is_nothing else ""
+        is_empty = difference.elements and not difference.measured
+        reason = "no element is finite on both sides" if is_empty else ""
         return decide(pair, Decision("values", "match", reason))
     pair = decide(pair, Decision("values", None, f"{difference.unequal} of {difference.elements} differ"))
     if not limits:
@@ -68,106 +67,83 @@ def judge(pair: Pair, limits: KeyThresholds, remark: str = "") -> Pair:
     return decide(pair, Decision.of_findings("tolerance", limits.judge(difference), pair.reason))
 
 
+@dataclass(frozen=True)
 class PolicyJudge:
-    """Judges the pairs that nothing was given for, by tests that look at the whole of both runs.
+    """Judges the pairs that the user gave no thresholds for, by tests that use the whole of both runs.
 
-    Args:
+    Attributes:
         reference: The trusted archive.
         target: The archive under test.
-        policy: The limits.
         precision: The precision that the runs can agree in; None if neither says what it computed in.
-        given: What a user gave; pairs that it is about are left as they are.
+        thresholds: The user's thresholds; pairs that they apply to are left as they are.
         calibration: Limits that known-good runs gave, in place of the policy's of the same quantity.
-        injected: Which values of the target show a module's own error, if it is an injected run.
+        injected: Which values of the target show a module's own error; none if it is no injected run.
     """
 
-    def __init__(
-        self,
-        reference: Archive,
-        target: Archive,
-        *,
-        policy: Policy,
-        precision: Precision | None,
-        given: Thresholds,
-        calibration: Calibration | None = None,
-        injected: Injected | None = None,
-    ) -> None:
-        self._archives = reference, target
-        self._policy = policy
-        self._runs_precision = precision
-        self._given = given
-        self._calibration = calibration
-        self._injected = injected
+    reference: Archive
+    target: Archive
+    precision: Precision | None
+    thresholds: Thresholds
+    calibration: Calibration | None
+    injected: Injected
 
     def judge(self, pairs: Sequence[Pair]) -> tuple[list[Pair], RunSummary]:
         """Judge the pairs that are `unjudged`.
 
         1. Masks of two kinds are compared as masks; rows of padding are taken out of the errors.
         2. Routers that chose other experts are found; ops behind them whose rows moved are `excluded`.
-        3. Rows that other choices shuffled are brought together.
+        3. Rows that other choices shuffled are aligned.
         4. Every test of `policy_tests.tests.TESTS` is run; the worst of a pair's findings is its status.
 
         Returns:
-            All pairs in their order, and what the tests say of the runs as a whole.
+            All pairs in their order, and a summary of the runs.
         """
+        archives = self.reference, self.target
         pairs = [self._as_masks(pair) for pair in pairs]
         if all(pair.difference is None for pair in pairs) and not any(map(self._is_open, pairs)):
-            return list(pairs), RunSummary(self._policy)
+            return list(pairs), RunSummary(POLICY)
         differences = {pair.key: pair.difference for pair in pairs}
-        padding = Padding(*self._archives)
+        padding = Padding(*archives)
         pairs = [padding.without(pair) for pair in pairs]
         by_key = {pair.key: pair for pair in pairs}
-        ops = ops_of(self._archives[0])
+        ops = ops_of(self.reference)
         routers = find_routers(self._calls, ops, by_key)
-        flips = find_flips(
-            *self._archives,
-            routers,
-            by_key,
-            policy=self._policy,
-            noise=lambda pair: self._policy.noise(self._precision(pair)),
-        )
-        after_flips = StepsAfterFlips([flip for flip in flips if flip.flipped], self._policy.routing_typical)
+        flips = find_flips(*archives, routers, by_key, noise=lambda pair: POLICY.noise(self._precision(pair)))
+        after_flips = StepsAfterFlips([flip for flip in flips if flip.flipped])
         copies = copies_of(pairs, [flip.pair for flip in flips])
-        moved = moved_ops(self._calls, self._archives[0], flips, copies)
+        moved = moved_ops(self._calls, self.reference, flips, copies)
         pairs = [self._without_moved(pair, moved, after_flips) for pair in pairs]
         by_key = {pair.key: pair for pair in pairs if pair.status != "excluded"}
         scores = scores_by_choices(routers, by_key)
-        verdicts = {flip.pair.key: self._judge_router(flip, scores[flip.pair.key]) for flip in flips}
+        choices = {flip.pair.key: self._judge_router(flip, scores[flip.pair.key]) for flip in flips}
         shuffled = shuffled_calls(self._calls, flips, copies)
-        aligned = calls_that_align(
-            list(aligned_leaves(*self._archives, self._calls, by_key, shuffled)) if shuffled else []
-        )
+        aligned = aligned_errors(*archives, self._calls, by_key, shuffled) if shuffled else {}
         errors = {pair.key: pair.row_error for pair in pairs if pair.is_compared}
         errors.update({key: aligned.get(key) for key in shuffled})
         context = Context(
-            *self._archives,
-            policy=self._policy,
-            runs_precision=self._runs_precision,
+            *archives,
+            runs_precision=self.precision,
             calls=self._calls,
             ops=ops,
-            pairs=by_key,
+            pairs={key: measured_pair(pair, self.precision) or pair for key, pair in by_key.items()},
             open_keys={pair.key for pair in pairs if self._is_open(pair)},
             errors=errors,
             aligned=aligned,
             shuffled=shuffled,
-            choices={key: verdicts[pair.key] for key, pair in copies.items()},
+            choices={key: choices[pair.key] for key, pair in copies.items()},
             after_flips=after_flips,
-            injected=self._injected,
+            injected=self.injected,
         )
         judged = self._run_tests(context, pairs)
-        log = context.gain_log
         summary = summarize_runs(
-            *self._archives,
+            *archives,
             calls=self._calls,
             pairs=judged,
-            gains=log.gains,
-            untested=tuple(log.untested),
-            has_inputs=log.has_inputs,
+            gain_log=context.gain_log,
             left_out=sum(pair.reason == _MOVED for pair in pairs),
             flips=flips,
-            policy=self._policy,
             precision=self._precision,
-            is_injected=bool(self._injected),
+            is_injected=bool(self.injected),
         )
         return [replace(pair, difference=differences[pair.key]) for pair in judged], summary
 
@@ -187,9 +163,9 @@ class PolicyJudge:
     def _decided(self, pair: Pair, findings: Sequence[Finding]) -> Pair:
         """Decide a pair by its findings, with limits of a calibration in place of the policy's (POL-72)."""
         pair = decide(pair, Decision.of_findings("policy", findings, pair.reason))
-        if self._calibration is None or pair.difference is None:
+        if self.calibration is None or pair.difference is None:
             return pair
-        calibrated = self._calibration.judge(pair, self._calls)
+        calibrated = self.calibration.judge(pair, self._calls)
         if not calibrated:
             return pair
         replaced = _replaced_by(calibrated)
@@ -201,7 +177,7 @@ class PolicyJudge:
         record = pair.reference
         if record is None or pair.status not in ("unjudged", "shape-mismatch") or pair.findings:
             return pair
-        if not is_inner(record.key) or self._given.of(pair.key):
+        if not is_inner(record.key) or self.thresholds.limits_for(pair.key):
             return pair
         is_moved = pair.key in moved
         if not is_moved and after_flips.is_in_step(record):
@@ -211,14 +187,14 @@ class PolicyJudge:
 
     def _as_masks(self, pair: Pair) -> Pair:
         is_settled = pair.status not in ("unjudged", "nonfinite") or bool(pair.findings)
-        if is_settled or self._given.of(pair.key):
+        if is_settled or self.thresholds.limits_for(pair.key):
             return pair
-        return judge_masks(*self._archives, pair)
+        return judge_masks(self.reference, self.target, pair)
 
     def _judge_router(self, flips: Flips, pair: Pair) -> Finding:
         """Judge choices no better than the scores that they were made by, whose pair is given (POL-18)."""
-        finding = flips.finding(self._policy)
-        scores = measured_pair(pair, self._policy, self._runs_precision)
+        finding = flips.finding()
+        scores = measured_pair(pair, self.precision)
         if scores is None or not scores.difference.unequal:
             is_wrong = flips.unexplained if flips.is_by_scores else flips.flipped
             return replace(finding, status="diverged") if is_wrong else finding
@@ -226,22 +202,22 @@ class PolicyJudge:
         if not (flips.flipped and precision.is_wide and error is not None):
             return finding
         depth = self._calls.depth(scores.reference)
-        total = judge_total_error(self._policy, error, depth, precision, elements=scores.elements)
+        total = judge_total_error(error, depth, precision, elements=scores.elements)
         is_doubtful = total.status != "within-rounding" and finding.status == "within-rounding"
         return replace(finding, status="suspect") if is_doubtful else finding
 
     def _is_open(self, pair: Pair) -> bool:
-        """Whether the policy has to judge the pair: nothing was given for it, and nothing decided it."""
-        return pair.status == "unjudged" and not pair.findings and not self._given.of(pair.key)
+        """Whether the policy has to judge the pair: no threshold applies to it, and nothing decided it."""
+        return pair.status == "unjudged" and not pair.findings and not self.thresholds.limits_for(pair.key)
 
     @cached_property
     def _calls(self) -> Calls:
-        return Calls(self._archives[0])
+        return Calls(self.reference)
 
     def _precision(self, pair: Pair) -> Precision:
         assert pair.reference is not None  # pairs whose errors are asked for have both sides
         assert pair.target is not None
-        return self._policy.precision_of_pair(self._runs_precision, pair.reference, pair.target)
+        return POLICY.precision_of_pair(self.precision, pair.reference, pair.target)
 
 
 def _replaced_by(calibrated: Sequence[Finding]) -> set[str]:

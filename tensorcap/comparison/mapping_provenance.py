@@ -1,7 +1,4 @@
-"""What a mapping says of the pairs of a comparison: where the target's side comes from, why there is none.
-
-What would bring the two sides of a pair of unlike shapes together, tried on their values.
-"""
+"""Provenance of the target's side of pairs under a mapping, or why there is none; hints for unlike shapes."""
 
 from __future__ import annotations
 
@@ -13,14 +10,16 @@ from tensorcap.alignment import MappedArchive, Reasons
 from tensorcap.alignment.layout import find_layout
 from tensorcap.comparison.pair import Decision, Origin, Pair, decide
 from tensorcap.comparison.pairing import Selection
+from tensorcap.runs import is_result
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.records import Record
 
-_TOLD: Final = 3  # tensors in one sentence
+_NAMED: Final = 3  # tensors in one sentence
 
 
 def with_mapping(pairs: Sequence[Pair], target: MappedArchive, selection: Selection) -> list[Pair]:
-    """Say of each pair what the mapping says of it (CMP-20, CMP-21).
+    """Add to each pair what the mapping says of it (CMP-20, CMP-21).
 
     Args:
         pairs: As `pair_records` gives them for the mapped target.
@@ -29,10 +28,10 @@ def with_mapping(pairs: Sequence[Pair], target: MappedArchive, selection: Select
     """
     ours, theirs = Reasons(target.left_over, "reference"), Reasons(target.left_over, "target")
     sites = {record.key.site for link in target.links.values() for record in link.reference}
-    told = [_told(pair, target, ours, theirs, sites) for pair in pairs]
+    mapped = [_with_origin(pair, target, ours, theirs, sites) for pair in pairs]
     return [
         _as_required(before, pair) if selection.is_required(pair.key) else pair
-        for before, pair in zip(pairs, told, strict=True)
+        for before, pair in zip(pairs, mapped, strict=True)
     ]
 
 
@@ -44,7 +43,7 @@ def _as_required(before: Pair, pair: Pair) -> Pair:
 
 
 def token_warnings(target: Archive) -> Iterator[str]:
-    """That a rule, and not the user, left out tokens of the reference's tensors that the target has not."""
+    """Warn that a rule, and not the user, left out tokens that the reference's tensors have alone."""
     if not isinstance(target, MappedArchive):
         return
     reduced = [
@@ -55,14 +54,35 @@ def token_warnings(target: Archive) -> Iterator[str]:
         if not gather.is_whole
     ]
     if reduced:
-        more = f", … {len(reduced)} in all" if len(reduced) > _TOLD else ""
+        more = f", … {len(reduced)} in all" if len(reduced) > _NAMED else ""
         yield (
             "By rule, the tokens that both sides have were compared and no others, of: "
-            f"{', '.join(reduced[:_TOLD])}{more}."
+            f"{', '.join(reduced[:_NAMED])}{more}."
         )
 
 
-def _told(pair: Pair, target: MappedArchive, ours: Reasons, theirs: Reasons, sites: Collection[str]) -> Pair:
+def value_warnings(target: Archive) -> Iterator[str]:
+    """That values, and not names, decided between the target's results."""
+    if not isinstance(target, MappedArchive):
+        return
+    moved = [
+        f"{text} with {source.key.text}"
+        for text, link in target.links.items()
+        if link.entry.evidence == "values" and link.is_renaming and text in target.source
+        for source in target.sources[text]
+        if is_result(source.key) and source.key.text != text
+    ]
+    if moved:
+        more = f", … {len(moved)} in all" if len(moved) > _NAMED else ""
+        yield (
+            "Paired by values, since the target's records of these names hold others: "
+            f"{', '.join(moved[:_NAMED])}{more}."
+        )
+
+
+def _with_origin(
+    pair: Pair, target: MappedArchive, ours: Reasons, theirs: Reasons, sites: Collection[str]
+) -> Pair:
     if pair.target is not None:
         text = pair.target.key.text
         link, sources = target.links.get(text), target.sources[text]
@@ -79,7 +99,7 @@ def _told(pair: Pair, target: MappedArchive, ours: Reasons, theirs: Reasons, sit
         return pair
     left = ours.of(pair.reference.key)
     if left is None:
-        is_known = pair.reason or pair.reference.key.site in sites
+        is_known = not target.links or pair.reason or pair.reference.key.site in sites
         decision = Decision("mapping", "unmapped", "no entry of the mapping has it")
         return pair if is_known else decide(pair, decision)
     if left.is_explained:
@@ -93,30 +113,28 @@ _ROUNDING: Final = 2.0**-9  # of bfloat16, below which errors tell no layout fro
 
 
 def with_hints(pairs: Iterable[Pair], reference: Archive, target: Archive) -> list[Pair]:
-    """Say of pairs of unlike shapes which layout step their values agree after, of the first 20 of them."""
-    told = []
+    """Add to pairs of unlike shapes, the first 20, the layout steps after which their values agree."""
+    hinted = []
     tried = 0
     for pair in pairs:
         if pair.status == "shape-mismatch" and tried < _TRIED and pair.reference and pair.target:
             tried += 1
-            pair = _hinted(pair, reference, target)
-        told.append(pair)
-    return told
+            hinted.append(_with_hint(pair, pair.reference, pair.target, (reference, target)))
+        else:
+            hinted.append(pair)
+    return hinted
 
 
-def _hinted(pair: Pair, reference: Archive, target: Archive) -> Pair:
-    assert pair.reference is not None
-    assert pair.target is not None
-    ours, theirs = pair.reference, pair.target
+def _with_hint(pair: Pair, ours: Record, theirs: Record, archives: tuple[Archive, Archive]) -> Pair:
     if ours.size != theirs.size or ours.dtype.packed != theirs.dtype.packed or ours.size < _LEAST:
         return pair
     try:
-        known = reference.statistics(ours)
-        if known.minimum == known.maximum:
+        statistics = archives[0].statistics(ours)
+        if statistics.minimum == statistics.maximum:
             return pair
-        found = find_layout([ours], [theirs], (reference, target), _ROUNDING)
+        layout = find_layout([ours], [theirs], archives, _ROUNDING)
     except (OSError, UsageError):  # its shapes are what matters
         return pair
-    if found is None or not found.is_proven or not found.steps:
+    if layout is None or not layout.is_proven or not layout.steps:
         return pair
-    return replace(pair, reason=f"{pair.reason}; would match after {', '.join(found.steps)}")
+    return replace(pair, reason=f"{pair.reason}; would match after {', '.join(layout.steps)}")

@@ -74,7 +74,7 @@ class Finding:
 
 
 def worst_status(findings: Iterable[Finding]) -> Status:
-    """The worst status among findings, of which there is one at least."""
+    """Return the worst status among findings, of which there is one at least."""
     return max((finding.status for finding in findings), key=SEVERITY.index)
 
 
@@ -95,7 +95,7 @@ Stage = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What one stage of a comparison says of one pair.
+    """The decision of one stage of a comparison about one pair.
 
     Attributes:
         stage: The stage.
@@ -117,14 +117,14 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What of the target a mapping compares with a record of the reference, and why.
+    """The records of the target that a mapping compares with one of the reference, and why.
 
     Attributes:
         target: Key texts of the target's records.
         steps: Layout steps from their tensors to the reference's.
-        evidence: What they are known to belong together by: `user`, `name`, `rule`, `structure`, `shape` or
+        evidence: Kind of evidence that they correspond: `user`, `name`, `rule`, `structure`, `shape` or
             `values`.
-        reason: More of that, for a reader.
+        reason: The evidence in words.
     """
 
     target: tuple[str, ...]
@@ -138,11 +138,11 @@ class Ratio:
     """The three-way test of one pair.
 
     Attributes:
-        state: `measured`; `baseline-exact` where the baseline has no error, so that there is no ratio;
-            `both-exact`; `undefined` where the baseline lacks the record or its values.
+        state: `measured`; `baseline-exact` if the baseline has no error, so that there is no ratio;
+            `both-exact`; `undefined` if the baseline lacks the record or its values.
         r: `||t - r|| / ||b - r||`, no unit; infinite in the state `baseline-exact`, None if undefined.
         sigma: RMS of the target's errors over that of the baseline's, over all steps and calls of the same
-            site and slot, no unit; None where R is not measured.
+            site and slot, no unit; None if R is not measured.
         label: What R means, in a few words; never a verdict.
     """
 
@@ -154,20 +154,20 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One comparison and what became of it.
+    """A record of the reference, one of the target, and the result of comparing them.
 
     Attributes:
-        key: Key text of the reference record, or of the target's where there is no other.
+        key: Key text of the reference record, or of the target's if there is no other.
         status: See `specs/comparison.md`.
-        reference: The trusted record; None where only the target has one.
-        target: The record under test; None where it is missing.
-        difference: The errors; None where no values were read, so also for two equal digests.
-        reason: Why the status is what it is, where that is not plain from it; else "".
-        findings: What the tests said that led to the status.
-        baseline: How far the target lies from the reference in units of a baseline's distance, or None.
+        reference: The trusted record; None if only the target has one.
+        target: The record under test; None if it is missing.
+        difference: The errors; None if no values were read, so also for two equal digests.
+        reason: Why the status is what it is, if that is not plain from it; else "".
+        findings: The findings of tests that led to the status.
+        baseline: Distance of the target from the reference in units of a baseline's distance, or None.
         is_optional: Whether it may be missing, since `--require` names others.
-        origin: What a mapping made the target's side of; None if keys are equal and no mapping was used.
-        history: What each stage that looked at the pair said of it, in order; results in files lack it.
+        origin: Where a mapping takes the target's side from; None if no mapping was used.
+        history: The decision of each stage, in order; saved results lack it.
     """
 
     key: str
@@ -184,7 +184,7 @@ class Pair:
 
     @property
     def is_compared(self) -> bool:
-        """Whether values, or digests of values, were held against each other."""
+        """Whether values, or digests of values, were compared."""
         return self.status == "identical" or self.difference is not None
 
     @property
@@ -194,10 +194,7 @@ class Pair:
 
     @property
     def is_required(self) -> bool:
-        """Whether a reference record stands behind it that nobody excluded, and that may not be missing.
-
-        What is `explained` is not required: both runs say why the target lacks it.
-        """
+        """Whether it has a reference record, neither excluded nor explained, that may not be missing."""
         may_lack = self.is_optional and self.status in ABSENT
         return self.status not in ("excluded", "explained", "missing-in-reference") and not may_lack
 
@@ -230,7 +227,7 @@ class Pair:
 
 
 def decide(pair: Pair, decision: Decision) -> Pair:
-    """Apply what a stage says of a pair: the only place that sets the status of one.
+    """Apply the decision of a stage to a pair: the only place that sets a status.
 
     A decision with a status replaces status, reason and findings; every decision is kept in the history.
     """

@@ -8,7 +8,6 @@ what they have in common, in order, is paired. `Absences` says why a record has 
 from __future__ import annotations
 
 import fnmatch
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -17,16 +16,16 @@ from typing import Final, NamedTuple
 
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
 from tensorcap.recording import CaptureOptions, RecordFilter, parse_steps
-from tensorcap.runs import Ops, is_gradient, is_inner, is_parameter, ops_of, places
+from tensorcap.runs import Ops, enclosing_sites, is_gradient, is_inner, is_parameter, ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError, no_such_tensor
-from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, matches, module_of
+from tensorcap_formats.keys import PROBES, Key, matches, module_of
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import PointInfo, ScopeInfo
 
-_NO_VALUE: Final = "memory that nothing was written to yet"
+_UNINITIALIZED: Final = "memory that nothing was written to yet"
 _CAST: Final = "a cast, which computes nothing; the target has none"
-_HELD: Final = "the target's op was given what it holds in"
+_INPUT_KEY: Final = "the target's op was given what it holds in"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +33,9 @@ class Selection:
     """What a user narrowed a comparison to, as globs over key texts.
 
     Attributes:
-        only: Compare what fits one of these; everything where it is empty.
+        only: Compare what fits one of these; everything if it is empty.
         exclude: Leave out what fits one of these.
-        require: What fits none of these may be missing; nothing may where it is empty.
+        require: What fits none of these may be missing; nothing may if it is empty.
     """
 
     only: tuple[str, ...] = ()
@@ -78,8 +77,7 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
     """Pair the records of two archives by equal key text (CMP-1).
 
     Returns:
-        One pair for each reference record, in the reference's order, or the target's if the reference has
-        none; then what the reference was to hold
+        One pair for each reference record, in the reference's order; then what the reference was to hold
         and could not capture (CMP-16), without records; then those of the target that have no partner.
         Pairs with two sides are `unjudged` as yet.
 
@@ -98,7 +96,9 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
         text = record.key.text
         wanted = partner_text(record) or ""
         partner = targets.pop(wanted, None)
-        reason = selection.why_not(text) or (_NO_VALUE if ops and ops.is_uninitialised(record.key) else "")
+        reason = selection.why_not(text) or (
+            _UNINITIALIZED if ops and ops.is_uninitialised(record.key) else ""
+        )
         is_optional = selection.is_optional(text)
         status: Status
         if reason:
@@ -109,12 +109,10 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
             status, reason = explain(record)
             if not reason and ops and ops.is_cast(record.key.where):
                 status, reason = "explained", _CAST
-            elif not reason and (holder := _holder(others, wanted)):
-                status, reason = "explained", f"{_HELD} {holder}"
+            elif not reason and (key := others.input_key(*wanted.rpartition("/")[::2])):
+                status, reason = "explained", f"{_INPUT_KEY} {key}"
         pair = Pair(text, "unjudged", record, partner, is_optional=is_optional)
         pairs.append(decide(pair, Decision("pairing", status, reason)))
-    if target.is_ordered and not reference.is_ordered:  # a sort keeps what has no partner in its order
-        pairs.sort(key=lambda pair: pair.target.order if pair.target else sys.maxsize)
     pairs += _losses(reference.info.points, selection)
     known = {pair.key for pair in pairs}
     pairs += [  # an op of the same key, which is paired with another one, may stand there already
@@ -128,14 +126,8 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
     return pairs
 
 
-def _holder(others: Ops, wanted: str) -> str:
-    """What holds in the target what the reference has a record of as an op's input; "" if nothing does."""
-    place, _, slot = wanted.rpartition("/")
-    return others.given_from(place, slot) if place in others else ""
-
-
 def _losses(points: Iterable[PointInfo], selection: Selection) -> Iterator[Pair]:
-    """What a run was to capture and could not: no record stands for it, and it must not be forgotten."""
+    """Yield a pair for each point that a run was to capture and could not: it has no record."""
     for point in points:
         if point.status != "not-capturable":
             continue
@@ -151,7 +143,7 @@ _Call = tuple[int, int, str, int]  # rank, step, site of the module, number of t
 
 
 class _Step(NamedTuple):
-    """What is passed in a call of a module: an op, or the call of a module within it.
+    """A step of a module's call: an op, or the call of a module within it.
 
     Attributes:
         name: Name of the op, or the site of the module.
@@ -165,7 +157,7 @@ class _Step(NamedTuple):
 
 
 def partner_texts(reference: Archive, target: Archive) -> Callable[[Record], str | None]:
-    """How to find the key text of the target's record for one of the reference's; None where it has none."""
+    """Return a function from a reference's record to the key text of the target's; None if it has none."""
     ours, theirs = ops_of(reference), ops_of(target)
     partners = pair_ops(reference, ours, target, theirs)
 
@@ -179,7 +171,7 @@ def partner_texts(reference: Archive, target: Archive) -> Callable[[Record], str
 
 
 def pair_ops(reference: Archive, ours: Ops, target: Archive, theirs: Ops) -> dict[str, str]:
-    """The place of the target's op by that of the reference's, of all that have a partner.
+    """Pair ops in order: the place of the target's op by that of the reference's, if it has a partner.
 
     Args:
         reference: The trusted archive.
@@ -190,89 +182,75 @@ def pair_ops(reference: Archive, ours: Ops, target: Archive, theirs: Ops) -> dic
     if not (ours and theirs):
         return {}
     trusted, tested = _sequences(reference, ours, target.info.aliases), _sequences(target, theirs, {})
-    found: dict[str, str] = {}
+    partners: dict[str, str] = {}
     for call, steps in trusted.items():
         others = tested.get(call, ())
         if len(steps) == len(others) and all(a[:2] == b[:2] for a, b in zip(steps, others, strict=True)):
-            found.update((a.place, b.place) for a, b in zip(steps, others, strict=True))
+            partners.update((a.place, b.place) for a, b in zip(steps, others, strict=True))
         else:
-            found.update(_common(steps, others))
-    found.pop("", None)
-    return found
+            partners.update(_common(steps, others))
+    partners.pop("", None)
+    return partners
 
 
-def _common(steps: Sequence[_Step], others: Sequence[_Step]) -> dict[str, str]:
-    """What two sequences have in common by name and shapes, and what is between by name alone."""
-    found: dict[str, str] = {}
+def _common(steps: Sequence[_Step], others: Sequence[_Step]) -> Iterator[tuple[str, str]]:
+    """Pair what two sequences have in common by name and shapes, and what is between by name alone."""
     matcher = SequenceMatcher(None, [s[:2] for s in steps], [s[:2] for s in others], autojunk=False)
     for tag, i, j, k, m in matcher.get_opcodes():
         if tag == "equal":
-            found.update((a.place, b.place) for a, b in zip(steps[i:j], others[k:m], strict=True))
+            yield from ((a.place, b.place) for a, b in zip(steps[i:j], others[k:m], strict=True))
         elif tag == "replace":
             rest, other = steps[i:j], others[k:m]
             by_name = SequenceMatcher(None, [s.name for s in rest], [s.name for s in other], autojunk=False)
             for block in by_name.get_matching_blocks():
                 for n in range(block.size):
-                    found[rest[block.a + n].place] = other[block.b + n].place
-    return found
+                    yield rest[block.a + n].place, other[block.b + n].place
 
 
 def _sequences(archive: Archive, ops: Ops, aliases: Mapping[str, str]) -> dict[_Call, list[_Step]]:
-    """What is passed in each call of a module that has ops, in execution order.
+    """List the steps of each call of a module that has ops, in execution order.
 
     Args:
-        archive: Of the run.
+        archive: The archive of the run.
         ops: Its ops.
-        aliases: Names of modules under which the other run has them, by those of this one.
+        aliases: Names of modules in the other run, by those in this one.
     """
     shapes: dict[str, list[tuple[int, ...]]] = {}
     for record in archive.records:
         if is_inner(record.key):
             shapes.setdefault(record.key.where, []).append(record.shape)
-    of_ops = set(places(archive, ops))
-    numbers: dict[tuple[int, int, str], int] = {}  # of the call that is under way, as far as records tell
-    found: dict[_Call, list[_Step]] = {}
-    seen: set[str] = set()
+    numbers: dict[tuple[int, int, str], int] = {}  # of the call that is under way, as far as records show
+    sequences: dict[_Call, list[_Step]] = {}
+    known_places: set[str] = set()
     for record in archive.records:
         key = record.key
         place = key.where
-        if key.is_bare or place in seen:
+        if key.is_bare or place in known_places:
             continue
-        seen.add(place)
-        if place in of_ops:
+        known_places.add(place)
+        if place in ops:
             module = module_of(key.site)
             call = (key.rank, key.step, aliases.get(module, module), ops.module_call(place))
-            step = _Step(ops.op(place), tuple(shapes[place]), place)
-            found.setdefault(call, []).append(step)
+            sequences.setdefault(call, []).append(_Step(ops.op(place), tuple(shapes[place]), place))
         elif not is_inner(key):
-            around = _around(key, numbers)
-            if around is not None:
-                rank, number_of_step, module, number = around
-                call = (rank, number_of_step, aliases.get(module, module), number)
-                found.setdefault(call, []).append(_Step(aliases.get(key.site, key.site), (), ""))
+            for module in enclosing_sites(key.site):  # the nearest that is under way
+                number = numbers.get((key.rank, key.step, module))
+                if number is not None:
+                    call = (key.rank, key.step, aliases.get(module, module), number)
+                    sequences.setdefault(call, []).append(_Step(aliases.get(key.site, key.site), (), ""))
+                    break
             numbers[key.rank, key.step, key.site] = key.call
-    return found
+    return sequences
 
 
-def _around(key: Key, numbers: Mapping[tuple[int, int, str], int]) -> _Call | None:
-    """The call of the nearest module around a module that was called; None for the root."""
-    site = key.site
-    while site != ROOT_SITE:
-        site = site.rpartition(".")[0] or ROOT_SITE
-        number = numbers.get((key.rank, key.step, site))
-        if number is not None:
-            return key.rank, key.step, site, number
-    return None
-
-
-_OF_POINTS: Final[Mapping[str, str]] = {  # what was never passed, by the kind of the point
+_NEVER_CALLED: Final[Mapping[str, str]] = {  # by the kind of the point
     "function": "the target never called this function",
     "probe": "the target never passed this probe",
 }
 
 
 class Absences:
-    """What the target says of a record that it does not have (CMP-6, CMP-33).
+    """Why the target has no record of a key, as far as its run says (CMP-6, CMP-33).
 
     Args:
         reference: The trusted archive.
@@ -295,21 +273,20 @@ class Absences:
                 self._points[point.site] = point
 
     def __call__(self, record: Record) -> tuple[Status, str]:
-        """The status of a reference record without a partner, and the reason where one is known."""
+        """Return the status of a reference record without a partner, and the reason if one is known."""
         point = self._point(record.key)
-        said = point.reason if point else ""
+        reason = point.reason if point else ""
         status = point.status if point else ""
         if status == "not-capturable":
-            return "not-capturable", said
-        why = self._left_out(record)
-        if status == "never-called" and not why:
+            return "not-capturable", reason
+        option = self._left_out(record)
+        if option:
+            return "missing-in-target", f"the target's capture {option}"
+        if status == "never-called":
             kind = point.kind if point else ""
-            return "never-called", said or _OF_POINTS.get(kind, "the target never called this module")
-        if why:
-            return "missing-in-target", f"the target's capture {why}"
-        return "missing-in-target", said or (
-            "the target's capture left it out" if status == "excluded" else ""
-        )
+            return "never-called", reason or _NEVER_CALLED.get(kind, "the target never called this module")
+        excluded = "the target's capture left it out" if status == "excluded" else ""
+        return "missing-in-target", reason or excluded
 
     def is_left_out(self, record: Record) -> bool:
         """Whether the target's capture was told to leave a record out, or reached its limit before."""
@@ -329,7 +306,7 @@ class Absences:
         return point
 
     def _left_out(self, record: Record) -> str:
-        """What the target's capture was told that rules the record out."""
+        """Return which option of the target's capture rules the record out, as a verb phrase; "" if none."""
         key, scope = record.key, self._target.info.scope
         if scope is None:
             return ""
@@ -350,19 +327,20 @@ class Absences:
         return self._stopped(record)
 
     def _without(self, key: Key, scope: ScopeInfo) -> str:
-        """Why there are no ops, or no variables of functions, of a module."""
+        """Return why there are no ops, or no variables of functions, of a module."""
         if key.where not in self._ops:
             is_function = module_of(key.site) != PROBES
             return "watched no functions" if is_function and not scope.watch else ""
         if not self._others:
             return "took no ops"
-        around = list(_modules_around(module_of(key.site)))
+        module = module_of(key.site)
+        around = [module, *enclosing_sites(module)]
         if scope.ops_in and not any(fnmatch.fnmatchcase(site, g) for g in scope.ops_in for site in around):
             return f"took only ops in {', '.join(scope.ops_in)}"
         return ""
 
     def _stopped(self, record: Record) -> str:
-        """That the limit of bytes was reached before the record's turn."""
+        """Return that the limit of bytes was reached before the record's turn, or ""."""
         stopped = self._target.info.stopped
         if stopped is None or not stopped.at:
             return ""
@@ -380,12 +358,12 @@ class Absences:
 
     @cached_property
     def _calls(self) -> Mapping[str, int]:
-        """How many calls of each site the target has records of."""
+        """Counts of calls that the target has records of, by site."""
         calls: dict[str, set[str]] = {}
         for record in self._target.records:
             if not record.key.is_bare:
                 calls.setdefault(record.key.site, set()).add(record.key.where)
-        return {site: len(found) for site, found in calls.items()}
+        return {site: len(places) for site, places in calls.items()}
 
 
 def _is_ruled_out(key: Key, scope: ScopeInfo) -> bool:
@@ -396,12 +374,3 @@ def _is_ruled_out(key: Key, scope: ScopeInfo) -> bool:
     aliases = (module_of(key.site),) if is_inner(key) else ()
     wanted = globs.keeps_site(key.site, aliases)
     return not globs.keeps(key, aliases) if wanted is None else not wanted
-
-
-def _modules_around(site: str) -> Iterator[str]:
-    """A module's site, and those of the modules around it."""
-    yield site
-    while "." in site:
-        site = site.rpartition(".")[0]
-        yield site
-    yield ROOT_SITE

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from tensorcap.alignment import MappedArchive, MappingSource, in_reference_layout, sides
+from tensorcap.alignment import MappedArchive, MappingSource, OrderedArchive, in_reference_layout, sides
 from tensorcap.comparison.agreement import explain_by_agreement
 from tensorcap.comparison.baseline import RELATIVE_EPSILON, with_ratios
 from tensorcap.comparison.blind_spots import RunSummary
@@ -17,10 +18,11 @@ from tensorcap.comparison.divergence import first_divergence
 from tensorcap.comparison.exact import is_blocked, judge_by_metadata, judge_pass_through, parameter_rounding
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.judge import PolicyJudge, judge
-from tensorcap.comparison.mapping_provenance import token_warnings, with_hints, with_mapping
+from tensorcap.comparison.mapping_provenance import token_warnings, value_warnings, with_hints, with_mapping
 from tensorcap.comparison.pair import Decision, Pair, decide
 from tensorcap.comparison.pairing import Selection, pair_records, partner_texts
 from tensorcap.comparison.policy import POLICY, Precision
+from tensorcap.comparison.quantised_weights import quantised_precision
 from tensorcap.comparison.thresholds import KeyThresholds, Thresholds
 from tensorcap.comparison.warnings import pair_warnings, run_warnings
 from tensorcap.metrics import Difference, Tolerance, measure_pairs
@@ -53,19 +55,19 @@ def compare(
     Args:
         reference: The trusted archive, open or a path.
         target: The archive under test, open or a path.
-        rtol: Allowed error relative to `|reference|`, no unit; if only `atol` is given, 0.
-        atol: Allowed absolute error, in the tensors' own unit; if only `rtol` is given, 0.
+        rtol: Allowed error relative to `|reference|`, no unit; 0 if only `atol` is given.
+        atol: Allowed absolute error, in the tensors' own unit; 0 if only `rtol` is given.
         thresholds: A TOML file of tolerances and limits by glob; an entry goes before `rtol` and `atol`.
         baseline: An archive of a run of the reference in the target's precision, or of a perturbed input,
             open or a path: each pair then says how far the target lies in units of its distance.
         calibration: A file of limits from known-good ports, as `tcap calibrate` writes it.
-        compute_dtype: What the target computed in, where its run does not say so or says it wrongly.
-        require: Globs; a record of the reference that fits none may be missing. Everything is required
-            where there is none.
+        compute_dtype: What the target computed in, if its run does not say so or says it wrongly.
+        require: Globs; a record of the reference that fits none may be missing. Everything is required if
+            there is none.
         only: Globs; compare only keys that fit one of them.
         exclude: Globs; leave out keys that fit one of them.
-        mapping: What belongs together, as an `Alignment` or a map file; `"none"` for equal keys alone. Where
-            it is None, a mapping is computed if keys leave records of both sides without a partner, or rules
+        mapping: What belongs together, as an `Alignment` or a map file; `"none"` for equal keys alone. If it
+            is None, a mapping is computed if keys leave records of both sides without a partner, or rules
             say how tensors of equal keys and unlike shapes are laid out.
         progress: Receives the bytes of the reference that are compared, and those of all pairs.
 
@@ -79,7 +81,7 @@ def compare(
         TensorNotFoundError: A pattern in `only` or `require` fits nothing.
         ReadError: One of the archives, or a file, cannot be read.
     """
-    given = Thresholds.given(rtol, atol, thresholds)
+    limits = Thresholds.parse(rtol, atol, thresholds)
     selection = Selection(*map(_globs, (only, exclude, require)))
     calibrated = None if calibration is None else Calibration.read(calibration)
     with ExitStack() as stack:
@@ -87,8 +89,8 @@ def compare(
         twin = None if baseline is None else stack.enter_context(opened(baseline))
         trusted, tested = sides(trusted, tested, mapping)
         pairs = paired(trusted, tested, selection)
-        given.require_hits(pair.key for pair in pairs)
-        run = _Run(trusted, tested, given, calibrated, compute_dtype, progress)
+        limits.require_hits(pair.key for pair in pairs)
+        run = _Run(trusted, tested, limits, compute_dtype, progress, calibrated)
         return run.compare(pairs, selection, twin)
 
 
@@ -125,7 +127,7 @@ def compare_records(
         TensorNotFoundError: A key fits no record, or several.
         ReadError: One of the archives cannot be opened.
     """
-    given = Thresholds.given(rtol, atol)
+    limits = Thresholds.parse(rtol, atol)
     with opened(reference) as trusted, opened(target) as tested:
         if steps:
             tested = in_reference_layout(trusted, reference_key, tested, target_key, steps)
@@ -134,11 +136,11 @@ def compare_records(
         pairs = [Pair(record.key.text, "unjudged", record, partner)]
         if isinstance(tested, MappedArchive):
             pairs = with_mapping(pairs, tested, Selection())
-        return _Run(trusted, tested, given, None, compute_dtype, progress).compare(pairs, None, None)
+        return _Run(trusted, tested, limits, compute_dtype, progress).compare(pairs, None, None)
 
 
-def _globs(given: str | Iterable[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+def _globs(globs: str | Iterable[str]) -> tuple[str, ...]:
+    return (globs,) if isinstance(globs, str) else tuple(globs)
 
 
 def paired(reference: Archive, target: Archive, selection: Selection) -> list[Pair]:
@@ -147,92 +149,86 @@ def paired(reference: Archive, target: Archive, selection: Selection) -> list[Pa
     return with_mapping(pairs, target, selection) if isinstance(target, MappedArchive) else pairs
 
 
+@dataclass(frozen=True)
 class _Run:
     """One comparison under way."""
 
-    def __init__(
-        self,
-        reference: Archive,
-        target: Archive,
-        given: Thresholds,
-        calibration: Calibration | None,
-        compute_dtype: str | None,
-        progress: Progress | None,
-    ) -> None:
-        self._reference = reference
-        self._target = target
-        self._given = given
-        self._calibration = calibration
-        self._progress = progress
-        self._precision = POLICY.precision_of_runs(reference.info, target.info, compute_dtype)
-        if calibration is not None:
-            _require_precision(calibration, self._precision)
+    reference: Archive
+    target: Archive
+    thresholds: Thresholds
+    compute_dtype: str | None
+    progress: Progress | None
+    calibration: Calibration | None = None
 
     def compare(
         self, pairs: Sequence[Pair], selection: Selection | None, baseline: Archive | None
     ) -> Comparison:
         """Measure and judge the pairs."""
-        reference, target = self._reference, self._target
-        settled = with_hints(
-            (judge_by_metadata(reference, target, pair) for pair in pairs), reference, target
-        )
-        measured = self._measured(settled)
-        injected = _injected(target)
-        judge_rest = PolicyJudge(
-            reference,
-            target,
-            policy=POLICY,
-            precision=self._precision,
-            given=self._given,
-            calibration=self._calibration,
-            injected=injected,
-        )
-        judged, account = judge_rest.judge(measured)
-        if injected is None:  # else records that are the same in the reference are not in the target
-            judged = judge_pass_through(reference, target, judged, self._given)
-        if selection is not None:
+        reference, target, thresholds = self.reference, self.target, self.thresholds
+        mapped = target if isinstance(target, MappedArchive) else None
+        precision = POLICY.precision_of_runs(reference.info, target.info, self.compute_dtype)
+        if precision is not None and self.compute_dtype is None:
+            precision = quantised_precision(reference.info, target.info, precision)
+        if self.calibration is not None:
+            _require_precision(self.calibration, precision)
+        judged = with_hints((judge_by_metadata(reference, target, pair) for pair in pairs), reference, target)
+        judged = self._measured(judged)
+        injected = Injected(target)
+        policy_judge = PolicyJudge(reference, target, precision, thresholds, self.calibration, injected)
+        judged, account = policy_judge.judge(judged)
+        if not injected:  # else records that are the same in the reference are not in the target
+            judged = judge_pass_through(reference, target, judged, thresholds)
+        if selection is not None and not injected:  # else what follows agrees, whatever was made before
             judged = explain_by_agreement(reference, target, judged, selection)
         if baseline is not None:
             judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
         return Comparison(
-            reference=ArchiveSummary.of(reference),
-            target=ArchiveSummary.of(target.source if isinstance(target, MappedArchive) else target),
-            tolerance=self._given.default,
+            reference=ArchiveSummary.of(
+                reference.source if isinstance(reference, OrderedArchive) else reference
+            ),
+            target=ArchiveSummary.of(mapped.source if mapped else target),
+            tolerance=thresholds.default,
             pairs=tuple(judged),
             divergence=first_divergence(reference, judged) if selection else None,
             value_differences=(*self._value_differences(selection), *self._arguments(judged))
             if selection
             else (),
-            warnings=(*run_warnings(reference, target), *token_warnings(target), *pair_warnings(judged)),
+            warnings=(
+                *run_warnings(reference, target),
+                *token_warnings(target),
+                *value_warnings(target),
+                *pair_warnings(judged),
+            ),
             is_of_archives=selection is not None,
             account=account,
-            thresholds=self._given.path,
-            calibration=self._calibration,
+            thresholds=thresholds.path,
+            calibration=self.calibration,
             baseline=None if baseline is None else ArchiveSummary.of(baseline),
-            mapping=target.summary if isinstance(target, MappedArchive) else None,
+            mapping=mapped.summary if mapped else None,
         )
 
     def _value_differences(self, selection: Selection) -> Iterator[ValueDifference]:
+        """Yield the arguments and results of modules that are no tensors and differ."""
         reference, rest = (
             {key: value for key, value in archive.values.items() if not is_fact(key, value)}
-            for archive in (self._reference, self._target)
+            for archive in (self.reference, self.target)
         )
         for key, ours in reference.items():
-            name = key if key in rest else self._target.canonical(key)
+            name = key if key in rest else self.target.canonical(key)
             is_there, theirs = name in rest, rest.pop(name, None)
             if _is_equal(ours, theirs) or selection.why_not(key):
                 continue
             may_lack = not is_there and selection.is_optional(key)
             is_result = is_number(ours) and Key.parse(key).slot.startswith("output") and not may_lack
-            found = ValueDifference(key, ours, theirs, is_result)
-            yield found.judged(self._given.of(key).tolerance)
+            difference = ValueDifference(key, ours, theirs, is_result)
+            yield difference.judged(self.thresholds.limits_for(key).tolerance)
         for key, theirs in rest.items():
             if theirs is not None and not selection.why_not(key):
                 yield ValueDifference(key, None, theirs)
 
     def _arguments(self, pairs: Sequence[Pair]) -> Iterator[ValueDifference]:
-        """Arguments of ops that differ, of ops that have records on both sides."""
-        ours, theirs = ops_of(self._reference), ops_of(self._target)
+        """Yield the arguments that differ of ops that have records on both sides."""
+        ours, theirs = ops_of(self.reference), ops_of(self.target)
         places = {
             pair.reference.key.where: pair.target.key.where
             for pair in pairs
@@ -246,33 +242,33 @@ class _Run:
                     yield ValueDifference(f"{place}/{FACTS}.{escape(name)}", one, other)
 
     def _measured(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """The pairs with their differences, those that need no policy with their statuses."""
-        open_pairs = [pair for pair in pairs if _needs_values(pair)]
-        given = [self._given.of(pair.key) for pair in open_pairs]
-        roundings = [
-            parameter_rounding(p.reference, p.target) for p in open_pairs if p.reference and p.target
+        """Measure the pairs that need it, and judge those that need no policy."""
+        limits = {pair.key: self.thresholds.limits_for(pair.key) for pair in pairs if _needs_values(pair)}
+        tolerances = [
+            limits[p.key].tolerance or parameter_rounding(p.reference, p.target)
+            for p in pairs
+            if _needs_values(p) and p.reference and p.target
         ]
-        tolerances = [limits.tolerance or r for limits, r in zip(given, roundings, strict=True)]
-        found = list(self._differences(self._target, pairs, tolerances, self._progress))
-        results = zip(given, found, strict=True)
-        return [self._with_result(p, *next(results)) if _needs_values(p) else p for p in pairs]
+        differences = self._differences(self.target, pairs, tolerances, self.progress)
+        measured = dict(zip(limits, differences, strict=True))
+        return [
+            self._judged(pair, limits[pair.key], measured[pair.key]) if _needs_values(pair) else pair
+            for pair in pairs
+        ]
 
-    def _with_result(self, pair: Pair, given: KeyThresholds, found: Difference | OSError) -> Pair:
-        if isinstance(found, OSError):  # one of ours, or what the system said
-            return decide(pair, Decision("values", "unreadable", str(found)))
-        return judge(replace(pair, difference=found), given, self._remark(pair))
-
-    def _remark(self, pair: Pair) -> str:
-        """What has to be known of how a pair's values came about."""
-        sides = (self._reference, pair.reference), (self._target, pair.target)
-        return "; ".join(r for archive, record in sides if record and (r := archive.remark(record)))
+    def _judged(self, pair: Pair, limits: KeyThresholds, difference: Difference | OSError) -> Pair:
+        if isinstance(difference, OSError):  # one of ours, or one of the system
+            return decide(pair, Decision("values", "unreadable", str(difference)))
+        sides = (self.reference, pair.reference), (self.target, pair.target)
+        remarks = [r for archive, record in sides if record and (r := archive.remark(record))]
+        return judge(replace(pair, difference=difference), limits, "; ".join(remarks))
 
     def _against(self, baseline: Archive, pairs: Sequence[Pair]) -> dict[str, Difference | None]:
-        """Baseline against reference, for the pairs that were compared; None for identical records."""
-        partner_text = partner_texts(self._reference, baseline)
+        """Measure the baseline against the reference, of pairs that were compared; None if identical."""
+        partner_text = partner_texts(self.reference, baseline)
         others = [
             judge_by_metadata(
-                self._reference, baseline, Pair(p.key, "unjudged", p.reference, baseline.get(text))
+                self.reference, baseline, Pair(p.key, "unjudged", p.reference, baseline.get(text))
             )
             for p in pairs
             if p.reference is not None
@@ -280,13 +276,13 @@ class _Run:
             and (text := partner_text(p.reference)) is not None
             and text in baseline
         ]
-        found: dict[str, Difference | None] = {p.key: None for p in others if p.status == "identical"}
+        by_key: dict[str, Difference | None] = {p.key: None for p in others if p.status == "identical"}
         open_pairs = [p for p in others if _needs_values(p)]
         differences = self._differences(baseline, open_pairs, [None] * len(open_pairs), None)
         for pair, difference in zip(open_pairs, differences, strict=True):
             if not isinstance(difference, OSError):  # the pair is undefined then
-                found[pair.key] = difference
-        return found
+                by_key[pair.key] = difference
+        return by_key
 
     def _differences(
         self,
@@ -296,13 +292,7 @@ class _Run:
         progress: Progress | None,
     ) -> Iterator[Difference | OSError]:
         records = [(p.reference, p.target) for p in pairs if _needs_values(p) and p.reference and p.target]
-        return measure_pairs(self._reference, target, records, tolerance=tolerances, progress=progress)
-
-
-def _injected(target: Archive) -> Injected | None:
-    if isinstance(target, MappedArchive):
-        return Injected(target.source, target.sources) or None
-    return Injected(target) or None
+        return measure_pairs(self.reference, target, records, tolerance=tolerances, progress=progress)
 
 
 def _is_equal(ours: object, theirs: object) -> bool:
@@ -313,10 +303,8 @@ def _is_equal(ours: object, theirs: object) -> bool:
 
 
 def _exact_below(account: RunSummary) -> float:
-    """The relative error up to which a run is exact."""
-    if not account.precision:
-        return RELATIVE_EPSILON
-    return min(RELATIVE_EPSILON, POLICY.precision(account.precision).unit / 4)
+    """Return the relative error up to which a run is exact."""
+    return min(RELATIVE_EPSILON, POLICY.units.get(account.precision, math.inf) / 4)
 
 
 def _needs_values(pair: Pair) -> bool:
@@ -330,8 +318,8 @@ def _needs_values(pair: Pair) -> bool:
 
 
 def _require_precision(calibration: Calibration, precision: Precision | None) -> None:
-    if precision is not None and precision.name != calibration.precision:
+    if precision is not None and precision.text != calibration.precision:
         raise UsageError(
-            f"{calibration.path}: is of {calibration.precision} runs, these are {precision.name}",
+            f"{calibration.path}: is of {calibration.precision} runs, these are {precision.text}",
             hint="Calibrate by runs of the same precision, or say --compute-dtype.",
         )

@@ -3,7 +3,7 @@
 A table of thresholds by dtype accuses correct ports and passes wrong ones: the error of a correct run
 depends on its depth, its weights and its precision. So the policy looks at what a module adds to the error
 of its inputs, at outliers, at the growth along the depth, and at structure in the error (`policy_tests`). All
-numbers are here, as data, and reports print them. Judgements that other rooms share are methods.
+numbers are here, as data, and reports print them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.json_values import json_value
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import RunInfo
-
-_ROW: Final = 64  # elements that a row has at least (MET-10)
 
 # Tests that `specs/policy.md` and the member `test` of version 1 of a result name by a letter or another word
 LETTERS: Final[Mapping[str, str]] = {
@@ -38,7 +36,7 @@ LETTERS: Final[Mapping[str, str]] = {
     "wide_error": "wide",
     "pass_through": "echo",
 }
-# What a test's value is, for a reader, of tests whose name does not say it
+# Descriptions of the values of tests whose name does not say them
 _PHRASES: Final[Mapping[str, str]] = {
     "own_error_leaf": "own error",
     "own_error_composite": "own error",
@@ -65,7 +63,7 @@ def _(value: Finding) -> Any:
 
 
 def describe_test(name: str) -> str:
-    """Return what a test's value is, in words.
+    """Describe the value of a test in words.
 
     Example:
         >>> describe_test("gain"), describe_test("attention_gain"), describe_test("max_abs")
@@ -87,6 +85,14 @@ class Limits:
             return "within-rounding"
         return "suspect" if value <= self.suspect else "diverged"
 
+    def finding(self, test: str, value: float, text: str) -> Finding:
+        """Make the finding of a test whose value has these limits."""
+        return Finding(test, value, self.green, self.status(value), text)
+
+    def scaled(self, factor: float) -> Limits:
+        """Multiply both limits."""
+        return Limits(factor * self.green, factor * self.suspect)
+
 
 @dataclass(frozen=True, slots=True)
 class Precision:
@@ -96,11 +102,23 @@ class Precision:
         name: Its dtype.
         unit: `u`, half the distance from 1 to the next value, no unit.
         rounding: `rho`, the relative error of one rounding of many values, no unit.
+        weights: What the weights were rounded to, if that is coarser, as `int8`; else "".
     """
 
     name: str
     unit: float
     rounding: float
+    weights: str = ""
+
+    @property
+    def text(self) -> str:
+        """The dtype, and what weights were rounded to.
+
+        Example:
+            >>> Precision("float32", 0.02, 0.009, "int8").text
+            'float32 with int8 weights'
+        """
+        return f"{self.name} with {self.weights} weights" if self.weights else self.name
 
     @property
     def is_wide(self) -> bool:
@@ -119,19 +137,19 @@ class Policy:
         leaf_tail: Limits of test `gain_tail`.
         core_tail: Limits of test `attention_gain_tail`.
         expert_row: Limits of test `attention_gain_tail` of the worst row of experts.
-        second_look: How many times what was measured may be what a second look's rows show, or less.
+        second_look: How many times smaller a robust error may be than the measured one and still count.
         outlier: Test `outlier_element`: how many times the row error an outlier may be.
         outlier_spread: The same: how many times the median the worst rows may be and still count as usual.
         envelope: Test `growth`: `e0 * rho * sqrt(e1 + e2 * n)` at block n.
         few: How many standard deviations of a ratio of two RMS over `n` elements, `1 / sqrt(n)`, limits of
             such ratios are widened by.
-        rough: Times the limits of `growth` and of float32 runs, of places within a module's code and of
+        rough: Factor on the limits of `growth` and of float32 runs, of places within a module's code and of
             gradients: powers multiply a relative error, and what cancels makes it larger.
         leaf_own: Limits of test `own_error_leaf`, in roundings.
         composite_own: Limits of test `own_error_composite`.
-        replayed_leaf: Limits of test `own_error_leaf` where a model was replayed, in roundings.
-        replayed_composite: Limits of test `own_error_composite` there.
-        replayed_tail: Times these limits, of the 95th percentile of rows.
+        replayed_leaf: Limits of test `own_error_leaf` in a replay, in roundings.
+        replayed_composite: Limits of test `own_error_composite` in a replay.
+        replayed_tail: Factor on these limits, for the 95th percentile of rows.
         twin_ratio: Limits of test `twin_ratio`.
         twin_precise: R below which a target rounds less than the twin, which is no mistake.
         twin_bits: Limits of test `ulp_share`, shares of elements.
@@ -141,11 +159,11 @@ class Policy:
         explained_bins: Test `input_dependence`: count of bins of the input's value.
         wide_total: float32 against float32: limits of the whole error; of float64 in proportion to u.
         wide_own: The same, of a module's own error.
-        wide_noise: The same: what the order of accumulation alone may do to a row.
+        wide_noise: The same: the relative error that the order of accumulation alone makes in a row.
         routing_margin: Flips of experts are explained up to this many times the error of their scores.
         routing_unexplained: Share of rows whose flips may be unexplained before the router is guilty.
-        routing_flipped: Share of rows that may flip where scores alone do not decide.
-        routing_growth: Times the limit of `growth` in steps behind one in which experts flipped.
+        routing_flipped: Share of rows that may flip if scores alone do not decide.
+        routing_growth: Factor on the limit of `growth` in steps behind one in which experts flipped.
         routing_typical: Test `growth`: share of rows behind a router that may have other experts before the
             median row is not what it was.
     """
@@ -211,8 +229,8 @@ class Policy:
         Raises:
             UsageError: `compute_dtype` is no floating dtype.
         """
-        named = [self.precision(compute_dtype)] if compute_dtype else self._computed_in(target)
-        named += self._computed_in(reference)
+        names = (compute_dtype or _compute_dtype(target), _compute_dtype(reference))
+        named = [self.precision(name) for name in names if name]
         return max(named, key=lambda p: p.unit, default=None)
 
     def precision_of_pair(self, runs: Precision | None, reference: Record, target: Record) -> Precision:
@@ -237,8 +255,7 @@ class Policy:
 
     def sampled(self, limits: Limits, elements: int) -> Limits:
         """Widen limits of a ratio of two RMS by how far so few elements may put it off (POL-30)."""
-        factor = self.widened_by(elements)
-        return Limits(factor * limits.green, factor * limits.suspect)
+        return limits.scaled(self.widened_by(elements))
 
     def widened_by(self, elements: int) -> float:
         """Return the factor by which a limit of a ratio of two RMS over some elements is widened (POL-30)."""
@@ -246,8 +263,7 @@ class Policy:
 
     def in_proportion(self, limits: Limits, precision: Precision) -> Limits:
         """Convert limits for float32 into those for a wider precision."""
-        factor = precision.unit / self.units["float32"]
-        return Limits(limits.green * factor, limits.suspect * factor)
+        return limits.scaled(precision.unit / self.units["float32"])
 
     def noise(self, precision: Precision) -> float:
         """Return the relative error that rounding, or the order of accumulation, alone makes in a row."""
@@ -255,177 +271,10 @@ class Policy:
             return precision.rounding
         return self.wide_noise * precision.unit / self.units["float32"]
 
-    def judge_gain(
-        self, output: float, inputs: float, precision: Precision, *, is_core: bool, elements: int
-    ) -> Finding:
-        """Judge what a leaf, or the core of an attention, adds to the error of its inputs.
-
-        Args:
-            output: Row error of the output.
-            inputs: Row error of the inputs, together.
-            precision: Of the pair.
-            is_core: Whether it is the core of an attention, or a leaf of unknown kind.
-            elements: How many the output has, or an input if that has fewer.
-        """
-        test = "attention_gain" if is_core else "gain"
-        gains = self.sampled(self.core_gain if is_core else self.leaf_gain, elements)
-        if not precision.is_wide:
-            gain = output / math.hypot(inputs, 2 * precision.rounding)
-            text = f"error {inputs:.2g} in, {output:.2g} out: gain {gain:.3g}, at most {gains.green:.3g}"
-            return Finding(test, gain, gains.green, gains.status(gain), text)
-        limits = self.in_proportion(self.wide_own, precision)
-        own = math.sqrt(max(0.0, output**2 - (gains.green * inputs) ** 2))
-        text = f"error {inputs:.2g} in, {output:.2g} out: {own:.2g} of its own, at most {limits.green:.2g}"
-        return Finding(test, own, limits.green, limits.status(own), text)
-
-    def judge_replayed(
-        self,
-        error: float,
-        worst_rows: float | None,
-        precision: Precision,
-        *,
-        is_leaf: bool,
-        elements: int,
-        is_forward: bool = False,
-    ) -> tuple[Finding, ...]:
-        """Judge what a model made of archived values, by its own error and that of the worst rows.
-
-        Args:
-            error: Row error.
-            worst_rows: Its 95th percentile.
-            precision: Of the pair.
-            is_leaf: Whether a leaf of known kind made it.
-            elements: How many it has.
-            is_forward: Whether the target was run on values that were rounded on the way in.
-        """
-        if is_forward:
-            limits = self.leaf_own if is_leaf else self.composite_own
-        else:
-            limits = self.replayed_leaf if is_leaf else self.replayed_composite
-        findings = [self.judge_own_error(error, precision, is_leaf=is_leaf, elements=elements, limits=limits)]
-        if worst_rows is not None:
-            times, count = self.replayed_tail, self.of_tail(elements)
-            tail = Limits(times * limits.green, times * limits.suspect)
-            findings.append(
-                self.judge_own_error(
-                    worst_rows,
-                    precision,
-                    is_leaf=is_leaf,
-                    elements=count,
-                    limits=tail,
-                    where=" in the worst rows",
-                )
-            )
-        return tuple(findings)
-
-    def judge_own_error(
-        self,
-        error: float,
-        precision: Precision,
-        *,
-        is_leaf: bool,
-        elements: int,
-        limits: Limits | None = None,
-        where: str = "",
-    ) -> Finding:
-        """Judge the error of what was made of the reference's own values.
-
-        Args:
-            error: Row error, no unit.
-            precision: Of the pair.
-            is_leaf: Whether a leaf of known kind made it.
-            elements: Count of elements that the error is taken over.
-            limits: In roundings; those of an injected run if None. Wide precisions have limits of their own.
-            where: Of which rows the error is, for the text.
-        """
-        test = "own_error_leaf" if is_leaf else "own_error_composite"
-        if precision.is_wide:
-            limits = self.in_proportion(self.wide_own, precision)
-            text = f"error {error:.2g} of its own{where}, at most {limits.green:.2g}"
-            return Finding(test, error, limits.green, limits.status(error), text)
-        limits = self.sampled(limits or (self.leaf_own if is_leaf else self.composite_own), elements)
-        own = error / precision.rounding
-        text = f"error {error:.2g} of its own{where}: {own:.3g} roundings, at most {limits.green:.3g}"
-        return Finding(test, own, limits.green, limits.status(own), text)
-
-    @staticmethod
-    def of_tail(elements: int) -> int:
-        """How many elements the 95th percentile of rows rests on: a twentieth, and a row at least."""
-        return max(elements // 20, min(elements, _ROW))
-
-    def judge_twin(self, ratio: float, elements: int) -> Finding:
-        """Judge how a leaf's own error compares with that of the same leaf in low precision."""
-        limits = self.sampled(self.twin_ratio, elements)
-        text = f"{ratio:.3g} times the error of the model in that precision, at most {limits.green:.3g}"
-        return Finding("twin_ratio", ratio, limits.green, limits.status(ratio), text)
-
-    def is_precise(self, ratio: float, elements: int) -> bool:
-        """Whether a result was rounded less than the model itself rounds it in that precision."""
-        return ratio < self.twin_precise / self.widened_by(elements)
-
-    def judge_bits(self, share: float, elements: int) -> Finding:
-        """Judge the share of elements that are more than one unit in the last place off: test `ulp_share`."""
-        limits = self.counted(self.twin_bits, elements)
-        text = f"{100 * share:.2g} % of elements are more than 1 ulp off, at most {100 * limits.green:.2g} %"
-        return Finding("ulp_share", share, limits.green, limits.status(share), text)
-
-    def judge_other_values(self, share: float, elements: int) -> Finding:
-        """Judge the share of an activation's elements that are not the twin's; at most suspect."""
-        limit = self.counted(Limits(self.twin_values, 1.0), elements).green
-        status: Status = "within-rounding" if share <= limit else "suspect"
-        text = f"{100 * share:.2g} % of elements are not the twin's, at most {100 * limit:.2g} %"
-        return Finding("ulp_share", share, limit, status, text)
-
-    def counted(self, limits: Limits, elements: int) -> Limits:
-        """Limits of a share of so many elements, widened by what a count may be off by (POL-30)."""
-        count = max(1, elements)
-
-        def widened(share: float) -> float:
-            return share + self.few * math.sqrt(share / count) + 1 / count
-
-        return Limits(widened(limits.green), widened(limits.suspect))
-
-    def judge_tail(
-        self, output: float, inputs: float, precision: Precision, *, is_core: bool, elements: int
-    ) -> Finding:
-        """Judge what a leaf or core adds to the error of the worst rows; not of float32 runs.
-
-        Args:
-            output: The 95th percentile of row errors of the output.
-            inputs: The same of the inputs, together.
-            precision: Of the pair.
-            is_core: As for `judge_gain`.
-            elements: As for `judge_gain`.
-        """
-        limits = self.sampled(self.core_tail if is_core else self.leaf_tail, self.of_tail(elements))
-        gain = output / math.hypot(inputs, 2 * precision.rounding)
-        text = (
-            f"the worst rows are off by {inputs:.2g} in, {output:.2g} out: gain {gain:.3g}, "
-            f"at most {limits.green:.3g}"
-        )
-        return Finding(
-            "attention_gain_tail" if is_core else "gain_tail", gain, limits.green, limits.status(gain), text
-        )
-
-    def visible(self, inputs: float, precision: Precision) -> float:
-        """Return the smallest own error of a leaf that its gain shows if its inputs are that far off."""
-        if precision.is_wide:
-            limit = self.in_proportion(self.wide_own, precision).green
-            return math.hypot(limit, self.leaf_gain.green * inputs)
-        allowed = self.leaf_gain.green * math.hypot(inputs, 2 * precision.rounding)
-        return math.sqrt(allowed**2 - inputs**2)
-
-    def stated(self, run: RunInfo) -> Precision | None:
-        """Return the coarsest precision that a run names, of its weights or its arithmetic; None if none."""
-        named = [self.precision(name) for name in (run.compute_dtype, run.dtype) if name in self.units]
-        return max(named, key=lambda p: p.unit, default=None)
-
-    def _computed_in(self, run: RunInfo) -> list[Precision]:
-        """Return the precision that a run says it computed in, or nothing."""
-        for name in (run.compute_dtype, run.dtype):
-            if name in self.units:
-                return [self.precision(name)]
-        return []
-
 
 POLICY: Final = Policy()
+
+
+def _compute_dtype(run: RunInfo) -> str:
+    """Return the dtype of floats that a run says it computed in, "" if it does not say."""
+    return next((name for name in (run.compute_dtype, run.dtype) if name in UNIT_ROUNDOFFS), "")

@@ -1,4 +1,4 @@
-"""Rank the pairs of a comparison, sum up errors by class of module, and colour metrics by precision.
+"""Rankings of pairs, errors by class of module, and colours of metrics by precision.
 
 The colour of a metric, green, yellow or red, is for a glance and no verdict (RES-34).
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tensorcap.comparison.pair import ABSENT, SEVERITY, Pair, Status
+from tensorcap.comparison.pair import SEVERITY, Pair, Status
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.keys import module_of
 
@@ -40,7 +40,7 @@ class Group:
 
 
 def error_of(pair: Pair) -> float | None:
-    """Relative Frobenius error of a pair; 0 for equal digests, None if nothing was measured."""
+    """Return the relative Frobenius error of a pair; 0 for equal digests, None if nothing was measured."""
     if pair.difference is not None:
         return pair.difference.relative_frobenius
     return 0.0 if pair.status == "identical" else None
@@ -54,7 +54,7 @@ def severity(pair: Pair) -> tuple[bool, int, float, float]:
 
 
 def _excess(value: float, limit: float) -> float:
-    """How far a value is beyond its limit, whichever of both is to be the larger."""
+    """Return how far a value is beyond its limit, whichever of both should be the larger."""
     if not (math.isfinite(value) and math.isfinite(limit)):
         return math.inf
     if limit == 0 or value == 0:
@@ -63,23 +63,23 @@ def _excess(value: float, limit: float) -> float:
 
 
 def worst(pairs: Iterable[Pair], count: int) -> list[Pair]:
-    """Required pairs with values that are not green, the worst first; of equal contents only one."""
-    red = (p for p in pairs if p.is_required and not p.is_green and p.status not in ABSENT)
+    """List required pairs with values that are not green, the worst first; of equal contents only one."""
+    red = (p for p in pairs if p.is_required and not p.is_green and not p.is_absent)
     bad = sorted(red, key=severity, reverse=True)
-    seen = set()
+    known = set()
     ranked: list[Pair] = []
     for pair in bad:
         if len(ranked) == count:
             break
         digests = contents(pair)
-        if digests is None or digests not in seen:
+        if digests is None or digests not in known:
             ranked.append(pair)
-        seen.add(digests)
+        known.add(digests)
     return ranked
 
 
 def contents(pair: Pair) -> tuple[str, str] | None:
-    """Digests of both sides, None without; pairs of a tensor that was handed on have the same."""
+    """Return the digests of both sides, or None; pairs of a tensor that was passed on have the same."""
     ours, theirs = pair.reference, pair.target
     return (ours.digest, theirs.digest) if ours and theirs and ours.digest and theirs.digest else None
 
@@ -93,7 +93,7 @@ def by_error(pair: Pair) -> tuple[bool, float]:
 
 
 def by_module(pairs: Iterable[Pair], classes: Mapping[str, str]) -> list[Group]:
-    """Statistics of the error by class of module, the largest error first.
+    """Summarize errors by class of module, the largest error first.
 
     Args:
         pairs: Those of a comparison.
@@ -147,7 +147,7 @@ _FORMS: Final[Mapping[str, Literal["error", "square", "cosine", "decibel"]]] = {
 
 
 def shade(metric: str, value: float | None, precision: str) -> Shade | None:
-    """The color of a metric's value.
+    """Return the colour of a metric's value.
 
     Args:
         metric: Its name.
@@ -169,7 +169,7 @@ def shade(metric: str, value: float | None, precision: str) -> Shade | None:
 
 
 def _error(form: str, value: float) -> float:
-    """The relative error that gives a metric this value."""
+    """Return the relative error that gives a metric this value."""
     if form == "square":
         return math.sqrt(2 * value)
     if form == "cosine":

@@ -1,4 +1,4 @@
-"""Second looks at the values of a module's inputs and output, by other measures or over some rows only."""
+"""Errors of a module's inputs and output by robust measures, or over some rows only (POL-15)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.records import Record
 
-_SAMPLE: Final = 1 << 20  # elements of a tensor that a second look reads
-_BLOCKS: Final = 256  # of neighbouring rows that it reads them in
+_SAMPLE: Final = 1 << 20  # elements of a tensor that are read at most
+_BLOCKS: Final = 256  # of neighbouring rows that they are read in
 _LEAST_ROW: Final = 64  # elements of a row of row metrics
 _LONGEST_ROW: Final = 4096
 
@@ -29,7 +29,7 @@ class RobustError:
         tails: 95th percentiles over rows of the inputs.
         tail: The same of the output.
         has_measured_rows: Whether its rows are those of row metrics (MET-10).
-        rows: Errors of inputs, together, and of the output in each row, where they are known.
+        rows: Errors of inputs, together, and of the output in each row; None if they are not known.
     """
 
     inputs: tuple[float, ...]
@@ -40,7 +40,7 @@ class RobustError:
     rows: tuple[Array, Array] | None = None
 
     def of(self, *, is_tail: bool) -> tuple[tuple[float, ...], float]:
-        """Inputs and output: medians, or the 95th percentiles."""
+        """Return the errors of inputs and output: medians, or the 95th percentiles."""
         return (self.tails, self.tail) if is_tail else (self.inputs, self.output)
 
 
@@ -49,14 +49,14 @@ class RobustErrors:
 
     A massive activation makes the relative error of a tensor small in the norm, so that the module after
     it, which may well ignore that element, seems to make a large error: the largest elements of a row are
-    left out of the input. A norm that takes the mean away takes away what made the input large.
+    left out of the input. A norm that subtracts the mean subtracts what made the input large.
     """
 
     def __init__(self, reference: Archive, target: Archive) -> None:
         self._archives = reference, target
 
     def __call__(self, sources: Sequence[Pair], result: Pair, is_centred: bool) -> list[RobustError]:
-        """Errors of the inputs and of the output, by each measure."""
+        """Measure the errors of the inputs and of the output, by each measure."""
         (output, tail), _, _ = self._errors(result, is_centred=False)
         inputs = [self._errors(pair, is_centred=is_centred) for pair in sources]
         alike = all(has_measured_rows(pair) for pair in (*sources, result))
@@ -66,7 +66,7 @@ class RobustErrors:
         ]
 
     def of_rows(self, chosen: Sequence[Pair], sources: Sequence[Pair], result: Pair) -> RobustError | None:
-        """Errors over those rows whose choices of experts are the same; None where there are none."""
+        """Measure errors over those rows whose choices of experts are the same; None if there are none."""
         choices = [self._matrices(pair) for pair in chosen]
         same = np.all([(ours == theirs).all(axis=1) for ours, theirs in choices], axis=0)
         if not same.any():
@@ -83,17 +83,15 @@ class RobustErrors:
         return RobustError(tuple(medians[:-1]), medians[-1], tuple(tails[:-1]), tails[-1], False, rows)
 
     def _matrices(self, pair: Pair) -> tuple[Array, Array]:
-        """Both sides of a pair as float64, rows along the last axis."""
-        records = pair.reference, pair.target
-        found = []
-        for archive, record in zip(self._archives, records, strict=True):
-            assert record is not None
-            values = decode(archive.read(record), record.dtype).astype(np.float64)
-            found.append(values.reshape(-1, record.shape[-1]))
-        return found[0], found[1]
+        """Read both sides of a pair as float64, rows along the last axis."""
+        assert pair.reference is not None
+        assert pair.target is not None
+        reference, target = self._archives
+        x, y = reference.load(pair.reference), target.load(pair.target)
+        return x.astype(np.float64).reshape(-1, x.shape[-1]), y.astype(np.float64).reshape(-1, y.shape[-1])
 
     def _errors(self, pair: Pair, *, is_centred: bool) -> list[tuple[float, float]]:
-        """Relative error of a pair: in the norm, without the largest of each row, and around its mean.
+        """Measure a pair's relative error: in the norm, without the largest of each row, around its mean.
 
         Returns:
             Of each the median over rows and the 95th percentile.
@@ -110,27 +108,24 @@ class RobustErrors:
         smaller = np.argpartition(np.abs(rows), columns - _largest(columns) - 1, axis=1)
         smaller = smaller[:, : columns - _largest(columns)]
         errors, squares = (np.take_along_axis(side, smaller, axis=1) ** 2 for side in (d, rows))
-        found = [
+        centred = rows - rows.mean(axis=1, keepdims=True) if is_centred else rows
+        row_errors = [
             np.sqrt(_ratio((d**2).sum(axis=1), (rows**2).sum(axis=1))),
             np.sqrt(_ratio(errors.sum(axis=1), squares.sum(axis=1))),
+            np.sqrt(_ratio((d**2).sum(axis=1), (centred**2).sum(axis=1))),
         ]
-        if is_centred:
-            spread = ((rows - rows.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
-            found.append(np.sqrt(_ratio((d**2).sum(axis=1), spread)))
-        else:
-            found.append(found[0])
-        return [(float(np.median(e)), float(np.quantile(e, 0.95))) for e in found]
+        return [(float(np.median(e)), float(np.quantile(e, 0.95))) for e in row_errors]
 
 
 def sample(archive: Archive, record: Record, limit: int = _SAMPLE) -> Array:
-    """Values of a tensor, at most `limit`, as float64 in one dimension: whole rows spread evenly over it."""
+    """Read at most `limit` values of a tensor as float64, one dimension: whole rows spread evenly over it."""
     bits = [archive.read_range(record, start, stop) for start, stop in _spread(record, limit)]
     values = decode(np.concatenate(bits), record.dtype)
     return np.abs(values).astype(np.float64) if values.dtype.kind == "c" else values.astype(np.float64)
 
 
 def _spread(record: Record, limit: int) -> list[tuple[int, int]]:
-    """Ranges of elements: the whole tensor, or blocks of rows at equal distances."""
+    """List ranges of elements: the whole tensor, or blocks of rows at equal distances."""
     if record.size <= limit:
         return [(0, record.size)]
     columns = record.shape[-1] if record.shape[-1] <= limit else 1
@@ -148,7 +143,7 @@ def has_measured_rows(pair: Pair) -> bool:
 
 
 def _largest(columns: int) -> int:
-    """How many elements of a row are left out: 1 %, at least one where there are several."""
+    """Return how many elements of a row are left out: 1 %, at least one if there are several."""
     return max(1, columns // 100) if columns > 1 else 0
 
 

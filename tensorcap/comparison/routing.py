@@ -1,10 +1,12 @@
-"""Experts that a run chose unlike its reference, and whether the error of the scores explains it.
+"""Routers that chose other experts than in the reference, and rows that are in another order since.
 
-Rows that a run has in another order than its reference, since experts flipped: which belongs to which.
+A flip is explained if the error of the scores is as large as the margin between experts (POL-18). Rows inside
+experts are aligned by the nearest input (POL-19).
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +15,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tensorcap.comparison.pair import Finding, Pair, Status
-from tensorcap.comparison.policy import Policy
+from tensorcap.comparison.policy import POLICY, Limits
 from tensorcap.metrics import is_routing
 from tensorcap.runs import Call, Calls, Ops, is_inner
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import Array, decode
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record
 
@@ -28,7 +30,7 @@ _BY_SCORES: Final = 0.99  # of the reference's rows hold the largest scores: tie
 
 @dataclass(frozen=True, slots=True)
 class Flips:
-    """What became of the choices of one call of a router.
+    """How the choices of one call of a router differ from the reference's.
 
     Attributes:
         pair: The pair of the chosen numbers.
@@ -44,31 +46,28 @@ class Flips:
     unexplained: int
     is_by_scores: bool = True
 
-    def finding(self, policy: Policy) -> Finding:
-        """The verdict on the router's choices."""
+    def finding(self) -> Finding:
+        """Judge the router's choices.
+
+        If groups of experts or biases have a say, nobody knows how near a tie was, so that flips are counted.
+        """
         if not self.is_by_scores:
-            return self._finding_by_count(policy)
-        share = self.unexplained / self.rows
+            text = f"{self.flipped} of {self.rows} rows chose other experts, not by the scores alone"
+            return Limits(POLICY.routing_flipped, math.inf).finding("routing", self.flipped / self.rows, text)
+        share, limit = self.unexplained / self.rows, POLICY.routing_unexplained
         status: Status = "within-rounding" if not self.unexplained else "suspect"
-        if share > policy.routing_unexplained:
+        if share > limit:
             status = "diverged"
         text = f"{self.flipped} of {self.rows} rows chose other experts, {self.unexplained} not by a near tie"
-        return Finding("routing", share, policy.routing_unexplained, status, text)
-
-    def _finding_by_count(self, policy: Policy) -> Finding:
-        """Where groups of experts or biases have a say, nobody knows how near a tie was."""
-        share = self.flipped / self.rows
-        status: Status = "within-rounding" if share <= policy.routing_flipped else "suspect"
-        text = f"{self.flipped} of {self.rows} rows chose other experts, not by the scores alone"
-        return Finding("routing", share, policy.routing_flipped, status, text)
+        return Finding("routing", share, limit, status, text)
 
 
 class Router(NamedTuple):
-    """What chooses experts: a module that gives out scores and choices, or an op.
+    """A call that chooses experts: of a module that returns scores and choices, or of an op.
 
     Attributes:
         place: Rank and step.
-        scores: Key text of the scores of all experts, None where they were not captured.
+        scores: Key text of the scores of all experts, None if they were not captured.
         chosen: Key text of the numbers of the chosen ones.
     """
 
@@ -78,7 +77,7 @@ class Router(NamedTuple):
 
 
 def find_routers(calls: Calls, ops: Ops, pairs: Mapping[str, Pair]) -> list[Router]:
-    """Every router of the reference, modules in execution order and then ops."""
+    """Find every router of the reference: modules in execution order, then ops."""
     of_calls = [router for call in calls.calls if (router := _router(call)) is not None]
     of_ops = [router for pair in pairs.values() if (router := _router_op(pair, ops, pairs)) is not None]
     return of_calls + of_ops
@@ -90,73 +89,48 @@ def find_flips(
     routers: Sequence[Router],
     pairs: Mapping[str, Pair],
     *,
-    policy: Policy,
     noise: Callable[[Pair], float],
 ) -> list[Flips]:
-    """Look at every router whose scores and choices were captured and whose choices differ.
+    """Find how the choices of every router differ whose scores and choices were captured.
 
     Args:
         reference: The trusted archive.
         target: The archive under test.
         routers: Those of the reference.
         pairs: Pairs by key text.
-        policy: Where the margin stands.
-        noise: What rounding does to a row of a pair, relative.
+        noise: Relative error of a row of a pair that rounding alone makes.
     """
-    found = []
+    all_flips = []
     flipped: set[tuple[int, int]] = set()  # ranks and steps in which an earlier router chose other experts
     for router in routers:
-        by, of = pairs.get(router.scores or ""), pairs.get(router.chosen)
-        if by is None or of is None or of.status == "identical" or of.difference is None:
+        scores, chosen = pairs.get(router.scores or ""), pairs.get(router.chosen)
+        if scores is None or chosen is None or chosen.status == "identical" or chosen.difference is None:
             continue
-        if by.difference is None and by.status != "identical":
+        if not scores.is_compared:
             continue
         is_behind = router.place in flipped
-        flips = _flips(
-            reference,
-            target,
-            by,
-            of,
-            margin=policy.routing_margin,
-            noise=noise(by),
-            is_behind=is_behind,
-        )
+        flips = _flips(reference, target, scores, chosen, noise=noise(scores), is_behind=is_behind)
         if flips is not None:
-            found.append(flips)
+            all_flips.append(flips)
             if flips.flipped:
                 flipped.add(router.place)
-    return found
+    return all_flips
 
 
 def scores_by_choices(routers: Sequence[Router], pairs: Mapping[str, Pair]) -> dict[str, Pair]:
-    """The pair of the scores by the key text of the choices, of each router that has both."""
+    """Return the pair of the scores by the key text of the choices, of each router that has both."""
     return {r.chosen: pairs[r.scores] for r in routers if r.scores is not None and r.scores in pairs}
 
 
-@dataclass(frozen=True, slots=True)
-class AfterFlips:
-    """After which routers that chose other experts a tensor was made.
-
-    Attributes:
-        of_step: After some of the same step.
-        of_earlier: After some of an earlier step, whose results caches hold.
-        of_most_rows: After some of the same step that flipped so many rows that the median row is another.
-    """
-
-    of_step: bool
-    of_earlier: bool
-    of_most_rows: bool
-
-
 class StepsAfterFlips:
-    """Tells which tensors were made after routers that chose other experts.
+    """Knows which tensors were computed after routers that chose other experts.
 
     Args:
         flipped: The routers that did.
-        typical: The share of rows above which the median row is not what it was.
     """
 
-    def __init__(self, flipped: Sequence[Flips], typical: float) -> None:
+    def __init__(self, flipped: Sequence[Flips]) -> None:
+        typical = POLICY.routing_typical
         self._in_step = _first_orders([flip.pair for flip in flipped])
         self._of_most = _first_orders([flip.pair for flip in flipped if flip.flipped > typical * flip.rows])
         self._first_steps: dict[int, int] = {}  # by rank
@@ -164,14 +138,16 @@ class StepsAfterFlips:
             self._first_steps[rank] = min(self._first_steps.get(rank, step), step)
 
     def is_in_step(self, record: Record) -> bool:
-        """Whether a record was made after experts flipped, in the same step."""
+        """Whether a record was computed after experts flipped, in the same step."""
         return _is_after(record, self._in_step)
 
-    def of(self, record: Record, *, is_shuffled: bool) -> AfterFlips:
-        """Tell after which routers a record was made; the rows of a shuffled one are those of its step's."""
-        of_earlier = record.key.step > self._first_steps.get(record.key.rank, _NEVER)
-        of_step = is_shuffled or self.is_in_step(record)
-        return AfterFlips(of_step, of_earlier, _is_after(record, self._of_most))
+    def has_other_rows(self, record: Record) -> bool:
+        """Whether experts flipped before it, in the same step, in so many rows that the median is another."""
+        return _is_after(record, self._of_most)
+
+    def is_in_later_step(self, record: Record) -> bool:
+        """Whether experts flipped in an earlier step, whose results caches hold."""
+        return record.key.step > self._first_steps.get(record.key.rank, _NEVER)
 
 
 def _first_orders(flipped: Sequence[Pair]) -> dict[tuple[int, int], int]:
@@ -189,7 +165,7 @@ def _is_after(record: Record, first: Mapping[tuple[int, int], int]) -> bool:
 
 
 def _router_op(pair: Pair, ops: Ops, pairs: Mapping[str, Pair]) -> Router | None:
-    """The router that a record of choices, made by an op, is of."""
+    """Return the router whose choices a record holds, if an op computed it."""
     chosen = pair.reference
     if chosen is None or chosen.key.slot != "output.1" or ops.name(chosen.key.where) != "topk":
         return None
@@ -207,7 +183,7 @@ def _are_scores(scores: Record, chosen: Record) -> bool:
 
 
 def _router(call: Call) -> Router | None:
-    """The router that a call is of, by its outputs."""
+    """Return the router of a call, by its outputs."""
     for chosen in call.outputs:
         if not is_routing(chosen):
             continue
@@ -217,14 +193,7 @@ def _router(call: Call) -> Router | None:
 
 
 def _flips(
-    reference: Archive,
-    target: Archive,
-    scores: Pair,
-    chosen: Pair,
-    *,
-    margin: float,
-    noise: float,
-    is_behind: bool,
+    reference: Archive, target: Archive, scores: Pair, chosen: Pair, *, noise: float, is_behind: bool
 ) -> Flips | None:
     ours, theirs = _values(reference, chosen, 0), _values(target, chosen, 1)
     r = _values(reference, scores, 0).astype(np.float64)
@@ -250,14 +219,14 @@ def _flips(
         d = _values(target, scores, 1).astype(np.float64) - r
         reach = np.maximum(reach, np.sqrt((d**2).mean(axis=1)))
     with np.errstate(invalid="ignore"):
-        unexplained = flipped & (best - worst > margin * reach)
+        unexplained = flipped & (best - worst > POLICY.routing_margin * reach)
     return Flips(chosen, rows, int(flipped.sum()), int(unexplained.sum()), is_by_scores)
 
 
 def _values(archive: Archive, pair: Pair, side: int) -> Array:
     record = (pair.reference, pair.target)[side]
     assert record is not None
-    return decode(archive.read(record), record.dtype).reshape(-1, record.shape[-1])
+    return archive.load(record).reshape(-1, record.shape[-1])
 
 
 def _mask(chosen: Array, experts: int) -> Array:
@@ -267,7 +236,7 @@ def _mask(chosen: Array, experts: int) -> Array:
 
 
 def copies_of(pairs: Sequence[Pair], chosen: Sequence[Pair]) -> dict[str, Pair]:
-    """Pairs that hold the very choices of a router again, as arguments of others, by key text."""
+    """Return pairs that hold a router's choices again, as arguments of other calls, by key text."""
     known = {
         (pair.reference.digest, pair.target.digest): pair
         for pair in chosen
@@ -280,55 +249,38 @@ def copies_of(pairs: Sequence[Pair], chosen: Sequence[Pair]) -> dict[str, Pair]:
     }
 
 
-_ROWS: Final = 256  # of the reference are looked for
+_ROWS: Final = 256  # of the reference are aligned
 _NEAR: Final = 4096
-_ELEMENTS: Final = 1 << 22  # of one side are read; a longer tensor is not aligned
-
-
-@dataclass(frozen=True, slots=True)
-class AlignedLeaf:
-    """A leaf inside experts whose rows were brought together.
-
-    Attributes:
-        source: The pair of its input.
-        result: The pair of its output; None where it could not be aligned.
-        input_error: Median over rows of the relative error of the input.
-        output_error: The same of the output.
-    """
-
-    source: Pair
-    result: Pair | None
-    input_error: float
-    output_error: float | None
+_ELEMENTS: Final = 1 << 22  # of one side; a longer tensor is not aligned
 
 
 def shuffled_calls(calls: Calls, flips: Sequence[Flips], copies: Mapping[str, Pair]) -> dict[str, Flips]:
-    """Key texts of records whose rows are ordered by expert, where experts flipped, with the flips.
+    """Return the flips by key text of records whose rows are ordered by expert, if experts flipped.
 
     They are the records of calls below a module that got the choices as an argument, within its call.
     """
-    found: dict[str, Flips] = {}
-    for call, chosen in _given_choices(calls, flips, copies):
-        for below in calls.within(call):
-            for record in (*below.inputs, *below.outputs):
-                found[record.key.text] = chosen
-    return found
+    return {
+        record.key.text: chosen
+        for call, chosen in _calls_with_choices(calls, flips, copies)
+        for below in calls.within(call)
+        for record in (*below.inputs, *below.outputs)
+    }
 
 
 def moved_ops(
     calls: Calls, reference: Archive, flips: Sequence[Flips], copies: Mapping[str, Pair]
 ) -> set[str]:
-    """Key texts of records of places within the code of modules that got other choices, and of modules below.
+    """Return key texts of records within the code of modules that got other choices, and of modules below.
 
     Args:
         calls: The reference's calls.
         reference: The trusted archive.
-        flips: What became of the choices.
+        flips: How the choices of routers differ.
         copies: Pairs that hold choices again.
     """
-    found: set[str] = set()
+    moved: set[str] = set()
     inner: dict[tuple[int, int], list[Record]] = {}
-    for call, _ in _given_choices(calls, flips, copies):
+    for call, _ in _calls_with_choices(calls, flips, copies):
         if not inner:
             for record in reference.records:
                 if is_inner(record.key):
@@ -339,14 +291,14 @@ def moved_ops(
             if record.order > call.end:
                 break
             if f"{module_of(record.key.site)}.".startswith(f"{call.site}."):
-                found.add(record.key.text)
-    return found
+                moved.add(record.key.text)
+    return moved
 
 
-def _given_choices(
+def _calls_with_choices(
     calls: Calls, flips: Sequence[Flips], copies: Mapping[str, Pair]
 ) -> Iterator[tuple[Call, Flips]]:
-    """Calls that got the choices of a router as an argument, with what became of these."""
+    """Yield the calls that got the choices of a router as an argument, with its flips."""
     by_key = {flip.pair.key: flip for flip in flips}
     for call in calls.calls:
         keys = [record.key.text for record in call.inputs]
@@ -355,33 +307,30 @@ def _given_choices(
             yield call, chosen[0]
 
 
-def aligned_leaves(
+def aligned_errors(
     reference: Archive,
     target: Archive,
     calls: Calls,
     pairs: Mapping[str, Pair],
     shuffled: Mapping[str, Flips],
-) -> Iterator[AlignedLeaf]:
-    """Bring the rows of leaves inside experts together by what the leaves were given."""
+) -> dict[str, float]:
+    """Align the rows of leaves inside experts by the leaves' inputs.
+
+    Returns:
+        Row errors of aligned inputs and outputs, by key text.
+    """
+    errors = {}
     for leaf in calls.leaves:
-        source = _pair_of(leaf.inputs, pairs, shuffled)
-        if source is None or source.reference is None:
+        source, result = (_pair_of(records, pairs, shuffled) for records in (leaf.inputs, leaf.outputs))
+        sides = _rows(reference, target, source)
+        if source is None or sides is None:
             continue
-        sides = [_rows(archive, record) for archive, record in _sides(reference, target, source)]
-        if any(side is None for side in sides):
-            continue
-        x, y = sides
-        assert x is not None
-        assert y is not None
-        order, partner = _partners(x, y, _reach(shuffled[source.key]))
-        result = _pair_of(leaf.outputs, pairs, shuffled)
-        output_error = None
-        if result is not None:
-            made = [_rows(archive, record) for archive, record in _sides(reference, target, result)]
-            if all(side is not None and len(side) == len(x) for side in made):
-                output_error = _error(made[0], made[1], order, partner)
-        input_error = _error(x, y, order, partner)
-        yield AlignedLeaf(source, result if output_error is not None else None, input_error, output_error)
+        order, partner = _partners(*sides, _reach(shuffled[source.key]))
+        errors[source.key] = _error(*sides, order, partner)
+        outputs = _rows(reference, target, result)
+        if result is not None and outputs is not None and all(len(side) == len(sides[0]) for side in outputs):
+            errors[result.key] = _error(*outputs, order, partner)
+    return errors
 
 
 def _pair_of(
@@ -395,27 +344,25 @@ def _pair_of(
     return None
 
 
-def _sides(reference: Archive, target: Archive, pair: Pair) -> list[tuple[Archive, Record]]:
-    assert pair.reference is not None
-    assert pair.target is not None
-    return [(reference, pair.reference), (target, pair.target)]
-
-
-def _rows(archive: Archive, record: Record) -> Array | None:
-    if not 0 < record.size <= _ELEMENTS or not record.stored:
+def _rows(reference: Archive, target: Archive, pair: Pair | None) -> tuple[Array, Array] | None:
+    """Read the rows of both sides of a pair, zeros for what is not finite; None if they cannot be read."""
+    if pair is None or pair.reference is None or pair.target is None:
         return None
-    values = decode(archive.read(record), record.dtype).reshape(-1, record.shape[-1]).astype(np.float64)
-    return np.where(np.isfinite(values), values, 0.0)
+    sides = (reference, pair.reference), (target, pair.target)
+    if not all(0 < record.size <= _ELEMENTS and record.stored for _, record in sides):
+        return None
+    x, y = (a.load(r).reshape(-1, r.shape[-1]).astype(np.float64) for a, r in sides)
+    return np.where(np.isfinite(x), x, 0.0), np.where(np.isfinite(y), y, 0.0)
 
 
 def _reach(flips: Flips) -> int:
-    """How many places away a row may be: each flip moves others, and sorting by expert need not be stable."""
+    """Return how many rows away a row may be: each flip moves others, and sorting need not be stable."""
     record = flips.pair.reference
     return max(_NEAR, 2 * flips.flipped * (record.shape[-1] if record is not None else 1))
 
 
 def _partners(x: Array, y: Array, reach: int) -> tuple[Array, Array]:
-    """Some rows of the reference and, for each, the nearest of the target's at most `reach` places away."""
+    """Choose rows of the reference, and for each the nearest of the target's at most `reach` rows away."""
     order = np.unique(np.linspace(0, len(x) - 1, min(len(x), _ROWS)).astype(np.int64))
     sizes = (y**2).sum(axis=1)
     partner = np.empty_like(order)
@@ -426,20 +373,9 @@ def _partners(x: Array, y: Array, reach: int) -> tuple[Array, Array]:
     return order, partner
 
 
-def _error(x: Array | None, y: Array | None, order: Array, partner: Array) -> float:
-    assert x is not None
-    assert y is not None
+def _error(x: Array, y: Array, order: Array, partner: Array) -> float:
+    """Compute the median over rows of the relative error."""
     d, r = y[partner] - x[order], x[order]
     sizes = (r**2).sum(axis=1)
     errors = (d**2).sum(axis=1)[sizes > 0] / sizes[sizes > 0]
     return float(np.sqrt(np.median(errors))) if errors.size else 0.0
-
-
-def calls_that_align(aligned: Sequence[AlignedLeaf]) -> dict[str, float]:
-    """Row errors by key text, as they are once rows were brought together."""
-    errors = {}
-    for found in aligned:
-        errors[found.source.key] = found.input_error
-        if found.result is not None and found.output_error is not None:
-            errors[found.result.key] = found.output_error
-    return errors

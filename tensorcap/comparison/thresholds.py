@@ -1,4 +1,4 @@
-"""Thresholds that somebody gave: one tolerance for all, or a TOML file by glob (see `specs/policy.md`).
+"""Thresholds of a user: one tolerance for all, or a TOML file by glob (see `specs/policy.md`).
 
 [[threshold]]
 match = "0/*.mlp/output"
@@ -22,7 +22,7 @@ from tensorcap.metrics import Difference, Tolerance
 from tensorcap_formats.errors import ReadError, UsageError, abbreviate
 from tensorcap_formats.keys import matches
 
-METRICS: Final[Mapping[str, Literal["lower", "higher"]]] = {  # which of two values is the better one
+METRICS: Final[Mapping[str, Literal["lower", "higher"]]] = {  # which of two values is better
     "max_abs": "lower",
     "mean_abs": "lower",
     "max_rel": "lower",
@@ -61,7 +61,7 @@ class Threshold:
         match: Glob over key texts.
         tolerance: Allowed for each element, or None.
         metric: A metric that is limited, or "".
-        limit: The largest value of the metric that is green, or the smallest where more is better.
+        limit: The largest value of the metric that is green, or the smallest if more is better.
     """
 
     match: str
@@ -72,7 +72,7 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class KeyThresholds:
-    """All that is given for one key.
+    """All thresholds of one key.
 
     Attributes:
         tolerance: Allowed for each element, or None.
@@ -86,7 +86,7 @@ class KeyThresholds:
         return self.tolerance is not None or bool(self.limits)
 
     def judge(self, difference: Difference) -> tuple[Finding, ...]:
-        """Hold a difference, measured with this tolerance, against everything that is given."""
+        """Judge a difference, measured with this tolerance, by all thresholds."""
         findings = [judge_metric(difference, name, limit) for name, limit in self.limits.items()]
         if self.tolerance is not None and difference.mismatches is not None:
             status: Status = "diverged" if difference.mismatches else "match"
@@ -98,7 +98,7 @@ class KeyThresholds:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Everything that a user gave; a later entry wins over an earlier one, and each over the default.
+    """All thresholds of a user; a later entry wins over an earlier one, and each over the default.
 
     Attributes:
         default: Tolerance for keys that no entry with a tolerance matches, or None.
@@ -111,10 +111,10 @@ class Thresholds:
     path: Path | None = None
 
     @classmethod
-    def given(
+    def parse(
         cls, rtol: float | None, atol: float | None, path: str | os.PathLike[str] | None = None
     ) -> Thresholds:
-        """What a command line gave.
+        """Parse the options of a user.
 
         Raises:
             UsageError: A number is negative or not finite; the file has something that is no threshold.
@@ -123,8 +123,8 @@ class Thresholds:
         default = Tolerance.parse(rtol, atol)
         return cls(default) if path is None else cls(default, tuple(_entries(Path(path))), Path(path))
 
-    def of(self, text: str) -> KeyThresholds:
-        """What is given for a key."""
+    def limits_for(self, text: str) -> KeyThresholds:
+        """Return the thresholds of a key."""
         tolerance = self.default
         limits: dict[str, float] = {}
         for entry in self.entries:
@@ -143,15 +143,14 @@ class Thresholds:
         known = list(texts)
         for entry in self.entries:
             if not any(matches(text, entry.match) for text in known):
-                close = difflib.get_close_matches(entry.match, known, n=3)
                 raise UsageError(
                     f"{self.path}: threshold for {abbreviate(entry.match)!r} matches no key of {len(known)}",
-                    hint=f"Did you mean {' or '.join(map(repr, close))}?" if close else None,
+                    hint=_did_you_mean(entry.match, known),
                 )
 
 
 def judge_metric(difference: Difference, metric: str, limit: float) -> Finding:
-    """Hold one metric of a difference against a limit; one that is undefined there is unjudged."""
+    """Judge one metric of a difference by a limit; one that is undefined there is unjudged."""
     value = getattr(difference, metric)
     if value is None:
         return Finding(metric, math.nan, limit, "unjudged", f"{metric} is undefined here")
@@ -169,13 +168,15 @@ def metric_named(name: str, where: str = "metric") -> str:
     """
     if name in METRICS:
         return name
-    close = difflib.get_close_matches(name, METRICS, n=3, cutoff=0.5)
     raise UsageError(
         f"{where}: metric {abbreviate(name)!r} is unknown",
-        hint=f"Did you mean {' or '.join(map(repr, close))}?"
-        if close
-        else f"Known are: {', '.join(METRICS)}.",
+        hint=_did_you_mean(name, METRICS, cutoff=0.5) or f"Known are: {', '.join(METRICS)}.",
     )
+
+
+def _did_you_mean(name: str, known: Iterable[str], *, count: int = 3, cutoff: float = 0.6) -> str | None:
+    close = difflib.get_close_matches(name, list(known), n=count, cutoff=cutoff)
+    return f"Did you mean {' or '.join(map(repr, close))}?" if close else None
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -213,10 +214,9 @@ def _entry(table: object, where: str) -> Threshold:
         raise UsageError(f"{where}: is no table")
     for name in table:
         if name not in _MEMBERS:
-            close = difflib.get_close_matches(name, _MEMBERS, n=1)
             raise UsageError(
                 f"{where}: has {abbreviate(name)!r}, expected {', '.join(_MEMBERS)}",
-                hint=f"Did you mean {close[0]!r}?" if close else None,
+                hint=_did_you_mean(name, _MEMBERS, count=1),
             )
     match, metric = table.get("match"), table.get("metric", "")
     if not isinstance(match, str) or not isinstance(metric, str):

@@ -1,4 +1,4 @@
-"""What a reader of a comparison has to know first: runs cut short, unlike inputs, empty archives."""
+"""Warnings about two archives and their pairs: runs cut short, unlike inputs, no values, NaN."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tensorcap.alignment import OrderedArchive
 from tensorcap.comparison.injected import injection_text
 from tensorcap.comparison.pair import Pair
 from tensorcap_formats.archive import Archive
@@ -13,14 +14,14 @@ from tensorcap_formats.run_info import ErrorInfo
 
 
 def _ending(error: ErrorInfo | None) -> str:
-    """Why an archive is incomplete: its run ended by an exception, or somehow; or what a dump lacks."""
+    """Return why an archive is incomplete: an exception ended its run, or a dump lacks something."""
     if error is None or not error.text:
         return "its run ended early"
     return f"its run ended early ({error.text})" if error.type else error.text
 
 
 def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
-    """What has to be known of two archives before their tensors are looked at, a sentence each."""
+    """Yield warnings about two archives, a sentence each."""
     if reference is target or _is_same_file(reference.path, target.path):
         yield "Reference and target are the same file: this shows nothing."
     for name, archive in (("reference", reference), ("target", target)):
@@ -29,7 +30,7 @@ def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
         elif not any(record.stored for record in archive.records):
             yield f"The {name} holds statistics and no values: only hashes and statistics were compared."
         if archive.skipped:
-            some = ", ".join(f"{key} ({what})" for key, what in list(archive.skipped.items())[:3])
+            some = ", ".join(f"{key} ({reason})" for key, reason in list(archive.skipped.items())[:3])
             more = f", … {len(archive.skipped)} in all" if len(archive.skipped) > 3 else ""
             yield f"The {name} holds what was not read: {some}{more}."
         unfinished = [point.site for point in archive.info.points if point.unfinished]
@@ -47,11 +48,16 @@ def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
     if root and reference.root and root != reference.root:
         yield "What was injected into the target is not of this reference: errors are not its modules' own."
     if not reference.is_ordered:
-        order = "the target's" if target.is_ordered else "natural order of names"
-        yield f"The reference has no execution order: {order} is used instead."
-    steps, others = _steps(reference), _steps(target)
+        yield "The reference has no execution order: natural order of names is used instead."
+    elif isinstance(reference, OrderedArchive):
+        yield "The reference has no execution order: the target's is used instead."
+    steps, others = _count_steps(reference), _count_steps(target)
     if steps and others and steps != others:
-        limits = [f"the {n} was told to take steps {s}" for n, s in _limits(reference, target)]
+        limits = [
+            f"the {name} was told to take steps {archive.info.scope.steps}"
+            for name, archive in (("reference", reference), ("target", target))
+            if archive.info.scope and archive.info.scope.steps
+        ]
         why = f" ({', '.join(limits)})" if limits else ""
         yield f"The runs have unlike numbers of steps: {steps} in the reference, {others} in the target{why}."
     unlike = _unlike_inputs(reference.info.inputs, target.info.inputs)
@@ -60,22 +66,19 @@ def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
 
 
 def pair_warnings(pairs: Sequence[Pair]) -> Iterator[str]:
-    """What has to be known of pairs that are green or not: values that are no numbers (CMP-18)."""
-    held = [(pair, *_nonfinite(pair)) for pair in pairs if pair.is_compared]
-    for index, name in ((1, "NaN"), (2, "Infinities")):
-        found = [row[0] for row in held if row[index]]
-        if found:
-            count, first = len(found), found[0].key
-            yield f"{name} in {count} of the reference tensors that were compared, first in {first}."
+    """Yield warnings about reference tensors that have values that are no numbers (CMP-18)."""
+    counts = {pair.key: _nonfinite(pair) for pair in pairs if pair.is_compared}
+    for index, name in enumerate(("NaN", "Infinities")):
+        keys = [key for key, count in counts.items() if count[index]]
+        if keys:
+            yield f"{name} in {len(keys)} of the reference tensors that were compared, first in {keys[0]}."
 
 
 def _nonfinite(pair: Pair) -> tuple[int, int]:
-    """Counts of NaN and of infinities in the reference of a pair."""
-    if pair.difference is not None:
-        found = pair.difference.nonfinite_reference
-        return found.nan, found.posinf + found.neginf
+    """Return the counts of NaN and of infinities in the reference of a pair."""
     statistics = pair.reference.statistics if pair.reference else None
-    return (statistics.nan, statistics.posinf + statistics.neginf) if statistics else (0, 0)
+    counts = pair.difference.nonfinite_reference if pair.difference is not None else statistics
+    return (counts.nan, counts.posinf + counts.neginf) if counts else (0, 0)
 
 
 def _is_same_file(one: Path, other: Path) -> bool:
@@ -85,18 +88,11 @@ def _is_same_file(one: Path, other: Path) -> bool:
         return False
 
 
-def _steps(archive: Archive) -> int:
-    """How many steps have records; 0 for names without steps."""
+def _count_steps(archive: Archive) -> int:
+    """Count the steps that have records; 0 for names without steps."""
     return len({record.key.step for record in archive.records if not record.key.is_bare})
 
 
-def _limits(reference: Archive, target: Archive) -> Iterator[tuple[str, str]]:
-    """Which of two captures were limited to some steps, and to which."""
-    for name, archive in (("reference", reference), ("target", target)):
-        if archive.info.scope and archive.info.scope.steps:
-            yield name, archive.info.scope.steps
-
-
 def _unlike_inputs(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """Inputs of both runs whose hashes differ."""
+    """List the inputs of both runs whose hashes differ."""
     return [key for key, sha256 in ours.items() if sha256 and theirs.get(key) and sha256 != theirs[key]]

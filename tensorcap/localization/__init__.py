@@ -3,7 +3,7 @@
 Two archives, and a model if there is one, go in; a `Localization` or a bisection comes out. Read `evidence`
 (what a replay, an injection or the archives show), `suspect` (the result), `curves` and `nonfinite` (where
 errors and non-finite values begin), `ranking`, `localization`; then `archive_bisection`, `live_bisection`,
-`bisection`; `weights` and `verification` are parts of what `tensorcap.verification` does.
+`bisection`; `weights` and `verification` are parts of what `tensorcap.port_verification` does.
 """
 
 from tensorcap.localization.archive_bisection import Bisection, bisect_archives

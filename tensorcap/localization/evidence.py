@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from tensorcap.alignment import MappingSource, sides
 from tensorcap.comparison import (
     ABSENT,
+    EVIDENCE_TESTS,
     SEVERITY,
     Comparison,
     Finding,
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
 RerunCall = Callable[[str, str], "Rerun | None"]
 
 _MOST: Final = 8  # suspects by archives alone: of more, none stands out
-_LOCAL_TESTS: Final = frozenset(  # tests that look at one module alone
-    {"gain", "attention_gain", "gain_tail", "attention_gain_tail", "outlier_element"}
-)
 _ARCHIVES_ALONE: Final = (
     "No model was replayed: the archives alone tell a mistake only where it stands out of what errors do "
     "anyway."
@@ -350,7 +348,7 @@ def _excessive_gain(pair: Pair) -> Finding | None:
     """The finding of a test that looks at one module alone and found much too large an error."""
     if pair.reference is None or is_inner(pair.reference.key) or is_parameter(pair.reference.key):
         return None
-    return next((f for f in pair.findings if f.test in _LOCAL_TESTS and f.status == "diverged"), None)
+    return next((f for f in pair.findings if f.test in EVIDENCE_TESTS and f.status == "diverged"), None)
 
 
 def _severity(own: OwnError) -> int:

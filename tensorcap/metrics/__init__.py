@@ -3,18 +3,18 @@
 Pairs of archived records go in, a `Difference` comes out. Read `difference` (the metrics, the tolerance),
 `operands` (rows and blocks) and `measurement` (the loop over pairs, which chooses an engine); then the
 engines: `numpy_engine`, and `compiled_engine` with `kernels`, `kernel_loops`, `kernel_state` and
-`machine_code`. Both add up `totals` with `error_bins` and `scaled_sums`. `location`, `logits` and `routing`
-are further passes, over `value_blocks`.
+`machine_code`. Both add up `totals` with `error_bins` and `scaled_sums`. `location`, `logits` and
+`expert_choices` are further passes, over `value_blocks`.
 """
 
 from tensorcap.metrics.difference import Difference, Nonfinite, Tolerance
 from tensorcap.metrics.error_bins import quantiles
+from tensorcap.metrics.expert_choices import WIDEST, RoutingDifference, is_routing, routing_metrics
 from tensorcap.metrics.location import ErrorMap, Location, locate
 from tensorcap.metrics.logits import LogitDifference, agreement, are_logits, logit_metrics
 from tensorcap.metrics.measurement import measure, measure_pairs
 from tensorcap.metrics.numpy_engine import UNIT, NumpyEngine, exact_difference
 from tensorcap.metrics.operands import Operands
-from tensorcap.metrics.routing import WIDEST, RoutingDifference, is_routing, routing_metrics
 from tensorcap.metrics.totals import Totals
 
 __all__ = [

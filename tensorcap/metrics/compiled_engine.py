@@ -94,7 +94,7 @@ class CompiledEngine:
         self._at += reference.size
 
     def totals(self) -> Totals:
-        """The totals of everything that was added."""
+        """Return the totals of everything that was added."""
         counts, sums = self._counts.tolist(), self._sums.tolist()
         measured = counts[layout.ELEMENTS] - counts[layout.APART]
         totals = Totals(
@@ -148,7 +148,7 @@ class CompiledEngine:
 
 @cache
 def _table(dtype: DType) -> Array:
-    """The values of all bytes, for dtypes that are widened by a table."""
+    """Return the values of all bytes, for dtypes that are widened by a table."""
     if dtype.itemsize > 1:
         return np.zeros(256, np.float32)
     return np.ascontiguousarray(decode(np.arange(256, dtype=np.uint8), dtype), np.float32)

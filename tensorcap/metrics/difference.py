@@ -73,10 +73,10 @@ class Difference:
         cosine: Cosine of the angle between both, no unit; None if one of them is all zeros.
         pearson: Pearson's correlation, no unit; None if one of them is constant.
         max_ulp: Largest distance in values that the target's dtype can represent.
-        row_error_median: Median of the relative errors of rows, no unit: the ε of verdicts.
+        row_error_median: Median of the relative errors of rows, no unit: ε in `specs/policy.md`.
         row_error_p95: Their 95th percentile.
         zero_rows: Rows with an error whose reference is all zeros.
-        outlier: Largest error relative to the reference element and its row, no unit: the κ of verdicts.
+        outlier: Largest error relative to the reference element and its row, no unit: κ there.
         outlier_index: Where it is; None if there is no error.
         p50_abs: Median of the absolute errors, rounded up to a bin.
         p90_abs: Their 90th percentile.

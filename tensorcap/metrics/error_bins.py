@@ -26,7 +26,7 @@ Sketch = tuple[tuple[int, int], ...]
 
 
 def empty() -> Array:
-    """A histogram in which nothing is counted."""
+    """Return a histogram in which nothing is counted."""
     return np.zeros(BINS, np.int64)
 
 
@@ -56,13 +56,13 @@ def add_rows(histogram: Array, errors: Array) -> None:
 
 
 def sketch(histogram: Array) -> Sketch:
-    """The bins that are not empty, in order, with their counts."""
+    """Return the bins that are not empty, in order, with their counts."""
     bins = np.flatnonzero(histogram != 0)  # of bools, six times as fast as of integers
     return tuple(zip(bins.tolist(), histogram[bins].tolist(), strict=True))
 
 
 def quantiles(errors: Sequence[tuple[int, int]], permilles: Sequence[int]) -> list[float]:
-    """Upper edges of the bins up to which the given shares of the errors lie.
+    """Return upper edges of the bins up to which shares of the errors lie.
 
     Args:
         errors: Bins and counts in order, at least one.
@@ -94,7 +94,7 @@ def _bins_at(errors: Sequence[tuple[int, int]], permilles: Sequence[int]) -> lis
 
 
 def _from_float32() -> Array:
-    """For each bin of float32 errors, the bin of float64 with the same upper edge; the last is for infinity.
+    """Map bins of float32 errors to those of float64 with the same upper edge; the last is for infinity.
 
     Below 2**-126, where a float32 has fewer bits in its mantissa, they are wider than others.
     """

@@ -103,7 +103,7 @@ def _is_sentinel(u):
 
 @njit(**OPTIONS)
 def widen(raw, kind, at, n, out, table):
-    """Elements `at` to `at + n` of a buffer of bytes as float32; `kind` as in `state_layout`."""
+    """Elements `at` to `at + n` of a buffer of bytes as float32; `kind` as in `kernel_state`."""
     _wide()
     if kind == 0:
         single = raw[4 * at : 4 * (at + n)].view(np.float32)
@@ -130,7 +130,7 @@ def widen(raw, kind, at, n, out, table):
 
 
 @njit(**OPTIONS)
-def find_extremes(x, y, n, found):
+def find_extremes(x, y, n, results):
     """Largest and smallest of both sides as ordered integers, and whether any bit differs."""
     _wide()
     x_max = SIGN
@@ -148,10 +148,10 @@ def find_extremes(x, y, n, found):
         x_min = min(x_min, u)
         y_max = max(y_max, v)
         y_min = min(y_min, v)
-    found[0] = x_max
-    found[1] = x_min
-    found[2] = y_max
-    found[3] = y_min
+    results[0] = x_max
+    results[1] = x_min
+    results[2] = y_max
+    results[3] = y_min
     return unlike
 
 
@@ -236,8 +236,8 @@ def add_sums(x, y, low, high, sums):
 
 
 @njit(fastmath=_QUOTIENTS, **OPTIONS)
-def relative_errors(x, y, n, atol, rtol, found):
-    """In float32: certain and possible mismatches, largest |d| and |d|/|r|, zeros; give the sum of ratios."""
+def relative_errors(x, y, n, atol, rtol, results):
+    """Count mismatches, certain and possible, and zeros, find maxima (float32); return the sum of ratios."""
     _wide()
     certain = i32(0)
     possible = i32(0)
@@ -265,13 +265,13 @@ def relative_errors(x, y, n, atol, rtol, found):
         largest = max(largest, bits_of(d))
         largest_ratio = max(largest_ratio, ratio)
         total += f64(float_of(ratio))
-    found[0] = certain
-    found[1] = possible
-    found[2] = largest
-    found[3] = largest_ratio
-    found[4] = zeros
-    found[5] = zeros_hit
-    found[6] = unequal
+    results[0] = certain
+    results[1] = possible
+    results[2] = largest
+    results[3] = largest_ratio
+    results[4] = zeros
+    results[5] = zeros_hit
+    results[6] = unequal
     return total
 
 
@@ -411,7 +411,7 @@ def count_errors(x, y, n, tables, bins):
 
 @njit(fastmath=_QUOTIENTS, **OPTIONS)
 def row_outlier(x, y, low, high, rms):
-    """Largest |d| / (|r| + rms) of a row in float32, as bits; where it is no number they are large."""
+    """Largest |d| / (|r| + rms) of a row in float32, as bits; if it is no number they are large."""
     _wide()
     a = x[low:high]
     b = y[low:high]
@@ -427,9 +427,9 @@ def exact_outlier(x, y, low, high, rms):
     largest = 0.0
     place = -1
     for i in range(low, high):
-        found = abs(f64(y[i]) - f64(x[i])) / (abs(f64(x[i])) + rms)
-        if found > largest:
-            largest = found
+        outlier = abs(f64(y[i]) - f64(x[i])) / (abs(f64(x[i])) + rms)
+        if outlier > largest:
+            largest = outlier
             place = i
     return largest, place
 

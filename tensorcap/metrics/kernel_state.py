@@ -30,8 +30,8 @@ X: Final = -(-ACCUMULATORS // 8) * 8  # BLOCK float32, on a cache line
 Y: Final = X + BLOCK // 2
 BINS: Final = Y + BLOCK // 2  # BLOCK uint16
 RMS: Final = BINS + BLOCK // 4  # 64 float64: a row has 64 elements at least, unless it is alone
-FOUND: Final = RMS + 64  # 8 int64
-WORDS: Final = FOUND + 8
+RESULTS: Final = RMS + 64  # 8 int64
+WORDS: Final = RESULTS + 8
 
 # Counts
 ELEMENTS: Final = 0

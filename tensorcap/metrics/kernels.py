@@ -57,13 +57,13 @@ from tensorcap.metrics.kernel_state import (
     ERROR,
     ERROR_BINS,
     ERRORS,
-    FOUND,
     MAXIMA,
     MISMATCHES,
     MOMENTS,
     OUTLIER,
     PLACES,
     RATIO,
+    RESULTS,
     RMS,
     ROW_BINS,
     ROWS,
@@ -131,9 +131,9 @@ def _add_outliers(x, y, n, row, error, is_large, at, maxima, places, rms):
         if scale > 0 and error * (1 + 2.0**-50) >= maxima[OUTLIER] * scale and error > 0:
             bits = row_outlier(x, y, low, high, f32(scale))
             if is_large or bits >= INFINITY or f64(float_of(bits)) * (1 + 2.0**-20) >= maxima[OUTLIER]:
-                found, place = exact_outlier(x, y, low, high, scale)
-                if found > maxima[OUTLIER]:
-                    maxima[OUTLIER] = found
+                outlier, place = exact_outlier(x, y, low, high, scale)
+                if outlier > maxima[OUTLIER]:
+                    maxima[OUTLIER] = outlier
                     places[OUTLIER] = at + place
 
 
@@ -150,7 +150,7 @@ def feed(
     y = state[Y : Y + BLOCK // 2].view(np.float32)
     bins = state[BINS : BINS + BLOCK // 4].view(np.uint16)
     rms = state[RMS : RMS + 64].view(np.float64)
-    found = state[FOUND : FOUND + 8]
+    results = state[RESULTS : RESULTS + 8]
     counts = state[COUNTS : COUNTS + 24]
     sums = state[SUMS : SUMS + 8].view(np.float64)
     block = state[SUMS + 8 : SUMS + 16].view(np.float64)
@@ -169,26 +169,26 @@ def feed(
             m = min(m, row - (base + at) % row)
         widen(x_raw, x_kind, at, m, x, x_table)
         widen(y_raw, y_kind, at, m, y, y_table)
-        unlike = find_extremes(x, y, m, found)
+        unlike = find_extremes(x, y, m, results)
         counts[ELEMENTS] += m
         apart = i64(0)
         if (
-            found[0] >= INFINITY
-            or found[1] <= SENTINEL_ORDER
-            or found[2] >= INFINITY
-            or found[3] <= SENTINEL_ORDER
+            results[0] >= INFINITY
+            or results[1] <= SENTINEL_ORDER
+            or results[2] >= INFINITY
+            or results[3] <= SENTINEL_ORDER
         ):
             apart = i64(count_apart(x, y, m))
         counts[APART] += apart
-        x_max = f64(float_of(ordered(i32(found[0]))))
-        x_min = f64(float_of(ordered(i32(found[1]))))
+        x_max = f64(float_of(ordered(i32(results[0]))))
+        x_min = f64(float_of(ordered(i32(results[1]))))
         if apart:
             set_apart(x, y, m, base + at, counts, spans)
         else:
             spans[0] = min(spans[0], x_min)
             spans[1] = max(spans[1], x_max)
-            spans[2] = min(spans[2], f64(float_of(ordered(i32(found[3])))))
-            spans[3] = max(spans[3], f64(float_of(ordered(i32(found[2])))))
+            spans[2] = min(spans[2], f64(float_of(ordered(i32(results[3])))))
+            spans[3] = max(spans[3], f64(float_of(ordered(i32(results[2])))))
         is_large = apart > 0 or x_max > LARGE or x_min < -LARGE
         block[:] = 0.0
         _add_rows(x, y, m, row, block, rows, counts, rms)
@@ -202,25 +202,25 @@ def feed(
             at += m
             continue
         counts[UNLIKE] = 1
-        total = relative_errors(x, y, m, f32(atol), f32(rtol), found)
-        counts[ZEROS] += found[4] - apart
-        counts[ZEROS_HIT] += found[5]
-        counts[UNEQUAL] += found[6]
-        error = f64(float_of(i32(found[2])))
-        ratio = f64(float_of(i32(found[3])))
-        if is_extreme or found[1] != found[0]:
+        total = relative_errors(x, y, m, f32(atol), f32(rtol), results)
+        counts[ZEROS] += results[4] - apart
+        counts[ZEROS_HIT] += results[5]
+        counts[UNEQUAL] += results[6]
+        error = f64(float_of(i32(results[2])))
+        ratio = f64(float_of(i32(results[3])))
+        if is_extreme or results[1] != results[0]:
             counts[MISMATCHES] += exact_mismatches(x, y, m, atol, rtol)
         else:
-            counts[MISMATCHES] += found[0]
+            counts[MISMATCHES] += results[0]
         error *= 1 + 2.0**-22
-        if found[2] > 0 and error >= maxima[ERROR]:
+        if results[2] > 0 and error >= maxima[ERROR]:
             error = exact_error(x, y, m)
             if error > maxima[ERROR]:
                 maxima[ERROR] = error
                 places[ERROR] = base + at + find_error(x, y, m, error)
-        if found[3] >= LARGE_RATIO or (found[3] > 0 and ratio * (1 + 2.0**-21) >= maxima[RATIO]):
+        if results[3] >= LARGE_RATIO or (results[3] > 0 and ratio * (1 + 2.0**-21) >= maxima[RATIO]):
             ratio = exact_ratio(x, y, m)
-            if found[3] >= LARGE_RATIO:
+            if results[3] >= LARGE_RATIO:
                 total = exact_ratio_sum(x, y, m)
             if ratio > maxima[RATIO]:
                 maxima[RATIO] = ratio

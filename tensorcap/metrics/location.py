@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from tensorcap.metrics.value_blocks import read_value_blocks, split_wide, values_shape
+from tensorcap.metrics.value_blocks import classify, read_value_blocks, split_wide, values_shape
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
@@ -21,6 +21,7 @@ from tensorcap_formats.records import Record
 _LONGEST_AXIS: Final = 1 << 20  # sums kept for one axis; a longer one is summed by ranges of indices
 _MAP: Final = 256  # cells of the map along each side at most
 _LEVELS_PER_DECIBEL: Final = 2
+_TOP: Final = 5  # indices of each axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,6 @@ def locate(
     *,
     masks: bool = False,
     largest: float | None = None,
-    top: int = 5,
 ) -> Location:
     """Find where a stored tensor differs from another of the same shape, in bounded memory.
 
@@ -104,7 +104,6 @@ def locate(
         masks: Count elements that are NaN, infinite or finite on one side only, in place of errors.
         largest: The largest absolute error if it is known; extreme ones are scaled by it, so that no
             square overflows or vanishes.
-        top: How many indices of each axis to name.
 
     Returns:
         The shares by axis and the map.
@@ -126,7 +125,7 @@ def locate(
     ):
         with np.errstate(all="ignore"):  # an error may well exceed float64
             sums.add(start, weigh(ours, theirs))
-    return Location("mask mismatches" if masks else "squared error", sums.axes(top), sums.map())
+    return Location("mask mismatches" if masks else "squared error", sums.axes(), sums.map())
 
 
 class _Squares:
@@ -168,14 +167,10 @@ def _mask_mismatches(ours: Array, theirs: Array) -> Array:
 
 
 def _classes(values: Array) -> Array:
-    """0 for finite, 1 for NaN, 2 for +inf, 3 for -inf; of each part of a complex value."""
+    """Classify each part of a value, real and imaginary, by row; integers are finite."""
     if values.dtype.kind not in "fc":
         return np.zeros((values.size, 1), np.uint8)
-    parts = np.ascontiguousarray(values).view(values.real.dtype).reshape(values.size, -1)
-    classes: Array = np.isnan(parts).astype(np.uint8)
-    classes[parts == np.inf] = 2
-    classes[parts == -np.inf] = 3
-    return classes
+    return classify(np.ascontiguousarray(values).view(values.real.dtype).reshape(values.size, -1))
 
 
 class _Sums:
@@ -213,18 +208,20 @@ class _Sums:
         tops = np.flatnonzero(np.diff(lines, prepend=-1))
         self._cells[np.ix_(lines[tops], places[firsts])] += np.add.reduceat(folded, tops, axis=0)
 
-    def axes(self, top: int) -> tuple[Axis, ...]:
-        """The largest shares of each axis."""
-        out = []
+    def axes(self) -> tuple[Axis, ...]:
+        """Return the largest shares of each axis."""
+        axes = []
         for axis in range(self._ndim):
             sums, step = self._axes[axis], self._steps[axis]
             total = float(sums.sum())
-            shares = [AxisShare(i * step, float(sums[i]) / total) for i in _largest(sums, top) if sums[i] > 0]
-            out.append(Axis(axis, self._shape[axis], step, tuple(shares)))
-        return tuple(out)
+            shares = [
+                AxisShare(i * step, float(sums[i]) / total) for i in _largest(sums, _TOP) if sums[i] > 0
+            ]
+            axes.append(Axis(axis, self._shape[axis], step, tuple(shares)))
+        return tuple(axes)
 
     def map(self) -> ErrorMap:
-        """The map, in levels."""
+        """Return the map, in levels."""
         cells = self._cells
         peak = float(cells.max(initial=0))
         levels = np.zeros(cells.shape, np.uint8)
@@ -235,7 +232,7 @@ class _Sums:
 
 
 def _largest(sums: Array, count: int) -> list[int]:
-    """Numbers of the largest sums, the largest first; of equal ones, the first."""
+    """Return the numbers of the largest sums, the largest first; of equal ones, the first."""
     count = min(count, sums.size)
     if not count:
         return []
@@ -245,7 +242,7 @@ def _largest(sums: Array, count: int) -> list[int]:
 
 
 def _runs(column: int, count: int, step: int) -> tuple[Any, Array]:
-    """Ranges of `step` indices that a piece of a row touches, and where in the piece each begins."""
+    """Return ranges of `step` indices that a piece of a row touches, and where in the piece each begins."""
     if step == 1:
         return slice(column, column + count), np.arange(0)
     bins = np.arange(column // step, (column + count - 1) // step + 1)

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.metrics.value_blocks import read_value_blocks, values_shape
+from tensorcap.metrics.value_blocks import read_value_blocks, require_rows, unravel
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
@@ -104,13 +104,8 @@ def logit_metrics(
         UsageError: The shapes differ, there is no axis, or the values are complex.
         ReadError: One side cannot be read.
     """
-    shape = values_shape(reference_record)
+    shape = require_rows(reference_record, target_record)
     key = reference_record.key.text
-    if not shape or shape != values_shape(target_record):
-        raise UsageError(
-            f"{key}: shapes {list(shape)} and {list(values_shape(target_record))}, expected equal ones of "
-            "at least one axis"
-        )
     if "complex" in (reference_record.dtype.kind, target_record.dtype.kind):
         raise UsageError(f"{key}: is complex, expected real logits")
     columns = shape[-1]
@@ -191,7 +186,7 @@ class _Totals:
             vocabulary=self.vocabulary,
             kl_mean=self.kl_sum / n if n else None,
             kl_max=self.kl_max if n else None,
-            kl_max_row=_unravel(self.kl_at, leading) if n else None,
+            kl_max_row=unravel(self.kl_at, leading) if n else None,
             js_mean=self.js_sum / n if n else None,
             js_max=self.js_max if n else None,
             top1=self.agreement[1] / n if n else None,
@@ -199,7 +194,7 @@ class _Totals:
             top10=self.agreement[10] / n if n else None,
             flips=self.flips,
             ties=self.ties,
-            first_flip_row=None if self.first_flip is None else _unravel(self.first_flip, leading),
+            first_flip_row=unravel(self.first_flip, leading),
             flip_margin=self.margin if self.flips else None,
             rank_mean=self.rank_sum / n if n else None,
             rank_max=self.rank_max if n else None,
@@ -207,35 +202,32 @@ class _Totals:
 
 
 def _divergences(ours: Array, theirs: Array) -> tuple[float, float]:
-    """KL(ours || theirs) and Jensen-Shannon of two rows whose maximum is 0, in nats (LOG-3, LOG-4)."""
+    """Compute KL(ours || theirs) and Jensen-Shannon of rows whose maximum is 0, in nats (LOG-3, LOG-4)."""
     p, q = np.exp(ours), np.exp(theirs)
     p_sum, q_sum = float(p.sum()), float(q.sum())
     p /= p_sum
     q /= q_sum
     ours -= math.log(p_sum)  # now log-probabilities
     theirs -= math.log(q_sum)
-    held = p > 0
-    if (theirs[held] == -np.inf).any():
-        kl = math.inf
-    else:
-        kl = max(0.0, float(np.sum(p[held] * (ours[held] - theirs[held]))))
+    kl = math.inf if (theirs[p > 0] == -np.inf).any() else max(0.0, _weighted(p, ours, theirs))
     middle = p + q
     middle *= 0.5
-    held = middle > 0
+    possible = middle > 0
     with np.errstate(divide="ignore"):
-        half = np.log(middle[held])
-    # log p is exact from the logits even where p itself is subnormal; 0 log 0 is 0
-    js = 0.5 * sum(_weighted(side[held], log[held], half) for side, log in ((p, ours), (q, theirs)))
+        half = np.log(middle[possible])
+    # log p is exact from the logits even if p itself is subnormal; 0 log 0 is 0
+    js = 0.5 * sum(_weighted(x[possible], log[possible], half) for x, log in ((p, ours), (q, theirs)))
     return kl, min(max(0.0, js), math.log(2))
 
 
 def _weighted(p: Array, log_p: Array, log_m: Array) -> float:
-    held = p > 0
-    return float(np.sum(p[held] * (log_p[held] - log_m[held])))
+    """Compute the sum of `p * (log p - log m)`, in which 0 log 0 is 0."""
+    possible = p > 0
+    return float(np.sum(p[possible] * (log_p[possible] - log_m[possible])))
 
 
 def agreement(ours: Array, theirs: Array, k: int) -> float:
-    """The part of the first `k` that both sides share; equal values at the boundary count in favour (LOG-6).
+    """Return the part of the first `k` that both sides share; ties at the boundary count in favour (LOG-6).
 
     Example:
         >>> agreement(np.array([3.0, 2.0, 1.0]), np.array([3.0, 1.0, 2.0]), 2)
@@ -256,10 +248,6 @@ def agreement(ours: Array, theirs: Array, k: int) -> float:
 
 
 def _first(values: Array, k: int) -> tuple[Array, Array]:
-    """Which values are above the k-th largest, and which equal it."""
+    """Return which values are above the k-th largest, and which equal it."""
     least = np.partition(values, values.size - k)[values.size - k] if k > 1 else values.max()
     return values > least, values == least
-
-
-def _unravel(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.unravel_index(flat, shape)) if shape else ()

@@ -61,7 +61,7 @@ def is_kept() -> bool:
 
 @cache
 def load() -> Feed:
-    """The compiled `kernels.feed`, which takes addresses and numbers and lets go of the GIL.
+    """Return the compiled `kernels.feed`, which takes addresses and numbers and releases the GIL.
 
     The arguments are those of `kernels.feed`, arrays given as addresses. Compiling is announced on stderr.
     """
@@ -75,7 +75,7 @@ def load() -> Feed:
 
 
 def _cache_path() -> Path:
-    """Where the code for this source, these versions and this processor lies."""
+    """Return where the code for this source, these versions and this processor is kept."""
     import llvmlite
     import llvmlite.binding as llvm
 
@@ -107,7 +107,7 @@ def _cache_folder() -> Path:
 
 
 def _read(path: Path) -> bytes | None:
-    """What `_compiled` gave, if it is there and nobody else can have written it."""
+    """Read what `_compiled` returned, if it is there and nobody else can have written it."""
     try:
         with path.open("rb") as file:
             if not (_is_ours(os.fstat(file.fileno())) and _is_ours(path.parent.stat())):
@@ -141,7 +141,7 @@ def _checksum(content: bytes) -> bytes:
 
 
 def _compiled() -> bytes:
-    """The name of the function, a line feed, and the object code that holds it."""
+    """Return the name of the function, a line feed, and the object code that holds it."""
     import llvmlite.binding as llvm
 
     from tensorcap.metrics.kernels import compile_feed

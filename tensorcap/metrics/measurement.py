@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from tensorcap_formats.errors import UsageError
 from tensorcap_formats.progress import Progress
 from tensorcap_formats.records import Record
 
+if TYPE_CHECKING:
+    from tensorcap.metrics.compiled_engine import CompiledEngine
+
 Tolerances = Tolerance | None | Sequence[Tolerance | None]
 
 _ENGINE_VARIABLE: Final = "TCAP_ENGINE"
@@ -31,27 +34,7 @@ _WORTH_COMPILING_BYTES: Final = 512 * 1024 * 1024  # of both sides, if there is 
 _SMALL_BYTES: Final = 64 * 1024  # tensors below it are read faster by one thread than by two
 
 
-class Engine(Protocol):
-    """Adds a part of two tensors in whole blocks, and gives the totals; see `NumpyEngine`."""
-
-    def add(self, reference: Array, target: Array) -> None:
-        """Add stored elements: one-dimensional, as many on both sides."""
-
-    def totals(self) -> Totals:
-        """The totals of everything that was added."""
-
-
-class EngineClass(Protocol):
-    """Makes an engine for two tensors; the first value that is added is number `start`."""
-
-    @property
-    def unit(self) -> int:
-        """Values in a block at most."""
-
-    def __call__(self, operands: Operands, start: int) -> Engine:
-        """Begin with nothing added."""
-
-
+EngineClass: TypeAlias = "type[NumpyEngine] | type[CompiledEngine]"
 EngineChoice = Callable[[Operands], EngineClass]
 
 
@@ -62,7 +45,6 @@ def measure(
     target_record: Record,
     *,
     tolerance: Tolerance | None = None,
-    threads: int = 2,
 ) -> Difference:
     """Measure how far one stored tensor lies from another of the same shape, in bounded memory.
 
@@ -72,14 +54,11 @@ def measure(
         target: The archive under test.
         target_record: A record of the same shape that packs as many values into an element.
         tolerance: The error that is allowed, or None.
-        threads: How many may read and measure at the same time; the numbers do not depend on it.
 
     Raises:
         ReadError: One side cannot be read.
     """
-    (result,) = measure_pairs(
-        reference, target, [(reference_record, target_record)], tolerance=tolerance, threads=threads
-    )
+    (result,) = measure_pairs(reference, target, [(reference_record, target_record)], tolerance=tolerance)
     if isinstance(result, OSError):
         raise result
     return result
@@ -181,18 +160,9 @@ class _Work:
     error: OSError | None = None
 
 
-class _Buffers:
-    """Memory for a block of either side, used again and again by one thread."""
-
-    def __init__(self) -> None:
-        self._sides = np.empty((2, _BUFFER_BYTES), np.uint8)
-
-    def view(self, sides: Sequence[Record], size: int) -> list[Array]:
-        """Memory for `size` stored elements of both sides."""
-        return [
-            side[: size * record.dtype.itemsize].view(record.dtype.storage)
-            for side, record in zip(self._sides, sides, strict=True)
-        ]
+def _new_buffers() -> Array:
+    """Allocate memory for a block of either side, used again and again by one thread."""
+    return np.empty((2, _BUFFER_BYTES), np.uint8)
 
 
 class _Batch:
@@ -218,7 +188,7 @@ class _Batch:
     def results(self, threads: int) -> Iterator[Difference | OSError]:
         """Measure all pairs."""
         if threads == 1:
-            buffers = _Buffers()
+            buffers = _new_buffers()
             for work, numbers in self._tasks:
                 self._measure_parts(work, numbers, buffers)
                 if work.number in self._finished:
@@ -262,7 +232,7 @@ class _Batch:
         return cuts if len(cuts) > 1 else [0, size]
 
     def _run(self) -> None:
-        buffers = _Buffers()
+        buffers = _new_buffers()
         try:
             while True:
                 with self._changed:
@@ -275,7 +245,7 @@ class _Batch:
                 self._failure = failure
                 self._changed.notify_all()
 
-    def _measure_parts(self, work: _Work, numbers: Sequence[int], buffers: _Buffers) -> None:
+    def _measure_parts(self, work: _Work, numbers: Sequence[int], buffers: Array) -> None:
         """Measure some parts of a pair; the thread that measures the last one adds them up."""
         cuts = self._find_cuts(self._operands[work.number])
         for number in numbers:
@@ -301,7 +271,7 @@ class _Batch:
             first.add(totals)
         return first.difference(self._operands[work.number])
 
-    def _measure_part(self, number: int, start: int, stop: int, buffers: _Buffers) -> Totals:
+    def _measure_part(self, number: int, start: int, stop: int, buffers: Array) -> Totals:
         operands, records = self._operands[number], self._pairs[number]
         packed = operands.reference.packed
         limit = _BUFFER_BYTES // max(record.dtype.itemsize for record in records) * packed
@@ -309,9 +279,11 @@ class _Batch:
         engine = kind(operands, start)
         while start < stop:
             end = min(operands.cut(start, limit, kind.unit), stop)
-            sides = buffers.view(records, (end - start) // packed)
-            for archive, record, out in zip(self._archives, records, sides, strict=True):
-                archive.read_into(record, start // packed, out)
+            sides = []
+            for archive, record, buffer in zip(self._archives, records, buffers, strict=True):
+                size = (end - start) // packed * record.dtype.itemsize
+                sides.append(buffer[:size].view(record.dtype.storage))
+                archive.read_into(record, start // packed, sides[-1])
             engine.add(*sides)
             start = end
         return engine.totals()

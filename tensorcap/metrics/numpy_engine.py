@@ -13,7 +13,7 @@ from tensorcap.metrics.kernel_state import BLOCK
 from tensorcap.metrics.operands import Operands
 from tensorcap.metrics.scaled_sums import Moments, Scaled
 from tensorcap.metrics.totals import Totals
-from tensorcap.metrics.value_blocks import split_wide
+from tensorcap.metrics.value_blocks import classify, split_wide
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.float_formats import MASK_SENTINELS
 
@@ -56,10 +56,8 @@ class NumpyEngine:
 
     def add(self, reference: Array, target: Array) -> None:
         """Add stored elements: one-dimensional, as many on both sides, up to the end of a block."""
-        packed, end = (
-            self._operands.reference.packed,
-            self._at + reference.size * self._operands.reference.packed,
-        )
+        packed = self._operands.reference.packed
+        end = self._at + reference.size * packed
         first = 0
         with np.errstate(all="ignore"):  # an error may well exceed float64: it is infinite then (MET-1)
             while self._at < end:
@@ -69,7 +67,7 @@ class NumpyEngine:
                 self._at, first = stop, last
 
     def totals(self) -> Totals:
-        """The totals of everything that was added."""
+        """Return the totals of everything that was added."""
         return self._totals
 
     def _add_block(self, reference: Array, target: Array) -> None:
@@ -140,8 +138,8 @@ class NumpyEngine:
     def _add_floats(self, x: Array, y: Array) -> None:
         totals, tolerance = self._totals, self._operands.tolerance
         (x_high, x_low), (y_high, y_low) = split_wide(x, self._wide), split_wide(y, self._wide)
-        # Beyond 2**53 an integer is the sum of two float64. Where both sides are close the first difference
-        # is exact, so that an error of one is not lost; where they are not, rounding does not matter.
+        # Beyond 2**53 an integer is the sum of two float64. If both sides are close the first difference
+        # is exact, so that an error of one is not lost; if they are not, rounding does not matter.
         d = (y_high - x_high) + (y_low - x_low)
         x_wide, y_wide = x_high + x_low, y_high + y_low
         measured = self._set_apart(x_wide, y_wide, d)
@@ -183,7 +181,7 @@ class NumpyEngine:
         if not hidden.any() and np.isfinite(x).all() and np.isfinite(y).all():
             return None
         parts = [side.view(np.float64).reshape(x.size, -1) for side in (x, y, d)]  # real and imaginary
-        classes = [_classify(part) for part in parts[:2]]
+        classes = [classify(part) for part in parts[:2]]
         for counts, side in zip(totals.nonfinite, classes, strict=True):
             infinite = (side >= 2).any(axis=1)
             negative = (side[:, 0] == 3) if side.shape[1] == 1 else np.zeros(1, np.bool_)
@@ -298,16 +296,8 @@ def exact_difference(x: Array, y: Array) -> Array:
     return difference
 
 
-def _classify(parts: Array) -> Array:
-    """0 for finite, 1 for NaN, 2 for +inf, 3 for -inf."""
-    classes = np.isnan(parts).astype(np.uint8)
-    classes[parts == np.inf] = 2
-    classes[parts == -np.inf] = 3
-    return classes
-
-
 def _exponent(values: Array) -> int:
-    """The power of two to divide by before squaring; 0 for all values in the usual range."""
+    """Return the power of two to divide by before squaring; 0 for all values in the usual range."""
     largest = max(-float(values.min()), float(values.max()))
     if 1 / _MODERATE < largest < _MODERATE or not largest or math.isinf(largest):
         return 0
@@ -319,7 +309,7 @@ def _scaled(values: Array, exponent: int) -> Array:
 
 
 def _squares(values: Array, row: int) -> tuple[Array, Array | None]:
-    """Sums of squares of rows, and the powers of two that their values were divided by, None for none."""
+    """Compute sums of squares of rows, and the powers of two that values were divided by, None for none."""
     largest = _by_row(np.maximum, np.abs(values), row)
     is_moderate = ((largest > 1 / _MODERATE) & (largest < _MODERATE)) | (largest == 0) | (largest == np.inf)
     if is_moderate.all():
@@ -330,7 +320,7 @@ def _squares(values: Array, row: int) -> tuple[Array, Array | None]:
 
 
 def _by_row(operation: np.ufunc, values: Array, row: int) -> Array:
-    """Sums or maxima of whole rows, and of the values left after them."""
+    """Compute sums or maxima of whole rows, and of the values left after them."""
     whole = values.size // row * row
     results: Array = operation.reduce(values[:whole].reshape(-1, row), axis=1)
     return results if whole == values.size else np.append(results, operation.reduce(values[whole:]))
@@ -348,7 +338,7 @@ def _add_rows_to(totals: Sequence[Scaled], squares: Array, powers: Array | None)
 
 
 def _moments(x: Array, y: Array | None, exponents: list[int]) -> Moments:
-    """Moments of both sides, or, without `y`, of two equal ones."""
+    """Compute moments of both sides, or, without `y`, of two equal ones."""
     if not x.size:
         return Moments()
     x_mean = float(x.mean())

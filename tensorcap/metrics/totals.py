@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from tensorcap.metrics.difference import Difference, Index, Nonfinite, Number
+from tensorcap.metrics.difference import Difference, Nonfinite, Number
 from tensorcap.metrics.error_bins import Sketch, empty, quantiles, row_quantiles, sketch
 from tensorcap.metrics.operands import Operands
 from tensorcap.metrics.scaled_sums import Moments, Scaled, cosine
+from tensorcap.metrics.value_blocks import unravel
 from tensorcap_formats.dtypes import Array
 
 
@@ -52,7 +54,7 @@ class Totals:
     Parts are added in the order of their elements; sums then do not depend on the threads.
 
     Attributes:
-        elements: Values seen, measured or not.
+        elements: Count of values, measured or not.
         measured: Values that errors are taken over.
         same_bits: Whether dtype and all bits are equal.
         unequal: Measured elements with an error.
@@ -138,7 +140,7 @@ class Totals:
     def difference(self, operands: Operands) -> Difference:
         """Derive all metrics from the totals of whole tensors."""
         measures = _Measures(self, operands)
-        index, n = measures.index, self.measured
+        n, index = self.measured, partial(unravel, shape=operands.shape)
         in_reference, in_target = self.error_values or (None, None)
         errors = sketch(self.errors)
         edges = measures.quantiles(errors)
@@ -214,15 +216,6 @@ class _Measures:
         self._totals = totals
         self._operands = operands
         self._reference, self._target, self._error = totals.squares
-
-    def index(self, flat: int | None) -> Index | None:
-        if flat is None:
-            return None
-        index = []
-        for size in reversed(self._operands.shape):
-            flat, at = divmod(flat, size)
-            index.append(at)
-        return tuple(reversed(index))
 
     def mean_abs(self) -> float:
         totals = self._totals

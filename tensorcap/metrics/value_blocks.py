@@ -1,4 +1,4 @@
-"""Read the values of a pair of records block by block, and hold 64-bit integers exactly as floats."""
+"""Values of a pair of records: shapes and indices, read block by block, 64-bit integers exactly as floats."""
 
 from __future__ import annotations
 
@@ -9,16 +9,51 @@ import numpy as np
 
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
+from tensorcap_formats.errors import UsageError
 from tensorcap_formats.records import Record
 
 _BLOCK: Final = 65_536  # values of either side at a time
 
 
 def values_shape(record: Record) -> tuple[int, ...]:
-    """The shape of the values: a packed dtype holds several in each stored element."""
+    """Return the shape of the values: a packed dtype holds several in each stored element."""
     if record.dtype.packed == 1:
         return record.shape
     return (*record.shape[:-1], (record.shape or (1,))[-1] * record.dtype.packed)
+
+
+def require_rows(reference: Record, target: Record) -> tuple[int, ...]:
+    """Return the shape of the values of two records that are compared row by row.
+
+    Raises:
+        UsageError: The shapes differ, or there is no axis.
+    """
+    shape = values_shape(reference)
+    if not shape or shape != values_shape(target):
+        raise UsageError(
+            f"{reference.key.text}: shapes {list(shape)} and {list(values_shape(target))}, expected equal "
+            "ones of at least one axis"
+        )
+    return shape
+
+
+def unravel(flat: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Convert the number of an element, in C order, to one index for each axis; None stays None."""
+    if flat is None:
+        return None
+    index = []
+    for size in reversed(shape):
+        flat, at = divmod(flat, size)
+        index.append(at)
+    return tuple(reversed(index))
+
+
+def classify(parts: Array) -> Array:
+    """Classify real floats: 0 for finite, 1 for NaN, 2 for +inf, 3 for -inf."""
+    classes = np.isnan(parts).astype(np.uint8)
+    classes[parts == np.inf] = 2
+    classes[parts == -np.inf] = 3
+    return classes
 
 
 def read_value_blocks(

@@ -10,13 +10,13 @@ replaces them by archived ones.
 from tensorcap.recording.options import CaptureOptions, Level, parse_size, parse_steps
 from tensorcap.recording.plain_log import Logged, PlainLog
 from tensorcap.recording.point import Phase, Point
-from tensorcap.recording.probes import hand_over, probe, probing
+from tensorcap.recording.probes import collect_probes, probe
 from tensorcap.recording.record_filter import NothingLeftError, RecordFilter
 from tensorcap.recording.recorder import Call, Recorder
-from tensorcap.recording.structure import Kinds, Leaf, rebuilt, walk
+from tensorcap.recording.structure import Kinds, Leaf, argument_slots, leaf_slot, rebuild, walk
 from tensorcap.recording.substitution import HELD, Kind, Slot, Substitution, no_fit
 from tensorcap.recording.summary import Summary, Tally, summarise
-from tensorcap.recording.watch import find_watched, watching
+from tensorcap.recording.watch import find_watched, watch_functions
 
 __all__ = [
     "HELD",
@@ -37,15 +37,16 @@ __all__ = [
     "Substitution",
     "Summary",
     "Tally",
+    "argument_slots",
+    "collect_probes",
     "find_watched",
-    "hand_over",
+    "leaf_slot",
     "no_fit",
     "parse_size",
     "parse_steps",
     "probe",
-    "probing",
-    "rebuilt",
+    "rebuild",
     "summarise",
     "walk",
-    "watching",
+    "watch_functions",
 ]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import pkgutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial, partialmethod
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +13,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 from tensorcap.wording import some
-from tensorcap_formats.errors import UsageError, abbreviate
+from tensorcap_formats.errors import UsageError, abbreviate, did_you_mean
 
 _USED_BY_CAPTURE: Final = ("tensorcap", "tensorcap_formats", "numpy")  # and the standard library
 _FEW: Final = 12  # names that a hint lists
@@ -66,12 +65,6 @@ def find_function(module: str, name: str, where: str, refuse: Callable[[object],
     return chosen
 
 
-def did_you_mean(name: str, known: Collection[str]) -> str:
-    """A sentence with the known names closest to an unknown one; empty if none is close."""
-    close = difflib.get_close_matches(name, known, n=3)
-    return f"Did you mean {' or '.join(map(repr, close))}?" if close else ""
-
-
 def _module(name: str, where: str) -> ModuleType:
     if name.endswith(".py"):
         path = Path(name).expanduser().resolve()
@@ -87,7 +80,7 @@ def _module(name: str, where: str) -> ModuleType:
             raise UsageError(f"{where}: module {name!r} cannot be imported: {error}") from error
         raise UsageError(
             f"{where}: there is no module {abbreviate(error.name)!r}",
-            hint=did_you_mean(error.name, _siblings(error.name)) or None,
+            hint=did_you_mean(error.name, _siblings(error.name)),
         ) from None
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -105,12 +98,12 @@ def _siblings(name: str) -> list[str]:
 
 def _layers(thing: Any) -> Iterator[Any]:
     """List an object, then all that its decorators wrap, from the outside to the inside."""
-    pending, seen = [thing], set[int]()
+    pending, visited = [thing], set[int]()
     while pending:
         layer = pending.pop(0)
-        if id(layer) in seen:
+        if id(layer) in visited:
             continue
-        seen.add(id(layer))
+        visited.add(id(layer))
         yield layer
         if isinstance(layer, type):
             continue

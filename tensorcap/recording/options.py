@@ -42,30 +42,13 @@ class TensorSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureOptions:
-    """What a capture records and how the archive is written.
+    """What a capture records and how the archive is written: the arguments of `tensorcap.capture`, parsed.
 
     Attributes:
-        only: Globs of what is recorded, all if empty.
-        exclude: Globs of what is not recorded; they win over `only`.
-        inputs: Whether the inputs of modules are recorded.
-        level: `module`, `op` for every op within modules too, or `export` for every node of an exported
-            graph.
-        ops_in: Globs of the modules whose ops are recorded, with all modules below them; all if empty.
-        watch: Local variables of functions, as `package.module:Class.method:variable,variable`.
-        grads: Whether gradients of activations and of parameters are recorded.
-        params: Whether parameters and buffers are recorded, once.
-        eager: Whether compiled or fused code runs as the plain code that it was made from.
         steps: The steps that are recorded, all if empty.
-        sample: How many calls of each site are recorded at most, the first ones, over all steps; None for
-            all.
+        sample: How many calls of each site are recorded at most; None for all.
         slices: Of which tensors only a part is recorded; the first one whose glob fits counts.
         max_bytes: No tensor is recorded that would make the archive hold more bytes; None for no limit.
-        injectable: Which values, `input` or `output`, later runs of the same model are going to replace: a
-            model that has to be compiled is compiled so that they can be.
-        inner: Whether a compiled graph prints into files what it cannot return.
-        stats_only: Whether the archive holds statistics and hashes, no values.
-        container: `hdf5`, `zarr` or `safetensors`; by the path's suffix if None.
-        fsync: Whether each tensor is made durable against a power cut.
     """
 
     only: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ class PlainLog:
     """Prints a line for each record: key, dtype, shape, minimum, maximum, mean, l2, nonfinite counts.
 
     The lines hold no time and no address, so that `diff` compares the logs of two runs. If the stream cannot
-    be written any more, as a pipe that nobody reads, the log ends and the run goes on.
+    be written any more, such as a closed pipe, the log ends and the run goes on.
 
     Attributes:
         globs: What is printed; all if empty.

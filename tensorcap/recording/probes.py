@@ -10,25 +10,23 @@ from typing import Final, Protocol, TypeVar
 from tensorcap.recording.point import Kind
 from tensorcap.recording.recorder import Call, Recorder
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import ROOT_SITE
 
 _T = TypeVar("_T")
 
 
-class _Party(Protocol):
-    @property
-    def is_under_way(self) -> bool: ...
-
-
-_P = TypeVar("_P", bound=_Party)
-
-
-class Prober(Protocol):
-    """A capture to which probes hand values; an adapter implements it."""
+class Receiver(Protocol):
+    """A capture that is under way."""
 
     @property
     def is_under_way(self) -> bool:
         """Whether a call of the capture's model is under way in this thread."""
+
+
+_Receiver = TypeVar("_Receiver", bound=Receiver)
+
+
+class ProbeReceiver(Receiver, Protocol):
+    """A capture to which probes hand values; an adapter implements it."""
 
     def probed(self, name: str, value: object, *, is_alone: bool) -> None:
         """Record the value of a probe.
@@ -40,16 +38,12 @@ class Prober(Protocol):
         """
 
 
-class Taker(Protocol):
-    """A capture to which watched functions and probes hand values; an adapter implements it."""
+class ValueReceiver(Receiver, Protocol):
+    """A capture to which watched functions hand values; an adapter implements it."""
 
     @property
     def recorder(self) -> Recorder:
         """The capture's."""
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether a call of the capture's model is under way in this thread."""
 
     def begin(self, name: str, kind: Kind, *, is_alone: bool) -> Call | None:
         """Begin a call of a function or of a probe.
@@ -91,41 +85,31 @@ def probe(name: str, value: _T) -> _T:
     """
     if not isinstance(name, str) or not name:
         raise UsageError(f"probe: the name is {name!r}, expected a text that is not empty")
-    if _PROBERS:
-        probers = tuple(_PROBERS)  # as other threads may change it
-        for prober in choose_under_way(probers):
-            prober.probed(name, value, is_alone=len(probers) == 1)
+    if _RECEIVERS:
+        receivers = tuple(_RECEIVERS)  # as other threads may change it
+        for receiver in choose_under_way(receivers):
+            receiver.probed(name, value, is_alone=len(receivers) == 1)
     return value
 
 
 @contextmanager
-def probing(prober: Prober) -> Iterator[None]:
+def collect_probes(receiver: ProbeReceiver) -> Iterator[None]:
     """Hand the values of probes to a capture until the block ends."""
     with _LOCK:
-        _PROBERS.append(prober)
+        _RECEIVERS.append(receiver)
     try:
         yield
     finally:
         with _LOCK:
-            _PROBERS.remove(prober)
+            _RECEIVERS.remove(receiver)
 
 
-def choose_under_way(parties: Sequence[_P]) -> Sequence[_P]:
+def choose_under_way(receivers: Sequence[_Receiver]) -> Sequence[_Receiver]:
     """Choose the captures with a call of their model under way in this thread, or all if none has one."""
-    if len(parties) < 2:
-        return parties
-    return [party for party in parties if party.is_under_way] or parties
-
-
-def hand_over(taker: Taker, name: str, value: object, *, is_alone: bool) -> None:
-    """Record the value of a probe, and the module that it lies in."""
-    call = taker.begin(name, "probe", is_alone=is_alone)
-    if call is not None:
-        outer, point = taker.recorder.current, call.point
-        taker.take(call, "value", value)
-        if point.records or point.values or not point.lost:  # else it would seem to be captured
-            taker.take(call, "module", outer.point.site if outer else ROOT_SITE)
+    if len(receivers) < 2:
+        return receivers
+    return [receiver for receiver in receivers if receiver.is_under_way] or receivers
 
 
 _LOCK: Final = threading.Lock()
-_PROBERS: Final[list[Prober]] = []
+_RECEIVERS: Final[list[ProbeReceiver]] = []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
 from tensorcap.recording.options import CaptureOptions, span_text
 from tensorcap.runs import parse_window
-from tensorcap_formats.errors import UsageError, abbreviate
+from tensorcap_formats.errors import UsageError, abbreviate, did_you_mean
 from tensorcap_formats.keys import PROBES, Key, module_of
 
 
@@ -97,7 +96,7 @@ class RecordFilter:
         Args:
             model: The model's class, for the message.
             sites: Escaped names of all sites, aliases too.
-            further: Globs that must match likewise.
+            further: Further globs that must match.
 
         Raises:
             UsageError: A glob for sites matches none; or one for keys names a site that does not exist.
@@ -110,8 +109,7 @@ class RecordFilter:
                     continue  # probes are known only when they are passed
             if site is not None and any(fnmatch.fnmatchcase(s, site) for s in sites):
                 continue
-            close = difflib.get_close_matches(site or pattern, list(sites), n=3)
-            hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else None
+            hint = did_you_mean(site or pattern, sites)
             if site is None:
                 hint = f"A glob for keys begins with the step: '*/{pattern}'."
             raise UsageError(

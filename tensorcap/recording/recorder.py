@@ -64,6 +64,10 @@ class Call(NamedTuple):
     ordinal: int = 0
     is_of_run: bool = False
 
+    def key(self, slot: str) -> Key:
+        """The key of the record of one of its slots."""
+        return Key(self.point.site, slot, self.step, self.number)
+
 
 class _Stacks(threading.local):
     """The calls under way in each thread, outermost first."""
@@ -127,7 +131,7 @@ class Recorder:
     def last_point(self) -> str | None:
         """The call that returned last, as `STEP/SITE@CALL`."""
         call = self._last_call
-        return None if call is None else Key(call.point.site, "output", call.step, call.number).where
+        return None if call is None else call.key("output").where
 
     @contextmanager
     def stage(self, text: str) -> Iterator[None]:
@@ -315,8 +319,7 @@ class Recorder:
         Raises:
             NothingLeftError: No element would be.
         """
-        key = Key(call.point.site, slot, call.step, call.number)
-        return self._filter.find_part(key, call.point.aliases, shape)
+        return self._filter.find_part(call.key(slot), call.point.aliases, shape)
 
     def next_order(self) -> int:
         """Return the execution order number of a tensor that is recorded now, or on its way."""
@@ -349,7 +352,7 @@ class Recorder:
         Raises:
             WriteError: The sink failed; nothing more is recorded.
         """
-        key = Key(call.point.site, slot, call.step, call.number)
+        key = call.key(slot)
         max_bytes = self._filter.options.max_bytes
         with _FREELY if max_bytes is None else self._filling:
             if self.stopped is not None:
@@ -375,7 +378,7 @@ class Recorder:
         """Record one leaf that is no tensor, which `wants` has accepted; arguments as for `tensor`."""
         if self.stopped is not None:
             return
-        key = Key(call.point.site, slot, call.step, call.number)
+        key = call.key(slot)
         is_added = self._hand_over(call.point, key, self._sink.add_value, key.text, value)
         if is_added and (not required or self.wants(call, slot)):
             with self._lock:

@@ -20,8 +20,6 @@ _Node = TypeVar("_Node", bound=ast.AST)
 _Block = TypeVar("_Block", ast.For, ast.With, ast.match_case)
 RETURN: Final = "return"  # stands for what the function returns; no variable can have this name
 _HAND_OVER: Final = "__tensorcap__"  # the one local variable that is added; not mangled in a class
-_MODULE: Final = "tensorcap.recording.watch"
-_BEGIN: Final = "begin"
 _SCOPES: Final = (
     ast.FunctionDef,
     ast.AsyncFunctionDef,
@@ -151,13 +149,13 @@ class _Rewriter(ast.NodeTransformer):
         parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
         parameters += [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
         entry: list[ast.stmt] = [
-            ast.ImportFrom(_MODULE, [ast.alias(_BEGIN, _HAND_OVER)], 0),
+            ast.ImportFrom("tensorcap.recording.watch", [ast.alias("begin", _HAND_OVER)], 0),
             ast.Assign([ast.Name(_HAND_OVER, ast.Store())], _call(ast.Constant(self._key))),
             *self._hand_over([p.arg for p in parameters], at),
         ]
         entry = [_at(statement, at) for statement in entry]
         last = function.body[-1]
-        body = self._visited(function.body)
+        body = self._visit_body(function.body)
         end = _at(ast.Expr(_call(ast.Constant(RETURN), ast.Constant(None))), last)
         function.body = [*entry, *body, end]
         self.names.append(RETURN)
@@ -173,16 +171,16 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_Assign(self, node: ast.Assign) -> list[ast.stmt]:
-        return self._followed(node, [name for target in node.targets for name in _names(target)])
+        return self._follow(node, [name for target in node.targets for name in _names(target)])
 
     def visit_AugAssign(self, node: ast.AugAssign) -> list[ast.stmt]:
-        return self._followed(node, _names(node.target))
+        return self._follow(node, _names(node.target))
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> list[ast.stmt]:
-        return self._followed(node, _names(node.target) if node.value else [])
+        return self._follow(node, _names(node.target) if node.value else [])
 
     def visit_Expr(self, node: ast.Expr) -> list[ast.stmt]:
-        return self._followed(node, _changed_in_place(node.value))
+        return self._follow(node, _changed_in_place(node.value))
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.AST:
         self.generic_visit(node)
@@ -191,28 +189,28 @@ class _Rewriter(ast.NodeTransformer):
         return _at(_call(ast.Constant(node.target.id), node), node)
 
     def visit_For(self, node: ast.For) -> ast.For:
-        return self._preceded(node, node, _names(node.target))
+        return self._precede(node, node, _names(node.target))
 
     def visit_With(self, node: ast.With) -> ast.With:
         targets = [item.optional_vars for item in node.items if item.optional_vars is not None]
-        return self._preceded(node, node, [name for target in targets for name in _names(target)])
+        return self._precede(node, node, [name for target in targets for name in _names(target)])
 
     def visit_match_case(self, node: ast.match_case) -> ast.match_case:
         names = [getattr(p, "name", None) or getattr(p, "rest", None) for p in ast.walk(node.pattern)]
-        return self._preceded(node, node.pattern, [name for name in names if name])
+        return self._precede(node, node.pattern, [name for name in names if name])
 
-    def _followed(self, node: ast.stmt, names: list[str]) -> list[ast.stmt]:
+    def _follow(self, node: ast.stmt, names: list[str]) -> list[ast.stmt]:
         self.generic_visit(node)
         return [node, *self._hand_over(names, node)]
 
-    def _preceded(self, node: _Block, at: ast.AST, names: list[str]) -> _Block:
+    def _precede(self, node: _Block, at: ast.AST, names: list[str]) -> _Block:
         """Hand over variables at the beginning of a block."""
         added: list[ast.stmt] = self._hand_over(names, at)
         self.generic_visit(node)
         node.body = [*added, *node.body]
         return node
 
-    def _visited(self, body: list[ast.stmt]) -> list[ast.stmt]:
+    def _visit_body(self, body: list[ast.stmt]) -> list[ast.stmt]:
         block = ast.Module(body, [])
         self.generic_visit(block)
         return block.body

@@ -10,7 +10,17 @@ from __future__ import annotations
 import enum
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Set, ValuesView
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+    ValuesView,
+)
 from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -27,6 +37,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tensorcap.workload import NAMED, class_name
+from tensorcap_formats.keys import escape
 
 MAX_DEPTH: Final = 24
 MAX_NODES: Final = 20_000  # of one argument: a larger graph of objects is hardly meant as an argument
@@ -77,6 +88,34 @@ class Leaf(NamedTuple):
     reason: str = ""
 
 
+def leaf_slot(slot: str, name: str) -> str:
+    """The slot of a leaf: that of the whole value, and the leaf's path in it, escaped.
+
+    Example:
+        >>> leaf_slot("input.cache", "0.k"), leaf_slot("output", "")
+        ('input.cache.0.k', 'output')
+    """
+    return f"{slot}.{escape(name)}" if name else slot
+
+
+def argument_slots(names: Sequence[str], count: int, keywords: Iterable[str]) -> Iterator[str]:
+    """The slot of each argument of a call.
+
+    Args:
+        names: The names of its positional parameters.
+        count: The number of its positional arguments.
+        keywords: The names of its other arguments.
+
+    Example:
+        >>> list(argument_slots(["x"], 2, ["mask"]))
+        ['input.x', 'input.args.0', 'input.mask']
+    """
+    for i in range(count):
+        yield f"input.{escape(names[i])}" if i < len(names) else f"input.args.{i - len(names)}"
+    for name in keywords:
+        yield f"input.{escape(name)}"
+
+
 def walk(value: object, kinds: Kinds) -> list[Leaf]:
     """List the leaves of `value` in the order of its fields, with unique names.
 
@@ -91,7 +130,7 @@ def walk(value: object, kinds: Kinds) -> list[Leaf]:
     return _with_unique_names(walker.leaves)
 
 
-def rebuilt(value: Any, kinds: Kinds, change: Callable[[str, Any], Any]) -> Any:
+def rebuild(value: Any, kinds: Kinds, change: Callable[[str, Any], Any]) -> Any:
     """Return the value with other tensors in it; containers of changed tensors are copied, not written to.
 
     Mappings, lists, tuples, named tuples, deques and dataclasses are entered, with the names of `walk`. What
@@ -108,7 +147,7 @@ def rebuilt(value: Any, kinds: Kinds, change: Callable[[str, Any], Any]) -> Any:
     Example:
         >>> import numpy as np
         >>> old = {"rope": (np.ones(2), None)}
-        >>> new = rebuilt(old, Kinds((np.ndarray,)), lambda name, tensor: np.zeros(2))
+        >>> new = rebuild(old, Kinds((np.ndarray,)), lambda name, tensor: np.zeros(2))
         >>> new["rope"], old["rope"][0]
         ((array([0., 0.]), None), array([1., 1.]))
     """

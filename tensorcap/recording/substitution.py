@@ -20,7 +20,6 @@ SlotStatus = Literal["injected", "never-called", "not-in-archive", "left"]
 
 _MOST_KEYS: Final = 8  # absent keys that the metadata name
 HELD: Final = "an object holds it that the model goes on writing to, such as a cache"
-_NO_LEAF: Final = "its call has no such tensor"
 _NO_MODULE: Final = "the model has no such module"
 
 
@@ -220,7 +219,7 @@ class Substitution:
     def note_left(self, key: Key, reason: str = "", *, is_held: bool = False) -> None:
         """Note that a tensor of the archive was not injected, and why."""
         with self._lock:
-            self._slot(key).reason = reason or (HELD if is_held else _NO_LEAF)
+            self._slot(key).reason = reason or (HELD if is_held else "its call has no such tensor")
 
     def describe(self) -> dict[str, Any]:
         """The entry `injected` of the run's metadata (INJ-20)."""

@@ -14,6 +14,7 @@ from tensorcap.recording.recorder import Recorder
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.json_values import json_object
 from tensorcap_formats.keys import Key
+from tensorcap_formats.records import Record
 from tensorcap_formats.writing import Writer
 
 
@@ -81,23 +82,6 @@ class Summary:
         return members
 
 
-@dataclass(frozen=True, slots=True)
-class Tallied:
-    """A record that a dry run saw.
-
-    Attributes:
-        key: Where.
-        dtype: Logical dtype.
-        shape: As the framework gave it.
-        nbytes: Its size, in bytes.
-    """
-
-    key: Key
-    dtype: DType
-    shape: tuple[int, ...]
-    nbytes: int
-
-
 class Tally:
     """Counts records in place of a writer, and keeps no bytes.
 
@@ -107,7 +91,7 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self.records: list[Tallied] = []
+        self.records: list[Record] = []
         self.tensor_bytes = 0
         self.stored_bytes = 0
 
@@ -120,7 +104,9 @@ class Tally:
         self, key: Key, bits: Array, dtype: DType, shape: tuple[int, ...], *, order: int | None = None
     ) -> None:
         """Count one tensor."""
-        self.records.append(Tallied(key, dtype, shape, bits.nbytes))
+        row = len(self.records)
+        order = row if order is None else order
+        self.records.append(Record(key, dtype, shape, order, "", None, stored=False, row=row))
         self.tensor_bytes += bits.nbytes
         self.stored_bytes = self.tensor_bytes
 

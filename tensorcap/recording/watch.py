@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Final, TypeVar
 
-from tensorcap.recording.function_lookup import did_you_mean, find_function
+from tensorcap.recording.function_lookup import find_function
 from tensorcap.recording.point import Point
-from tensorcap.recording.probes import Taker, choose_under_way
+from tensorcap.recording.probes import ValueReceiver, choose_under_way
 from tensorcap.recording.recorder import Call
 from tensorcap.recording.source_rewrite import RETURN, Source
-from tensorcap_formats.errors import UsageError, abbreviate
+from tensorcap_formats.errors import UsageError, abbreviate, did_you_mean
 from tensorcap_formats.keys import ROOT_SITE
 
 _T = TypeVar("_T")
@@ -78,7 +78,7 @@ def find_watched(texts: Iterable[str], refuse: Callable[[object], str]) -> list[
         before = watched.get(function)
         source = before.source if before else Source(function, _original(function), where)
         for variable in sorted(variables - {_ALL, *source.names}):
-            near = did_you_mean(variable, source.names)
+            near = did_you_mean(variable, source.names) or ""
             hint = f"{near} It has: {', '.join(source.names)}.".lstrip()
             raise UsageError(f"{where}: {name} assigns no variable {abbreviate(variable)!r}", hint=hint)
         is_all = _ALL in variables or (before is not None and not before.variables)
@@ -93,9 +93,9 @@ def find_watched(texts: Iterable[str], refuse: Callable[[object], str]) -> list[
 
 
 @contextmanager
-def watching(functions: Iterable[Watched], taker: Taker) -> Iterator[None]:
+def watch_functions(functions: Iterable[Watched], receiver: ValueReceiver) -> Iterator[None]:
     """Record variables of functions until the block ends, however it ends."""
-    listeners = [_Listener(watched, taker) for watched in functions]
+    listeners = [_Listener(watched, receiver) for watched in functions]
     with ExitStack() as stack:
         for listener in listeners:
             _install(listener)
@@ -120,12 +120,15 @@ def begin(key: int) -> Callable[[str, _T], _T]:
     if rewritten is None:  # the capture is over
         return _pass_on
     listeners = rewritten.listeners
-    takes = []
-    for listener in choose_under_way(listeners):
-        take = listener.begin(is_alone=len(listeners) == 1)
-        if take is not None:
-            takes.append(take)
-    return _Takes(takes) if takes else _pass_on
+    begun = [listener.begin(is_alone=len(listeners) == 1) for listener in choose_under_way(listeners)]
+    recorders = [recorder for recorder in begun if recorder is not None]
+
+    def record(name: str, value: _T) -> _T:
+        for recorder in recorders:
+            recorder(name, value)
+        return value
+
+    return record if recorders else _pass_on
 
 
 def _pass_on(name: str, value: _T) -> _T:
@@ -135,24 +138,24 @@ def _pass_on(name: str, value: _T) -> _T:
 class _Listener:
     """One capture that watches one function: the sites where it was called, and the variables assigned."""
 
-    def __init__(self, watched: Watched, taker: Taker) -> None:
+    def __init__(self, watched: Watched, receiver: ValueReceiver) -> None:
         self.watched = watched
         self.name = watched.function.__qualname__
-        self.taker = taker
+        self.receiver = receiver
         self.points: dict[str, Point] = {}
         self.assigned: dict[str, set[str]] = {}  # by site
 
     @property
     def is_under_way(self) -> bool:
-        return self.taker.is_under_way
+        return self.receiver.is_under_way
 
-    def begin(self, *, is_alone: bool) -> _Take | None:
-        call = self.taker.begin(self.name, "function", is_alone=is_alone)
-        return None if call is None else _Take(self, call)
+    def begin(self, *, is_alone: bool) -> _VariableRecorder | None:
+        call = self.receiver.begin(self.name, "function", is_alone=is_alone)
+        return None if call is None else _VariableRecorder(self, call)
 
     def note_unmet(self) -> None:
         """Note the functions that were not called, and the variables that were not assigned."""
-        recorder, variables = self.taker.recorder, self.watched.variables
+        recorder, variables = self.receiver.recorder, self.watched.variables
         if not self.points:
             point = recorder.place(ROOT_SITE, self.name, "function")
             if not point.lost and recorder.stopped is None:
@@ -166,7 +169,7 @@ class _Listener:
                 point.note = f"{_UNASSIGNED}: {', '.join(elsewhere)}"
 
 
-class _Take:
+class _VariableRecorder:
     """Records the variables of one call of a function, for one capture."""
 
     def __init__(self, listener: _Listener, call: Call) -> None:
@@ -174,7 +177,7 @@ class _Take:
         listener.points[site] = call.point
         self._assigned = listener.assigned.setdefault(site, set())
         self._watched = listener.watched
-        self._taker = listener.taker
+        self._taker = listener.receiver
         self._call = call
         self._counts: Counter[str] = Counter()
 
@@ -190,18 +193,6 @@ class _Take:
         self._taker.take(self._call, slot, value, only_tensors=only_tensors)
         if name == RETURN and count == 1:
             self._taker.recorder.finish(self._call)
-
-
-class _Takes:
-    """Records the variables of one call of a function, for all captures that watch it."""
-
-    def __init__(self, takes: list[_Take]) -> None:
-        self._takes = takes
-
-    def __call__(self, name: str, value: _T) -> _T:
-        for take in self._takes:
-            take(name, value)
-        return value
 
 
 @dataclass

@@ -105,8 +105,8 @@ def faults(results: Sequence[Component]) -> tuple[Fault, ...]:
 
     Example:
         >>> ratios = [("rotary", 2.0), ("ok", 1.0), ("gate", 1.5), ("attn", 20.0), ("decoder", 40.0)]
-        >>> found = faults([Component(name, r, r < 1.2) for name, r in ratios])
-        >>> [(one.component, one.pattern) for one in found]
+        >>> suspects = faults([Component(name, r, r < 1.2) for name, r in ratios])
+        >>> [(one.component, one.pattern) for one in suspects]
         [('gate', 'step'), ('attn', 'step'), ('decoder', 'step'), ('rotary', 'spike')]
     """
     in_step = {at for start, stop in runs_of([not r.passed for r in results]) for at in range(start, stop)}

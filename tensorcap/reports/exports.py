@@ -32,15 +32,13 @@ _FIRST_COLUMNS: Final = (
 )
 
 
-def write_junit(
-    path: str | os.PathLike[str], comparison: Comparison, examination: Examination | None = None
-) -> None:
+def write_junit(path: str | os.PathLike[str], comparison: Comparison, examination: Examination) -> None:
     """Write a JUnit report: a case for each pair, and one that fails if nothing was compared.
 
     Raises:
         WriteError: It cannot be written.
     """
-    classes = examination.classes if examination else {}
+    classes = examination.classes
     cases = list(_cases(comparison))
     counts = Counter(kind for _, kind, _ in cases)
     report = ElementTree.Element("testsuites")
@@ -62,23 +60,21 @@ def write_junit(
             outcome = ElementTree.SubElement(case, kind, message=_plain(message))
             outcome.text = _plain(_details(pair)) if pair else None
     ElementTree.indent(report)
-    with _replaced(path) as file:
+    with replace_file(path) as file:
         file.write('<?xml version="1.0" encoding="UTF-8"?>\n')
         ElementTree.ElementTree(report).write(file, encoding="unicode")
         file.write("\n")
 
 
-def write_csv(
-    path: str | os.PathLike[str], comparison: Comparison, examination: Examination | None = None
-) -> None:
+def write_csv(path: str | os.PathLike[str], comparison: Comparison, examination: Examination) -> None:
     """Write one line for each pair, with every metric that is a number.
 
     Raises:
         WriteError: It cannot be written.
     """
-    classes = examination.classes if examination else {}
+    classes = examination.classes
     metrics = [field.name for field in fields(Difference) if field.name != "errors"]
-    with _replaced(path) as file:
+    with replace_file(path) as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow([*_FIRST_COLUMNS, *metrics, "r", "reason", "findings"])
         for pair in comparison.pairs:
@@ -141,8 +137,12 @@ def _plain(text: str) -> str:
 
 
 @contextmanager
-def _replaced(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
-    """Write beside a file, and put it in its place once it is whole."""
+def replace_file(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
+    """Write beside a file, and put it in its place once it is whole.
+
+    Raises:
+        WriteError: It cannot be written.
+    """
     path = Path(path)
     partial = path.with_name(path.name + ".partial")
     try:

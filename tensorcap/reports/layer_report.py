@@ -24,7 +24,7 @@ class Layer:
 
     Attributes:
         key: Key text of the reference's record.
-        class_name: Class of the module in the reference, "" where unknown.
+        class_name: Class of the module in the reference, "" if unknown.
         component: What kind of module it is: its path below the numbered block that it is in.
         status: Of the pair.
         mse: Mean squared error; None if nothing was measured.
@@ -185,22 +185,20 @@ def depth_of(layers: Iterable[Layer]) -> Depth:
     return Depth(len(numbers), math.exp(slope * (max(numbers) - min(numbers))))
 
 
-def layer_report(title: str, layers: Sequence[Layer], order: str, notes: Sequence[str] = ()) -> str:
+def layer_report(title: str, layers: Sequence[Layer], order: str) -> str:
     """The report as text.
 
     Args:
         title: What was compared.
         layers: As `layers_of` gives them.
         order: Whether the execution order is the same, as a sentence.
-        notes: What else a reader should know, a sentence each.
     """
-    return "\n".join(_lines(title, layers, order, notes)) + "\n"
+    return "\n".join(_lines(title, layers, order)) + "\n"
 
 
-def _lines(title: str, layers: Sequence[Layer], order: str, notes: Sequence[str]) -> Iterator[str]:
+def _lines(title: str, layers: Sequence[Layer], order: str) -> Iterator[str]:
     yield title
     yield "=" * len(title)
-    yield from notes
     yield ""
     yield "EXECUTION ORDER"
     yield order

@@ -33,7 +33,8 @@ from tensorcap.comparison import (
 )
 from tensorcap.comparison.preflight import Preflight
 from tensorcap.metrics import Difference, Location, LogitDifference, RoutingDifference, Tolerance
-from tensorcap.reports.decoding import decode_as, json_converter
+from tensorcap.reports.exports import replace_file
+from tensorcap.reports.json_decoder import decode_as, json_converter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, dtype
 from tensorcap_formats.errors import (
@@ -41,7 +42,6 @@ from tensorcap_formats.errors import (
     NewerVersionError,
     ReadError,
     TensorcapError,
-    WriteError,
 )
 from tensorcap_formats.keys import Key, module_of, module_path
 from tensorcap_formats.records import Record
@@ -61,7 +61,6 @@ _AS_THEY_ARE: Final = (  # members of a comparison that JSON has under the same 
 )
 _WORST_FIRST: Final[tuple[Status, ...]] = ("diverged", "unjudged", "match")
 _NAMES: Final = {letter: name for name, letter in LETTERS.items()}
-_UNDECIDED: Final = "the saved metrics do not tell"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +84,8 @@ def save_result(
     Raises:
         WriteError: It cannot be written.
     """
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with open(partial, "w", encoding="utf-8") as file:
-            file.writelines(json_pieces(comparison, examination))
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise WriteError(f"{path}: cannot be written: {error.strerror or error}") from error
+    with replace_file(path) as file:
+        file.writelines(json_pieces(comparison, examination))
 
 
 def load_result(path: str | os.PathLike[str]) -> Result:
@@ -139,11 +131,11 @@ def judge_again(result: Result, thresholds: Thresholds) -> Comparison:
     """
     comparison = result.comparison
     thresholds.require_hits(pair.key for pair in comparison.pairs)
-    pairs = tuple(_judge_pair(pair, thresholds.of(pair.key)) for pair in comparison.pairs)
+    pairs = tuple(_judge_pair(pair, thresholds.limits_for(pair.key)) for pair in comparison.pairs)
     divergence = None
     if comparison.is_of_archives:
         divergence = first_divergence(_Remembered(comparison, result.examination), pairs)
-    values = tuple(v.judged(thresholds.of(v.key).tolerance) for v in comparison.value_differences)
+    values = tuple(v.judged(thresholds.limits_for(v.key).tolerance) for v in comparison.value_differences)
     is_new = thresholds.default is not None or thresholds.path is not None
     return replace(
         comparison,
@@ -171,14 +163,14 @@ def _judge_pair(pair: Pair, limits: KeyThresholds) -> Pair:
     return replace(
         pair,
         status=status,
-        reason=_UNDECIDED if status == "unjudged" else "",
+        reason="the saved metrics do not tell" if status == "unjudged" else "",
         difference=replace(d, mismatches=_outside(findings)),
         findings=tuple(findings),
     )
 
 
 def _outside(findings: Sequence[Finding]) -> int | None:
-    """How many elements are outside the tolerance, where that is known."""
+    """How many elements are outside the tolerance; None if that is not known."""
     for finding in findings:
         if finding.test == "tolerance" and finding.value == finding.value:
             return int(finding.value)

@@ -37,7 +37,7 @@ _OWN_MEMBERS: Final = ("format", "version", "exit_status", "notes")  # of verify
 
 
 @contextmanager
-def replaced_folder(path: Path, *, force: bool) -> Iterator[Path]:
+def replace_folder(path: Path, *, force: bool) -> Iterator[Path]:
     """Make a folder under a temporary name beside its place, and put it there if the block ends well.
 
     Args:

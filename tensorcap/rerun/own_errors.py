@@ -16,8 +16,10 @@ import numpy as np
 
 from tensorcap.alignment import MappedArchive
 from tensorcap.comparison import (
+    GROWTH_TESTS,
     JUDGED,
     POLICY,
+    ROUNDED_INPUT_TESTS,
     Finding,
     Injected,
     Inputs,
@@ -29,7 +31,15 @@ from tensorcap.comparison import (
     caller_of,
     compare_records,
     is_circumstance,
+    judge_gain,
     worst_status,
+)
+from tensorcap.rerun.replay_tests import (
+    judge_bits,
+    judge_other_values,
+    judge_replayed,
+    judge_twin,
+    rounds_less,
 )
 from tensorcap.runs import Calls, is_inner, is_parameter
 from tensorcap_formats.archive import Archive
@@ -38,10 +48,6 @@ from tensorcap_formats.records import Record
 
 BAD: Final = frozenset({"suspect", "diverged", "nonfinite", "shape-mismatch"})
 _TOO_LARGE: Final = frozenset({"suspect", "diverged"})
-_UNCERTAIN: Final = frozenset(  # tests that may fail for an argument that was rounded
-    {"outlier_element", "growth", "input_dependence"}
-)
-_UNCERTAIN_WIDE: Final = frozenset({"growth"})  # of these, in a precision that hardly rounds
 _ROUNDING_SLACK: Final = 0.001  # of an ulp: what computing a distance in ulp may be off by
 _ROUNDED_ONCE: Final = 0.5 + _ROUNDING_SLACK  # ulp from the exact value
 
@@ -171,7 +177,7 @@ class ReplayJudge:
         ratio = None if pair.baseline is None else pair.baseline.r
         status, findings = self._status(pair, ratio, is_leaf=is_leaf)
         rounds_itself = is_leaf and not self._calls.is_linear(key.site)
-        is_precise = rounds_itself and ratio is not None and POLICY.is_precise(ratio, pair.elements)
+        is_precise = rounds_itself and ratio is not None and rounds_less(ratio, pair.elements)
         return self._makers.own_error(pair, status, findings, ratio=ratio, is_precise=is_precise)
 
     def _status(
@@ -198,7 +204,7 @@ class ReplayJudge:
             return (pair.status if pair.status in JUDGED else "unjudged"), pair.findings
         elements = pair.elements
         own = list(
-            POLICY.judge_replayed(
+            judge_replayed(
                 error,
                 pair.difference.row_error_p95,
                 POLICY.precision_of_pair(self._runs.precision, reference, target),
@@ -210,7 +216,7 @@ class ReplayJudge:
         if ratio is not None and ratio <= POLICY.twin_ratio.green:  # the model itself rounds as much
             own = [replace(f, status="within-rounding") for f in own]
         elif ratio is not None and math.isfinite(ratio) and self._is_judged_by_twin(pair, is_leaf=is_leaf):
-            own.append(POLICY.judge_twin(ratio, elements))
+            own.append(judge_twin(ratio, elements))
         own += [finding for finding in pair.findings if finding.test == "outlier_element"]
         is_precise = ratio is not None and ratio < POLICY.twin_precise
         has_parameters = self._calls.has_parameters(reference.key.site)
@@ -246,9 +252,9 @@ class ReplayJudge:
             POLICY.units[twin_record.dtype.name],
             rounds_once=is_plain,
         )
-        findings = [POLICY.judge_bits(far, elements)]
+        findings = [judge_bits(far, elements)]
         if is_plain:
-            findings.append(POLICY.judge_other_values(unlike_twin, elements))
+            findings.append(judge_other_values(unlike_twin, elements))
         return findings
 
     def _keeps_shape(self, record: Record) -> bool:
@@ -280,11 +286,9 @@ class InjectionJudge:
         self._makers = _Makers(reference)
         self._precision = POLICY.precision_of_runs(reference.info, injected.info, None)
         self._paired = {pair.key for pair in self._pairs}
-        self._reference, self._run = reference, injected
+        self._reference = reference
+        self._run = injected.source if isinstance(injected, MappedArchive) else injected
         self._injected = Injected(injected)
-        if isinstance(injected, MappedArchive):
-            self._run = injected.source
-            self._injected = Injected(injected.source, injected.sources)
         self._errors: dict[str, float | None] = {}
         for pair in self._pairs:
             for key in self._injected.keys_of(pair):
@@ -333,7 +337,7 @@ class InjectionJudge:
             findings = findings if gain is None else (*findings, gain)
         if not is_too_large:
             return "diverged", findings or (_mismatch(pair),)
-        uncertain = _UNCERTAIN_WIDE if self._is_wide(pair) else _UNCERTAIN
+        uncertain = GROWTH_TESTS if self._is_wide(pair) else GROWTH_TESTS | ROUNDED_INPUT_TESTS
         certain = [f for f in findings if f.status in _TOO_LARGE and f.test not in uncertain]
         if certain:
             return worst_status(certain), findings
@@ -372,7 +376,7 @@ class InjectionJudge:
         if error is None or precision is None:
             return None
         inputs, elements = math.hypot(*inherited), _records(pair)[0].size
-        return POLICY.judge_gain(error, inputs, precision, is_core=not is_leaf, elements=elements)
+        return judge_gain(error, inputs, precision, is_core=not is_leaf, elements=elements)
 
     def _is_wide(self, pair: Pair) -> bool:
         precision = self._precision_of(pair)

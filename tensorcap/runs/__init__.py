@@ -7,9 +7,9 @@ text), `window` (a part of a tensor: read, printed, written), `views` (archives 
 """
 
 from tensorcap.runs.archive_summary import ArchiveSummary
-from tensorcap.runs.calls import Call, Calls, is_state
+from tensorcap.runs.calls import Call, Calls, enclosing_sites, is_state
 from tensorcap.runs.graph import Graph, Node, Value
-from tensorcap.runs.ops import FACTS, Ops, is_fact, ops_of, passed_in, places
+from tensorcap.runs.ops import FACTS, Ops, is_fact, ops_of, passed_in
 from tensorcap.runs.record_kinds import is_gradient, is_inner, is_parameter, is_result
 from tensorcap.runs.tree import Shape, Tree, TreeNode, compressed, full, paths, ranges, shape_text, tree_lines
 from tensorcap.runs.views import PartialArchive, TensorArchive, find_tensor
@@ -31,6 +31,7 @@ __all__ = [
     "Value",
     "array_summary",
     "compressed",
+    "enclosing_sites",
     "find_tensor",
     "full",
     "is_fact",
@@ -43,7 +44,6 @@ __all__ = [
     "parse_window",
     "passed_in",
     "paths",
-    "places",
     "ranges",
     "read_window",
     "shape_text",

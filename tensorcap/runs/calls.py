@@ -96,12 +96,12 @@ class Calls:
         self.calls: Sequence[Call] = tuple(calls.values())
         self._is_ordered = archive.is_ordered
         self._modules = archive.info.modules
-        self._parents = {site for call in self.calls for site in _above(call.site)}
+        self._parents = {site for call in self.calls for site in enclosing_sites(call.site)}
         self._ends = _ends_of_blocks(archive.records)
         self._records = archive.records
 
     def class_of(self, site: str) -> str:
-        """Class of the module that a site is or lies in, without its package; "" if it is not known."""
+        """Return the class of the module that a site is or lies in, without its package; "" if not known."""
         module = self._modules.get(module_of(site))
         return module.short_class if module else ""
 
@@ -162,13 +162,12 @@ class Calls:
             number = _NUMBER.search(key.site)
             return int(number[1]) + 1 if number else 0
         site = module_of(key.site)
-        block = _block_of(site)
         if not self._is_ordered:
             number = _BLOCK.search(site)
             return int(number[0]) + 1 if number else 0
         forward = len(self._ends.get((key.rank, key.step, False), ())) if is_gradient(key) else 0
         ends = self._ends.get((key.rank, key.step, is_gradient(key)), ())
-        return forward + bisect_left(ends, record.order) + (block is not None)
+        return forward + bisect_left(ends, record.order) + (_block_of(site) is not None)
 
     @cached_property
     def leaves(self) -> Sequence[Call]:
@@ -180,13 +179,13 @@ class Calls:
         if not self._is_ordered:
             return
         attentions = [call for call in self.calls if self._is_attention(call.site)]
-        inner = {site for call in attentions for site in _above(call.site)}
+        inner = {site for call in attentions for site in enclosing_sites(call.site)} - {ROOT_SITE}
         for call in attentions:
             if call.site not in inner and not self.is_leaf(call.site):
                 yield from self._core(call)
 
     def within(self, call: Call) -> Iterator[Call]:
-        """Calls of modules below that of a call, while it was under way."""
+        """Yield the calls of modules below that of a call, while it was under way."""
         prefix = f"{call.site}."
         for other in self._by_step.get(call.place[:2], ()):
             if other.site.startswith(prefix) and call.start <= other.start and other.end <= call.end:
@@ -200,7 +199,7 @@ class Calls:
         return calls
 
     def _is_attention(self, site: str) -> bool:
-        return _ATTENTION.search(self.class_of(site) or site.rpartition(".")[2]) is not None
+        return _ATTENTION.search(self._kind(site)) is not None
 
     def _core(self, attention: Call) -> Iterator[Core]:
         """Find what an attention computes between its projections.
@@ -241,20 +240,21 @@ def _is_float(record: Record) -> bool:
     return record.dtype.is_inexact
 
 
-def _above(site: str) -> Iterator[str]:
-    while "." in site:
-        site = site.rpartition(".")[0]
+def enclosing_sites(site: str) -> Iterator[str]:
+    """Yield the sites of the modules around one, the nearest first and the root last; none for the root."""
+    while site != ROOT_SITE:
+        site = site.rpartition(".")[0] or ROOT_SITE
         yield site
 
 
 def _block_of(site: str) -> str | None:
-    """The block of a stack that a site belongs to: its path up to the first part that is a number."""
+    """Return the block of a stack that a site belongs to: its path up to the first part that is a number."""
     number = _BLOCK.search(site)
     return site[: number.end()] if number else None
 
 
 def _ends_of_blocks(records: Sequence[Record]) -> dict[tuple[int, int, bool], list[int]]:
-    """For each rank and step, when each block ends: on the way forward, and on the way back."""
+    """Return for each rank and step when each block ends: in the forward pass, and in the backward pass."""
     last: dict[tuple[int, int, bool], dict[str, int]] = {}
     for record in records:
         key = record.key

@@ -91,7 +91,7 @@ class Node:
     outputs: tuple[Value, ...]
 
     def input(self, name: str) -> Value:
-        """The tensor argument of that name.
+        """Return the tensor argument of that name.
 
         Raises:
             TensorNotFoundError: There is none.
@@ -171,7 +171,7 @@ class Graph:
         return cls(archive, tuple(nodes), {node.where: node for node in nodes}, outputs, consumers)
 
     def node(self, key: str) -> Node:
-        """The node of a key, or of `STEP/SITE@CALL` alone.
+        """Return the node of a key, or of `STEP/SITE@CALL` alone.
 
         Raises:
             TensorNotFoundError: There is none.
@@ -182,12 +182,12 @@ class Graph:
         return node
 
     def producer(self, value: Value | str) -> Node | None:
-        """The node that computed a value, or a key's tensor; None for inputs of the model and parameters."""
+        """Return the node that computed a value, or a key's tensor; None for model inputs and parameters."""
         key = value if isinstance(value, str) else value.key
         return self._by_where.get(key.rpartition("/")[0]) if key in self._outputs and key else None
 
     def consumers(self, key: str) -> tuple[Node, ...]:
-        """The nodes that take the tensor of a key, in execution order."""
+        """Return the nodes that take the tensor of a key, in execution order."""
         return tuple(self._consumers.get(key, ()))
 
     def read(self, value: Value | str) -> Array:
@@ -215,7 +215,7 @@ class Graph:
         return decode(_strided(self.archive.read(record), value.view, record.key.text), value.view.dtype)
 
     def _parameter(self, value: Value) -> str:
-        """The key of the record of a parameter or a buffer."""
+        """Return the key of the record of a parameter or a buffer."""
         name = value.parameter or ""
         module, _, own = name.rpartition(".")
         keys = [Key(module_site(module), f"{kind}.{own}").text for kind in ("param", "buffer")]
@@ -289,7 +289,7 @@ def _whole_numbers(numbers: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _strided(elements: Array, view: View, base: str) -> Array:
-    """The stored elements of a view, as an array of its own."""
+    """Copy the stored elements of a view to an array of its own."""
     last = view.offset + sum((n - 1) * s for n, s in zip(view.shape, view.strides, strict=True))
     itemsize = view.dtype.itemsize
     if math.prod(view.shape) and (last + 1) * itemsize > elements.nbytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -13,7 +13,7 @@ from tensorcap_formats.errors import TensorNotFoundError
 from tensorcap_formats.keys import PROBES, Key, module_of
 
 FACTS: Final = "op"  # the slot of an op's facts
-_MODULE: Final = "module"  # the slot of the module in which a probe was passed
+_MODULE: Final = "module"  # the slot of the module that passed a probe
 _CASTS: Final = ("_to_copy", "to")
 _RESERVE: Final = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 # Dtype and device, which records and preflight compare
@@ -48,15 +48,15 @@ class Ops:
         return place in self._nodes
 
     def module_call(self, place: str) -> int:
-        """Number of the call of the module that runs an op."""
+        """Return the number of the call of the module that runs an op."""
         return self._nodes[place].module_call
 
     def op(self, place: str) -> str:
-        """The full name of an op."""
+        """Return the full name of an op."""
         return self._nodes[place].op
 
     def name(self, place: str) -> str:
-        """The op without its namespace, overload, and the `_` of in-place ops; "" if there is none."""
+        """Return the op without its namespace, overload, and the `_` of in-place ops; "" if there is none."""
         node = self._nodes.get(place)
         return _base(node.op).rstrip("_") if node else ""
 
@@ -75,7 +75,7 @@ class Ops:
         return is_written and self._reserved.get(_call(node), node.order) < node.order
 
     def source(self, place: str) -> str:
-        """The source line of an op, as `modeling_llama.py:189 in forward`; "" if it is not known."""
+        """Return the source line of an op, as `modeling_llama.py:189 in forward`; "" if it is not known."""
         node = self._nodes.get(place)
         if node is None or not node.file:
             return ""
@@ -84,7 +84,7 @@ class Ops:
         return f"{node.file.rpartition('/')[2]}{line}{function}"
 
     def inputs(self, place: str) -> Sequence[str] | None:
-        """Key texts of the records that an op takes, those behind views too, without parameters.
+        """Return key texts of the records that an op takes, those behind views too, without parameters.
 
         Returns:
             None if one is not known.
@@ -95,8 +95,8 @@ class Ops:
         keys = [self._origin(value) for value in node.inputs if value.number is None]
         return [key for key in keys if key is not None]
 
-    def given_from(self, place: str, slot: str) -> str:
-        """Key text of the record, or name of the parameter, with the values of an op's input; "" if none has.
+    def input_key(self, place: str, slot: str) -> str:
+        """Return the key text of the record, or the parameter, with the values of an op's input; "" if none.
 
         Args:
             place: The op's place.
@@ -109,7 +109,7 @@ class Ops:
         return ""
 
     def arguments(self, place: str) -> Mapping[str, Any]:
-        """Arguments that are no tensors, without dtype, device and the like."""
+        """Return the arguments that are no tensors, without dtype, device and the like."""
         node = self._nodes.get(place)
         if node is None:
             return {}
@@ -121,24 +121,24 @@ class Ops:
         }
 
     def _origin(self, value: Value) -> str | None:
-        """Key text of the record that a value is, or is a view of; None for a parameter."""
+        """Return the key text of the record that a value is, or is a view of; None for a parameter."""
         stored = self._outputs.get(value.key) if value.key is not None else None
         return value.key if stored is None else stored.key
 
 
 def _base(op: str) -> str:
-    """The name of an op between its namespace and its overload."""
+    """Return the name of an op between its namespace and its overload."""
     parts = op.split(".")
     return parts[min(1, len(parts) - 1)]
 
 
 def _call(node: Node) -> _Call:
-    """The call of the module that runs an op: rank and step, module, number of the call."""
+    """Return the call of the module that runs an op: rank and step, module, number of the call."""
     return node.where.rpartition("/")[0], node.module, node.module_call
 
 
 def ops_of(archive: Archive) -> Ops:
-    """The ops of an archive; they are read once, as long as the archive exists."""
+    """Return the ops of an archive; they are read once, as long as the archive exists."""
     ops = _KNOWN.get(archive)
     if ops is None:
         ops = _KNOWN[archive] = Ops(archive)
@@ -159,19 +159,9 @@ def is_fact(text: str, value: object) -> bool:
 
 
 def passed_in(archive: Archive, key: Key) -> str:
-    """The site of the module whose code a record is of; for a probe, the module in which it was passed."""
+    """Return the module whose code a record is of; for a probe, the module that passed it."""
     module = module_of(key.site)
     if module != PROBES or not is_inner(key):
         return module
     site = archive.values.get(f"{key.where}/{_MODULE}")
     return site if isinstance(site, str) and site else PROBES
-
-
-def places(archive: Archive, ops: Ops) -> Iterator[str]:
-    """The places of ops that have records, in the order of their first records."""
-    seen = set()
-    for record in archive.records:
-        place = record.key.where
-        if place in ops and place not in seen:
-            seen.add(place)
-            yield place

@@ -75,7 +75,7 @@ class Tree:
 
     @classmethod
     def of(cls, archive: Archive) -> Tree:
-        """The tree of an archive; of its sites' names if it lists no modules.
+        """Read the tree of an archive; of its sites' names if it lists no modules.
 
         Raises:
             UsageError: It holds nothing.
@@ -91,7 +91,7 @@ class Tree:
 
     @classmethod
     def of_run(cls, source: str, info: RunInfo) -> Tree | None:
-        """The tree of a run's metadata; None if they list no modules."""
+        """Read the tree of a run's metadata; None if they list no modules."""
         if not info.modules:
             return None
         never = {point.site for point in info.points if point.status == "never-called"}
@@ -162,13 +162,13 @@ def grouped(nodes: tuple[TreeNode, ...], *, numbers_only: bool) -> list[list[Tre
 
 
 def full(node: TreeNode, depth: int | None = None) -> dict[str, Any]:
-    """The full tree, to `depth` levels below the root, as the Equivalence method writes it."""
+    """Return the full tree, to `depth` levels below the root, as the Equivalence method writes it."""
     inner = [full(child, below(depth)) for child in node.children] if depth != 0 else []
     return {"name": node.name, "type": node.type, "children": inner}
 
 
 def compressed(node: TreeNode, depth: int | None = None) -> dict[str, Any]:
-    """The compressed tree, as the Equivalence method writes it, but not across unequal shapes."""
+    """Return the compressed tree, as the Equivalence method writes it, but not across unequal shapes."""
     return _compressed([node], depth)
 
 
@@ -182,13 +182,13 @@ def _compressed(group: list[TreeNode], depth: int | None) -> dict[str, Any]:
 
 
 def paths(node: TreeNode, depth: int | None = None) -> list[str]:
-    """The paths of all modules but the root, each before those in it."""
+    """List the paths of all modules but the root, each before those in it."""
     all_paths = (inner.path for inner in node.walk() if inner.path)
     return [path for path in all_paths if depth is None or path.count(".") < depth]
 
 
 def below(depth: int | None) -> int | None:
-    """The depth one level further down."""
+    """Return the depth one level further down."""
     return None if depth is None else depth - 1
 
 
@@ -208,7 +208,7 @@ def tree_lines(root: TreeNode, *, depth: int | None = None, shapes: bool = False
 
 
 def _below(group: Sequence[TreeNode], indent: str, depth: int | None, shapes: bool) -> Iterator[str]:
-    """The lines below equal modules."""
+    """Yield the lines below equal modules."""
     items = _items(group) if depth != 0 else []
     for i, (label, nodes, levels) in enumerate(items, 1):
         branch, rest = ("└─ ", "   ") if i == len(items) else ("├─ ", "│  ")
@@ -218,7 +218,7 @@ def _below(group: Sequence[TreeNode], indent: str, depth: int | None, shapes: bo
 
 
 def _items(group: Sequence[TreeNode]) -> list[tuple[str, list[TreeNode], int]]:
-    """The entries below equal modules: label, the modules in all of them, levels that the entry goes down."""
+    """List the entries below equal modules: label, modules in all of them, levels that it goes down."""
     items: list[tuple[str, list[TreeNode], int]] = []
     for name, nodes in _folded(group):
         first = nodes[0]
@@ -255,7 +255,7 @@ def _line(label: str, nodes: Sequence[TreeNode], shapes: bool) -> str:
 
 
 def shape_text(shape: Shape) -> str:
-    """A shape as the command line prints it.
+    """Format a shape as the command line prints it.
 
     Example:
         >>> shape_text((4, 2)), shape_text(()), shape_text(None)
@@ -265,7 +265,7 @@ def shape_text(shape: Shape) -> str:
 
 
 def ranges(names: Sequence[str]) -> str:
-    """Numbers as text, runs of them as spans.
+    """Format numbers as text, runs of them as spans.
 
     Example:
         >>> ranges(["0", "1", "2", "4", "6", "7"])

@@ -91,7 +91,7 @@ def _find_value(archive: Archive, name: str) -> tuple[Graph, Node, Value] | None
 
 
 def _list_views(archive: Archive) -> Iterator[str]:
-    """Keys of the outputs of ops that are views."""
+    """Yield the keys of the outputs of ops that are views."""
     try:
         graph = Graph.of(archive)
     except TensorNotFoundError:

@@ -114,7 +114,7 @@ def _read_runs(archive: Archive, record: Record, ranges: Sequence[range], out: A
 
 
 def summary(archive: Archive, record: Record) -> str:
-    """The values of a tensor as text: all of a small one, else first and last ones along each axis.
+    """Format the values of a tensor as text: all of a small one, else first and last ones along each axis.
 
     Raises:
         UsageError: The archive has only statistics of the tensor.
@@ -125,12 +125,12 @@ def summary(archive: Archive, record: Record) -> str:
 
 
 def array_summary(values: Array) -> str:
-    """The values of an array as text, as `summary` does."""
+    """Format the values of an array as text, as `summary` does."""
     return _summary(values.shape, lambda window: values[tuple(slice(r.start, r.stop) for r in window)])
 
 
 def stored_summary(bits: Array, dtype: DType) -> str:
-    """The values of stored elements as text, as `summary` does; only those that are shown are decoded."""
+    """Format the values of stored elements as text, as `summary` does; only those shown are decoded."""
 
     def read(window: tuple[range, ...]) -> Array:
         return decode(bits[tuple(slice(r.start, r.stop) for r in window)], dtype)
@@ -162,7 +162,7 @@ def _edges(shape: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def values_text(values: Array, omitted: Sequence[int | None] = ()) -> str:
-    """Values in nested brackets, as numpy prints them.
+    """Format values in nested brackets, as numpy prints them.
 
     Args:
         values: The values, a few.

@@ -290,7 +290,7 @@ class Capture:
             failure = self.substitution.failure
         if failure is not None:
             self._abandon()
-            if error is None:  # somebody caught it
+            if error is None:  # it was caught in the block
                 raise failure
         elif error is not None:
             self._keep_incomplete(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.util
 import os
@@ -20,8 +19,8 @@ from tensorcap.adapters import CalledRoot, adapter_named
 from tensorcap.recording import CaptureOptions, PlainLog
 from tensorcap.session.capture_session import Capture, capture
 from tensorcap.wording import counted, some
-from tensorcap.workload import FRAMEWORKS, MODEL_MODULES, Script, as_main, compile_script, replaced
-from tensorcap_formats.errors import CaptureError, TensorcapError, abbreviate, missing_package
+from tensorcap.workload import FRAMEWORKS, MODEL_MODULES, Script, as_main, compile_script, replace_attribute
+from tensorcap_formats.errors import CaptureError, TensorcapError, abbreviate, did_you_mean, missing_package
 from tensorcap_formats.progress import Progress
 from tensorcap_formats.writing import Writer
 
@@ -176,10 +175,10 @@ class ScriptRun:
             main = stack.enter_context(as_main(self.script))
             for name, watch in watches.items():
                 watch(functools.partial(self._look_out, name, stack))
-            code = self._code(main)
+            code = self._compile(main)
             for name in _REPLACES_PROCESS:
-                stack.enter_context(replaced(os, name, self._replacing))
-            stack.enter_context(replaced(os, "_exit", self._exiting))
+                stack.enter_context(replace_attribute(os, name, self._wrap_exec))
+            stack.enter_context(replace_attribute(os, "_exit", self._wrap_exit))
             if code is not None:
                 try:
                     exec(code, vars(main))
@@ -258,7 +257,7 @@ class ScriptRun:
         self.capture = started
         return True
 
-    def _code(self, main: ModuleType) -> CodeType | None:
+    def _compile(self, main: ModuleType) -> CodeType | None:
         """Compile the code to run; None if a package that is imported before it fails."""
         try:
             return compile_script(self.script, main)
@@ -303,7 +302,7 @@ class ScriptRun:
                 stream = _open_stream(number)
             setattr(sys, name, stream)
 
-    def _exiting(self, original: Callable[[int], None]) -> Callable[[int], None]:
+    def _wrap_exit(self, original: Callable[[int], None]) -> Callable[[int], None]:
         def _exit(status: int) -> None:
             if os.getpid() == self._process:
                 self.status = status
@@ -313,7 +312,7 @@ class ScriptRun:
 
         return _exit
 
-    def _replacing(self, original: Callable[..., None]) -> Callable[..., None]:
+    def _wrap_exec(self, original: Callable[..., None]) -> Callable[..., None]:
         def exec_(*args: Any) -> None:
             if os.getpid() == self._process:
                 self.finish()
@@ -325,11 +324,9 @@ class ScriptRun:
         where = self.script.target
         called = calls_text(self.roots)
         if self._root is not None and self.roots:
-            names = [root.name for root in self.roots]
-            close = difflib.get_close_matches(self._root, names, n=3)
-            hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else None
             return CaptureError(
-                f"{where}: no model {abbreviate(self._root)!r} was called, but {called}", hint=hint
+                f"{where}: no model {abbreviate(self._root)!r} was called, but {called}",
+                hint=did_you_mean(self._root, [root.name for root in self.roots]),
             )
         if self.roots:
             return CaptureError(
@@ -347,14 +344,14 @@ class _Stopped(SystemExit):
     """Ends the script as `SystemExit` does, which is no error of its own; a thread ends by it silently."""
 
 
-def calls_text(roots: Sequence[CalledRoot], few: int = 8) -> str:
+def calls_text(roots: Sequence[CalledRoot]) -> str:
     """Models and how often they were called, as a text.
 
     Example:
         >>> calls_text([CalledRoot("Draft", 12), CalledRoot("Softmax", 1)])
         'Draft (12 calls), Softmax (1 call)'
     """
-    return some([f"{root.name} ({counted(root.calls, 'call')})" for root in roots], few)
+    return some([f"{root.name} ({counted(root.calls, 'call')})" for root in roots], 8)
 
 
 @contextmanager
@@ -436,12 +433,12 @@ def _open_stream(number: int) -> TextIO:
 
 def _strip_frames(error: BaseException) -> None:
     """Take our own frames out of the tracebacks of an error and of its causes."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
         current = pending.pop()
-        if current is not None and id(current) not in seen:
-            seen.add(id(current))
+        if current is not None and id(current) not in visited:
+            visited.add(id(current))
             current.__traceback__ = _without_ours(current.__traceback__)
             pending += [current.__cause__, current.__context__]
 

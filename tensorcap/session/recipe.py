@@ -90,7 +90,7 @@ class Recipe:
         if expected is not None:
             expected.seed(seed)
         if self.kind == "huggingface":
-            from tensorcap.adapters.huggingface.workload import build
+            from tensorcap.adapters.huggingface.workload_builder import build
 
             workload = build(self.path, options, inputs)
         else:
@@ -110,7 +110,7 @@ class Recipe:
         if self.kind == "function":
             model = self.build().model
             return adapter_for(model).describe(model)
-        from tensorcap.adapters.huggingface.workload import build_without_weights
+        from tensorcap.adapters.huggingface.workload_builder import build_without_weights
 
         model = build_without_weights(self.path, self.options)
         return adapter_for(model).describe(model)

@@ -14,7 +14,7 @@ from tensorcap.workload.metadata import (
     redact,
     redact_command,
 )
-from tensorcap.workload.patch import replaced
+from tensorcap.workload.patch import replace_attribute
 from tensorcap.workload.port import Port, load_port
 from tensorcap.workload.script import Script, as_main, compile_script
 from tensorcap.workload.sources import NAMED, class_name, file_of, find_sources
@@ -50,5 +50,5 @@ __all__ = [
     "now",
     "redact",
     "redact_command",
-    "replaced",
+    "replace_attribute",
 ]

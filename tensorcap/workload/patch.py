@@ -8,7 +8,7 @@ from typing import Any
 
 
 @contextmanager
-def replaced(owner: Any, name: str, make_replacement: Callable[[Any], Any]) -> Iterator[None]:
+def replace_attribute(owner: Any, name: str, make_replacement: Callable[[Any], Any]) -> Iterator[None]:
     """Replace an attribute by what a function makes of it, until the block ends.
 
     If other code has replaced it meanwhile, it stays as it is.
@@ -20,7 +20,7 @@ def replaced(owner: Any, name: str, make_replacement: Callable[[Any], Any]) -> I
 
     Example:
         >>> import math
-        >>> with replaced(math, "pi", lambda pi: 3):
+        >>> with replace_attribute(math, "pi", lambda pi: 3):
         ...     math.pi
         3
         >>> round(math.pi, 4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import difflib
 import importlib.util
 import os
 import pkgutil
@@ -17,7 +16,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from tensorcap.workload.metadata import redact, redact_command
-from tensorcap_formats.errors import UsageError
+from tensorcap_formats.errors import UsageError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,8 @@ def _compile_file(script: Script, main: ModuleType) -> CodeType:
         if path.exists():
             raise UsageError(f"{script.target}: {error.strerror}, expected a Python file") from error
         names = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        close = difflib.get_close_matches(path.name, names, n=3)
-        raise UsageError(f"{script.target}: there is no such script", hint=_did_you_mean(close)) from None
+        hint = did_you_mean(path.name, names)
+        raise UsageError(f"{script.target}: there is no such script", hint=hint) from None
     main.__file__ = os.path.abspath(path)
     main.__loader__ = SourceFileLoader("__main__", main.__file__)
     try:
@@ -107,8 +106,8 @@ def _compile_module(script: Script, main: ModuleType) -> CodeType:
         prefix = f"{parent.name}." if parent else ""
         paths = list(parent.submodule_search_locations or ()) if parent else None
         names = [prefix + module.name for module in pkgutil.iter_modules(paths)]
-        close = difflib.get_close_matches(script.target, names, n=3)
-        raise UsageError(f"-m {script.target}: there is no such module", hint=_did_you_mean(close))
+        hint = did_you_mean(script.target, names)
+        raise UsageError(f"-m {script.target}: there is no such module", hint=hint)
     code = spec.loader.get_code(spec.name) if hasattr(spec.loader, "get_code") else None
     if code is None:
         raise UsageError(f"-m {script.target}: has no Python code")
@@ -125,10 +124,6 @@ def _find_spec(name: str) -> ModuleSpec | None:
         if isinstance(error, ModuleNotFoundError) and not f"{name}.".startswith(f"{error.name}."):
             raise  # of what a package of the user imports
         return None
-
-
-def _did_you_mean(close: Sequence[str]) -> str | None:
-    return f"Did you mean {' or '.join(map(repr, close))}?" if close else None
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -56,6 +57,23 @@ class Workload:
                 f"inputs of a workload: found a {type(self.inputs).__name__}, expected a mapping or a tuple",
                 hint="A model of one argument takes (x,), or {'name': x}.",
             )
+
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inputs as positional arguments and arguments by name, of which one is empty."""
+        if isinstance(self.inputs, Mapping):
+            return (), dict(self.inputs)
+        return tuple(self.inputs), {}
+
+    def call(self, model: Any) -> Any:
+        """Run a model, which is or stands for that of the workload, once on the inputs.
+
+        Returns:
+            What the model, or the workload's own function, returns.
+        """
+        run = model if self.run is None else partial(self.run, model)
+        args, kwargs = self.arguments
+        return run(*args, **kwargs)
 
 
 class StoredInput(NamedTuple):

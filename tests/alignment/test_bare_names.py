@@ -57,7 +57,7 @@ NAMES: dict[str, dict[str, str]] = {  # of the dump, by site
 }
 
 
-@pytest.mark.spec("ALN-41", "ALN-42", "CMP-20")
+@pytest.mark.spec("ALN-46", "ALN-47", "CMP-20")
 @pytest.mark.parametrize("kind", list(NAMES))
 @pytest.mark.parametrize("side", ["reference", "target"])
 def test_a_dump_by_names_of_layers_pairs_with_results(kind: str, side: str, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_exchanged_results_are_not_paired_by_their_values(tmp_path: Path) -> Non
     assert comparison.counts["diverged"] == 2
 
 
-@pytest.mark.spec("ALN-41")
+@pytest.mark.spec("ALN-46")
 def test_any_step_call_and_slot_may_be_meant_and_values_say_which(tmp_path: Path) -> None:
     run = run_of(
         tmp_path / "run.h5",
@@ -171,7 +171,7 @@ def linears(count: int, *, without_bias: int = -1) -> tuple[dict[str, Array], di
     return results, ops
 
 
-@pytest.mark.spec("ALN-42")
+@pytest.mark.spec("ALN-47")
 @pytest.mark.parametrize("side", ["reference", "target"])
 def test_of_several_ops_of_a_module_its_result_is_compared(side: str, tmp_path: Path) -> None:
     results, ops = linears(4)

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.adapters.torch.staging import BOUND_BYTES, Staging
+from tensorcap.adapters.torch.staging_buffer import BOUND_BYTES, StagingBuffer
 
 MIB = 1 << 20
 ROUNDS, FORWARDS = 5, 4
@@ -103,13 +103,13 @@ def new_stream() -> torch.cuda.Stream:
 
 def check_bits(model: nn.Module, x: torch.Tensor, folder: Path) -> dict[str, list[str]]:
     """Under whatever a user may have switched on, with a ring that is far too small as well."""
-    small = functools.partial(Staging, bound_bytes=2 * x.nbytes)
+    small = functools.partial(StagingBuffer, bound_bytes=2 * x.nbytes)
     situations: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "the default stream": nullcontext,
         "a stream of the user": lambda: torch.cuda.stream(new_stream()),
         "inference mode": torch.inference_mode,
         "autocast": lambda: torch.autocast("cuda", torch.bfloat16),
-        "a small ring": lambda: patch("tensorcap.adapters.torch.adapter.Staging", small),
+        "a small ring": lambda: patch("tensorcap.adapters.torch.adapter.StagingBuffer", small),
     }
     found = {}
     for number, (name, situation) in enumerate(situations.items()):
@@ -131,10 +131,10 @@ def check_waits(model: nn.Module, x: torch.Tensor, folder: Path) -> dict[str, fl
     """Seconds that a forward under capture takes to return while the device is kept busy."""
     cycles = int(2e9)
     found = {}
-    for name, staged in (("staged", Staging), ("copied in hooks", in_hooks())):
+    for name, staged in (("staged", StagingBuffer), ("copied in hooks", in_hooks())):
         with (
             torch.no_grad(),
-            patch("tensorcap.adapters.torch.adapter.Staging", staged),
+            patch("tensorcap.adapters.torch.adapter.StagingBuffer", staged),
             tensorcap.capture(model, folder / "a.h5", only="*.down", inputs=False),
         ):
             model(x)  # makes the ring
@@ -179,7 +179,7 @@ def check_graph(model: nn.Module, x: torch.Tensor, folder: Path) -> list[str]:
 
 def in_hooks() -> Any:
     """What is done without staging: `.cpu()` in every hook."""
-    return functools.partial(Staging, host_copy_of=lambda device: None)
+    return functools.partial(StagingBuffer, host_copy_of=lambda device: None)
 
 
 def measure(model: nn.Module, x: torch.Tensor, folder: Path, **options: Any) -> dict[str, float]:
@@ -196,11 +196,11 @@ def measure(model: nn.Module, x: torch.Tensor, folder: Path, **options: Any) -> 
 
     found = {}
     for name, action, staged in (
-        ("plain", plain, Staging),
-        ("staged", captured, Staging),
+        ("plain", plain, StagingBuffer),
+        ("staged", captured, StagingBuffer),
         ("in hooks", captured, in_hooks()),
     ):
-        with torch.no_grad(), patch("tensorcap.adapters.torch.adapter.Staging", staged):
+        with torch.no_grad(), patch("tensorcap.adapters.torch.adapter.StagingBuffer", staged):
             action()
             torch.cuda.reset_peak_memory_stats()
             rounds = []

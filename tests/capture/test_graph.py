@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import tensorcap
+from tensorcap.alignment import Alignment, Entry, sides
 from tensorcap.runs import Graph
 from tensorcap_formats.errors import CorruptArchiveError, ReadError, TensorNotFoundError
 from tests.support.archives import new_archive
@@ -220,3 +221,85 @@ def test_an_output_that_refers_to_another_op_is_refused(tmp_path: Path, kind: st
         pytest.raises(CorruptArchiveError, match="refers to that of another op"),
     ):
         Graph.of(archive)
+
+
+class Embedded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, ids: Any) -> Any:
+        rows = self.embed(ids)
+        return self.fc(rows + rows)
+
+
+class Wrapped(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, ids: Any) -> Any:
+        return self.inner(ids)
+
+
+def embedded_and_wrapped(tmp_path: Path) -> tuple[Path, Path]:
+    """Two captures of one model at level op: as it is, and as the module `inner` of another."""
+    torch.manual_seed(0)
+    model = Embedded()
+    paths = tmp_path / "ref.h5", tmp_path / "tgt.h5"
+    for path, port in zip(paths, (model, Wrapped(model)), strict=True):
+        with torch.no_grad(), tensorcap.capture(port, path, level="op"):
+            port(torch.tensor([[1, 2, 4]]))
+    return paths
+
+
+def test_ops_of_a_wrapped_model_are_compared_with_those_of_the_bare_one(tmp_path: Path) -> None:
+    comparison = tensorcap.compare(*embedded_and_wrapped(tmp_path))
+    statuses = {pair.key: pair.status for pair in comparison.pairs}
+    for key in (
+        "0/embed:aten.embedding.default/output",
+        "0/@root:aten.add.Tensor/output",
+        "0/fc:aten.addmm.default/output",
+    ):
+        assert statuses[key] == "identical"
+
+
+def test_references_between_ops_are_renamed_with_their_records(tmp_path: Path) -> None:
+    reference, target = embedded_and_wrapped(tmp_path)
+    with tensorcap.open_archive(reference) as trusted, tensorcap.open_archive(target) as tested:
+        bare, mapped = (Graph.of(archive) for archive in sides(trusted, tested))
+        node = mapped.node("0/@root:aten.add.Tensor")
+        assert [(value.name, value.key) for value in node.inputs] == [
+            ("self", "0/embed:aten.embedding.default/output"),
+            ("other", "0/embed:aten.embedding.default/output"),
+        ]
+        assert (node.module, mapped.node("0/fc:aten.addmm.default").module) == ("@root", "fc")
+        assert [value.parameter for value in mapped.node("0/embed:aten.embedding.default").inputs] == [
+            "embed.weight",
+            None,
+        ]
+        for value, own in zip(node.inputs, bare.node(node.where).inputs, strict=True):
+            assert np.array_equal(mapped.read(value), bare.read(own))
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param({"outputs": [{"slot": "output", "record": "0/a b//"}]}, id="no-key"),
+        pytest.param({"inputs": [7], "outputs": []}, id="no-reference"),
+        pytest.param({"inputs": "x", "outputs": []}, id="no-list"),
+    ],
+)
+def test_damaged_references_are_refused_in_a_view_as_in_the_archive(
+    tmp_path: Path, facts: dict[str, Any]
+) -> None:
+    values = {"0/tgt:aten.t.default/op": {**FACTS, **facts}}
+    reference = new_archive(tmp_path / "a.h5", {"0/ref:aten.t.default/output": np.zeros(2)})
+    target = new_archive(tmp_path / "b.h5", {"0/tgt:aten.t.default/output": np.zeros(2)}, values=values)
+    mapping = Alignment((Entry(("ref:aten.t.default",), ("tgt:aten.t.default",)),))
+    with reference, target:
+        _, mapped = sides(reference, target, mapping)
+        for archive in (target, mapped):
+            with pytest.raises(CorruptArchiveError, match="is not as specified"):
+                Graph.of(archive)

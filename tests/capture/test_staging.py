@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.adapters.torch.staging import Staging
+from tensorcap.adapters.torch.staging_buffer import StagingBuffer
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
 from tensorcap.recording import Call, CaptureOptions, Point, Recorder, RecordFilter
 from tensorcap_formats.dtypes import DType
@@ -140,7 +140,7 @@ class Stage:
         self.device = Late() if device is None else device
         self.point = Point("site")
         self.recorder = Recorder(self.shelf, {"site": self.point}, RecordFilter(CaptureOptions()))
-        self.staging = Staging(
+        self.staging = StagingBuffer(
             self.recorder,
             bound_bytes=bound_bytes,
             small_bytes=small_bytes,
@@ -419,8 +419,8 @@ def test_nothing_is_taken_after_the_end(taken: int) -> None:
 def device(monkeypatch: pytest.MonkeyPatch) -> Late:
     """Let every capture take what is on the host for something on a device, with a ring of 64 KiB."""
     late = Late()
-    staged = functools.partial(Staging, bound_bytes=64 * KIB, host_copy_of=lambda _: late)
-    monkeypatch.setattr("tensorcap.adapters.torch.adapter.Staging", staged)
+    staged = functools.partial(StagingBuffer, bound_bytes=64 * KIB, host_copy_of=lambda _: late)
+    monkeypatch.setattr("tensorcap.adapters.torch.adapter.StagingBuffer", staged)
     return late
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.adapters.torch.tensors import NotCapturableError, from_stored, stored
+from tensorcap.adapters.protocol import NotCapturableError
+from tensorcap.adapters.torch.tensors import from_stored, stored
 from tensorcap_formats.dtypes import DTYPES
 from tensorcap_formats.errors import UsageError
 

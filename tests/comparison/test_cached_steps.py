@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tensorcap.comparison import POLICY, compare
-from tensorcap.comparison.policy_tests import judge_total_error
+from tensorcap.comparison.policy_tests import judge_gain, judge_own_error, judge_tail, judge_total_error
+from tensorcap.rerun.replay_tests import judge_bits, judge_other_values, judge_replayed, judge_twin
 from tensorcap.runs import Calls
 from tensorcap_formats.dtypes import Array
 
@@ -38,21 +39,19 @@ def off(x: Array, error: float, seed: int = 9) -> Array:
 def test_limits_are_widened_by_three_deviations_of_a_ratio(elements: int, factor: float) -> None:
     precision = POLICY.precision("bfloat16")
     found = {
-        "gain": POLICY.judge_gain(0.01, 0.01, precision, is_core=False, elements=elements).limit / 1.5,
-        "attention_gain": POLICY.judge_gain(0.01, 0.01, precision, is_core=True, elements=elements).limit / 4,
-        "own_error_leaf": POLICY.judge_own_error(0.01, precision, is_leaf=True, elements=elements).limit
-        / 2.5,
-        "own_error_composite": POLICY.judge_own_error(0.01, precision, is_leaf=False, elements=elements).limit
-        / 6,
-        "twin_ratio": POLICY.judge_twin(1.0, elements).limit / 1.2,
-        "growth": judge_total_error(POLICY, 0.01, 0, precision, elements=elements).limit / (4 * ROUNDING),
+        "gain": judge_gain(0.01, 0.01, precision, is_core=False, elements=elements).limit / 1.5,
+        "attention_gain": judge_gain(0.01, 0.01, precision, is_core=True, elements=elements).limit / 4,
+        "own_error_leaf": judge_own_error(0.01, precision, is_leaf=True, elements=elements).limit / 2.5,
+        "own_error_composite": judge_own_error(0.01, precision, is_leaf=False, elements=elements).limit / 6,
+        "twin_ratio": judge_twin(1.0, elements).limit / 1.2,
+        "growth": judge_total_error(0.01, 0, precision, elements=elements).limit / (4 * ROUNDING),
     }
     assert found == pytest.approx(dict.fromkeys(found, factor))
-    replayed, tail = POLICY.judge_replayed(0.01, 0.02, precision, is_leaf=True, elements=elements)
+    replayed, tail = judge_replayed(0.01, 0.02, precision, is_leaf=True, elements=elements)
     assert replayed.limit == pytest.approx(2 * factor)
     of_tail = {4: 2.5, 36: 1.5, 64: 1.375, 100: 1.375, 900: 1.375, 90_000: 1 + 3 / 4500**0.5}
     assert tail.limit == pytest.approx(3 * of_tail[elements])
-    worst = POLICY.judge_tail(0.01, 0.01, precision, is_core=False, elements=elements)
+    worst = judge_tail(0.01, 0.01, precision, is_core=False, elements=elements)
     assert worst.limit == pytest.approx(1.8 * of_tail[elements])
 
 
@@ -66,12 +65,12 @@ def test_a_ratio_of_two_rms_over_n_elements_is_off_by_one_in_the_root_of_n() -> 
 
 @pytest.mark.spec("POL-30")
 def test_a_share_of_few_elements_may_be_one_element() -> None:
-    assert POLICY.judge_bits(1 / 64, 64).status == "within-rounding"
-    assert POLICY.judge_bits(5 / 64, 64).status == "diverged"
-    assert POLICY.judge_bits(0.0015, 10**6).status == "suspect"
-    assert POLICY.judge_bits(0.0055, 10**6).status == "diverged"
-    assert POLICY.judge_other_values(1 / 64, 64).status == "within-rounding"
-    assert POLICY.judge_other_values(0.0105, 10**6).status == "suspect"
+    assert judge_bits(1 / 64, 64).status == "within-rounding"
+    assert judge_bits(5 / 64, 64).status == "diverged"
+    assert judge_bits(0.0015, 10**6).status == "suspect"
+    assert judge_bits(0.0055, 10**6).status == "diverged"
+    assert judge_other_values(1 / 64, 64).status == "within-rounding"
+    assert judge_other_values(0.0105, 10**6).status == "suspect"
 
 
 @pytest.mark.spec("POL-10", "POL-30")

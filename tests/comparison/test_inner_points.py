@@ -12,7 +12,7 @@ import pytest
 
 from tensorcap.comparison import POLICY, Comparison, Thresholds, compare, first_divergence, kind_of
 from tensorcap.comparison.preflight import preflight
-from tensorcap.reports.examination import examine
+from tensorcap.reports.pair_examination import examine
 from tensorcap.reports.results import judge_again, load_result, save_result
 from tensorcap.runs import Calls
 from tensorcap_formats.dtypes import Array, dtype
@@ -666,7 +666,7 @@ class TestReports:
         result = load_result(tmp_path / "r.json")
         assert result.examination.sources == {key: "modeling_my.py:189 in forward"}
         assert result.examination.classes == {"m": "my.Mlp"}
-        again = judge_again(result, Thresholds.given(1e-3, None)).divergence
+        again = judge_again(result, Thresholds.parse(1e-3, None)).divergence
         assert again is not None
         assert (again.module, again.class_name) == ("m", "my.Mlp")
 

@@ -25,7 +25,7 @@ from tensorcap.metrics import (
     logit_metrics,
     routing_metrics,
 )
-from tensorcap.reports.examination import examine
+from tensorcap.reports.pair_examination import examine
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key

@@ -20,7 +20,13 @@ from tensorcap.comparison import (
     first_divergence,
     sample,
 )
-from tensorcap.comparison.policy_tests import LOCAL_TESTS, TESTS
+from tensorcap.comparison.policy_tests import (
+    EVIDENCE_TESTS,
+    GROWTH_TESTS,
+    LOCAL_TESTS,
+    ROUNDED_INPUT_TESTS,
+    TESTS,
+)
 from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.errors import UsageError
 from tests.comparison.limits_table import limits_table, written_table
@@ -440,6 +446,12 @@ def test_findings_of_local_tests_speak_of_the_module_itself() -> None:
     ]
 
 
+def test_attributes_of_tests_say_what_their_findings_mean() -> None:
+    assert {"growth"} == GROWTH_TESTS
+    assert {"outlier_element", "input_dependence"} == ROUNDED_INPUT_TESTS
+    assert {"gain", "attention_gain", "gain_tail", "attention_gain_tail", "outlier_element"} == EVIDENCE_TESTS
+
+
 def test_the_table_of_limits_in_the_specification_is_that_of_the_policy() -> None:
     assert written_table() == limits_table()
 
@@ -610,6 +622,31 @@ def test_a_mistake_in_a_part_of_the_rows_is_found_where_the_median_row_is_right(
     assert finding_of(found, "0/out/output", "gain_tail").status == "within-rounding"  # it only inherits
     assert found.divergence is not None
     assert found.divergence.module == "act"
+
+
+@pytest.mark.spec("POL-22")
+@pytest.mark.parametrize(
+    ("shape", "factor", "status"),
+    [
+        pytest.param((16, 8, 8, 32), 1.013, "within-rounding", id="small channels of images"),
+        pytest.param((16, 32, 64), 1.013, "diverged", id="rows of tokens"),
+        pytest.param((16, 8, 8, 32), 1.05, "diverged", id="wrong channels of images"),
+    ],
+)
+def test_rows_of_images_are_channels_and_some_are_worse(
+    make_archive: MakeArchive, shape: tuple[int, ...], factor: float, status: str
+) -> None:
+    x = normal(1 << 7, 1 << 8).reshape(shape)
+    made = 2 * x
+    rounded = bfloat16(made)
+    worse = rounded.copy().reshape(-1, 64)
+    worse[::8] *= factor  # an eighth of the rows: 64 elements, or channels of as many
+    run = {"modules": [{"path": "m", "class": "Conv2d", "parameters": {}}], **BF16}
+    sides = [
+        make_archive({"0/m/input.x": given, "0/m/output": result}, run=run)
+        for given, result in ((x, made), (bfloat16(x), worse.reshape(shape)))
+    ]
+    assert finding_of(compare(*sides), "0/m/output", "gain_tail").status == status
 
 
 @pytest.mark.spec("POL-15")

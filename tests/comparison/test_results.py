@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from tensorcap.comparison import Comparison, Thresholds, by_module, compare, compare_records, shade, worst
-from tensorcap.reports.decoding import decode_as
-from tensorcap.reports.examination import examine
+from tensorcap.reports.json_decoder import decode_as
+from tensorcap.reports.pair_examination import examine
 from tensorcap.reports.results import Result, judge_again, load_result, save_result
 from tensorcap_formats.dtypes import Array
 
 MakeArchive = Callable[..., Any]
 KEY = "0/mlp/output"
+BF16 = {"dtype": "bfloat16"}
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def saved(make_archive: MakeArchive, tmp_path: Path) -> Callable[..., Result]:
 
 
 def again(result: Result, rtol: float | None = None, atol: float | None = None) -> Any:
-    (pair,) = judge_again(result, Thresholds.given(rtol, atol)).pairs
+    (pair,) = judge_again(result, Thresholds.parse(rtol, atol)).pairs
     return pair
 
 
@@ -120,9 +121,9 @@ def test_what_judged_before_is_said_until_it_is_replaced(
         return found.tolerance.rtol if found.tolerance else None, found.thresholds
 
     assert limits(Thresholds()) == (1e-3, old)
-    assert limits(Thresholds.given(None, None, new)) == (1e-3, new)
-    assert limits(Thresholds.given(0.5, None)) == (0.5, None)
-    assert limits(Thresholds.given(0.5, None, new)) == (0.5, new)
+    assert limits(Thresholds.parse(None, None, new)) == (1e-3, new)
+    assert limits(Thresholds.parse(0.5, None)) == (0.5, None)
+    assert limits(Thresholds.parse(0.5, None, new)) == (0.5, new)
 
 
 @pytest.mark.spec("RES-11", "CMP-17")
@@ -130,7 +131,7 @@ def test_values_in_doubt_stay_in_doubt(make_archive: MakeArchive, tmp_path: Path
     target = make_archive({KEY: np.array([1.0, 0.0])})
     target.remark = lambda record: "1 of 2 chunks are missing"
     save_result(tmp_path / "r.json", compare(make_archive({KEY: np.ones(2)}), target))
-    found = judge_again(load_result(tmp_path / "r.json"), Thresholds.given(None, 9.0))
+    found = judge_again(load_result(tmp_path / "r.json"), Thresholds.parse(None, 9.0))
     assert (found.pairs[0].status, found.exit_status) == ("suspect", 1)
 
 
@@ -143,7 +144,7 @@ def test_numbers_that_were_returned_are_judged_again(
 ) -> None:
     archives = [make_archive({KEY: np.ones(2)}, values={"0/mlp/output.n": n}) for n in (4.0, 4.01)]
     save_result(tmp_path / "r.json", compare(*archives, atol=saved_atol))
-    found = judge_again(load_result(tmp_path / "r.json"), Thresholds.given(None, atol))
+    found = judge_again(load_result(tmp_path / "r.json"), Thresholds.parse(None, atol))
     assert [value.is_within for value in found.value_differences] == [status == 0]
     assert found.exit_status == status
 
@@ -181,6 +182,19 @@ def test_everything_reads_back_equal(make_archive: MakeArchive, tmp_path: Path) 
     assert found.comparison.exit_status == comparison.exit_status
 
 
+@pytest.mark.spec("RES-10")
+def test_a_saved_divergence_by_growth_alone_is_read_back_as_one(
+    make_archive: MakeArchive, tmp_path: Path
+) -> None:
+    x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    reference = make_archive({KEY: x})
+    for run, is_growth in ((BF16, True), (None, False)):  # 2 % off: float32 runs have a limit that is certain
+        save_result(tmp_path / "r.json", compare(reference, make_archive({KEY: x * 1.02}, run=run)))
+        divergence = load_result(tmp_path / "r.json").comparison.divergence
+        assert divergence is not None
+        assert divergence.is_growth is is_growth
+
+
 @pytest.mark.spec("RES-5")
 def test_a_finding_is_saved_by_name_and_by_letter_and_read_by_either(
     make_archive: MakeArchive, tmp_path: Path
@@ -211,7 +225,7 @@ def test_a_finding_is_saved_by_name_and_by_letter_and_read_by_either(
 def test_of_two_named_records_no_divergence_is_sought(make_archive: MakeArchive, tmp_path: Path) -> None:
     reference, target = make_archive({"a": np.ones(2)}), make_archive({"b": np.ones(2) * 2})
     save_result(tmp_path / "r.json", compare_records(reference, "a", target, "b"))
-    found = judge_again(load_result(tmp_path / "r.json"), Thresholds.given(None, 0.5))
+    found = judge_again(load_result(tmp_path / "r.json"), Thresholds.parse(None, 0.5))
     assert (found.divergence, found.pairs[0].status, found.is_of_archives) == (None, "diverged", False)
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tensorcap
+from tensorcap.alignment import read_mapping
 from tensorcap.testing import assert_matches
 from tensorcap_formats.errors import UsageError
 from tests.support.archives import write_archive
@@ -84,6 +85,21 @@ def test_a_failure_says_where_and_how_to_look_further(reference: Path, temporary
     assert shlex.split(lines[-1])[2:] == [
         "tcap", "compare", str(reference), str(kept), "--rtol", "0.001", "--exclude", "*/input*",
     ]  # fmt: skip
+
+
+def test_the_command_to_look_further_names_the_map_file_by_the_option_of_compare(tmp_path: Path) -> None:
+    reference = write_archive(tmp_path / "a.h5", {"0/a/output": np.ones(2)})
+    target = write_archive(tmp_path / "b.h5", {"0/b/output": np.zeros(2)})
+    map_file = tmp_path / "map.toml"
+    map_file.write_text('[[pair]]\nreference = "a"\ntarget = "b"\n')
+    with pytest.raises(AssertionError) as caught:
+        assert_matches(reference, target, mapping=map_file)
+    command = shlex.split(str(caught.value).splitlines()[-1])[2:]
+    assert command == ["tcap", "compare", str(reference), str(target), "--map", str(map_file)]
+    assert subprocess.run([sys.executable, "-m", "tensorcap_cli", *command[1:]], check=False).returncode == 1
+    with pytest.raises(AssertionError) as caught:
+        assert_matches(reference, target, mapping=read_mapping(map_file))
+    assert shlex.split(str(caught.value).splitlines()[-1])[2:] == command[:4]  # no file that could be named
 
 
 def test_two_archives_are_compared_without_a_framework(tmp_path: Path) -> None:

@@ -101,19 +101,19 @@ def test_a_file_that_is_no_file_of_thresholds_is_refused(tmp_path: Path, text: s
     path = tmp_path / "t.toml"
     path.write_text(text)
     with pytest.raises(UsageError, match=message):
-        Thresholds.given(None, None, path)
+        Thresholds.parse(None, None, path)
 
 
 def test_a_number_beyond_float64_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.toml"
     path.write_text(f'[[threshold]]\nmatch = "*"\nrtol = 1{"0" * 400}\n')
     with pytest.raises(UsageError, match=r"threshold 1: rtol is beyond float64"):
-        Thresholds.given(None, None, path)
+        Thresholds.parse(None, None, path)
 
 
 def test_a_file_that_is_not_there_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ReadError, match=r"none\.toml: No such file"):
-        Thresholds.given(None, None, tmp_path / "none.toml")
+        Thresholds.parse(None, None, tmp_path / "none.toml")
 
 
 @pytest.mark.spec("POL-41")
@@ -124,7 +124,7 @@ def test_a_misspelt_metric_is_answered_with_the_one_that_was_meant(tmp_path: Pat
     path = tmp_path / "t.toml"
     path.write_text("[[threshold]]\nmatch = '*'\nmetric = 'psnr'\nlimit = 40\n")
     with pytest.raises(UsageError, match="threshold 1: metric 'psnr' is unknown"):
-        Thresholds.given(None, None, path)
+        Thresholds.parse(None, None, path)
 
 
 @pytest.mark.spec("POL-41")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import tensorcap
 from tensorcap.localization import compare_weights
-from tensorcap.verification import Runnable, verify
+from tensorcap.port_verification import Runnable, verify
 from tensorcap.workload import Workload
 from tests.support.progress import RecordedProgress
 

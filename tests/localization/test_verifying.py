@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import tensorcap
 from tensorcap.alignment import align
+from tensorcap.port_verification import Runnable, verify
 from tensorcap.reports.error_plot import plot_errors
 from tensorcap.reports.layer_report import Layer, depth_of
-from tensorcap.verification import Runnable, verify
 from tensorcap.workload import Port, Workload
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import opened

@@ -13,9 +13,9 @@ from max.graph import TensorType
 from tensorcap import MaxModel, Workload, compare, open_archive
 from tensorcap.adapters.max import engine, graph_builder
 from tensorcap.localization import bisect_live
+from tensorcap.port_verification import verify
 from tensorcap.rerun import inject
 from tensorcap.session import capture_workload
-from tensorcap.verification import verify
 from tensorcap_formats.errors import UsageError
 from tests.max.nets import AFTER, ON_CPU, WEIGHTS, X, chain, in_subgraph, with_wrong_first
 

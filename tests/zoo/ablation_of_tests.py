@@ -54,7 +54,7 @@ MECHANISMS: Final[Mapping[str, tuple[str, Callable[..., Any]]]] = {  # what is p
         lambda _, first, measured, **__: (first, *measured),
     ),
     "flipped experts": ("tensorcap.comparison.judge.find_flips", lambda *_, **__: []),
-    "reordered rows": ("tensorcap.comparison.judge.aligned_leaves", lambda *_: ()),
+    "reordered rows": ("tensorcap.comparison.judge.aligned_errors", lambda *_: {}),
     "cancellation": ("tensorcap.comparison.policy_tests.growth.cancellation_scale", lambda *_: 1.0),
     "padding": ("tensorcap.comparison.judge.Padding.without", lambda _, pair: pair),
     "masks": ("tensorcap.comparison.judge.judge_masks", lambda _, __, pair: pair),
@@ -132,14 +132,6 @@ class _Excused:
     test: PolicyTest
     excused: Test | None
     failing: set[Test]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self.test.names
-
-    @property
-    def is_local(self) -> bool:
-        return self.test.is_local
 
     def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
         for key, finding in self.test.judge(context):

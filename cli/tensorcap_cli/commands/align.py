@@ -62,6 +62,7 @@ def command(
     a map that does not fit; 3 an archive cannot be read.
     """
     from tensorcap.alignment import align
+    from tensorcap_cli.text.alignment import print_aligned
     from tensorcap_formats.open import open_archive
 
     if mapping is None and by == "none":
@@ -81,8 +82,6 @@ def command(
         if as_json:
             print_json(aligned.to_json())
         else:
-            from tensorcap_cli.text.alignment import print_aligned
-
             print_aligned(aligned, show_all=show_all)
             if output is not None:
                 click.echo(f"Written to {output}.", err=True)

@@ -13,9 +13,10 @@ from tensorcap_cli.options.archives import (
     map_option,
     rtol_option,
 )
-from tensorcap_cli.options.run import make_target_recipe, run_options, target_model_option
+from tensorcap_cli.options.run import make_target, run_options, target_model_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.options.time_limit import time_limit_option
+from tensorcap_cli.text.output import print_result
 from tensorcap_cli.text.progress import Bar, spinner
 
 if TYPE_CHECKING:
@@ -84,24 +85,24 @@ def command(
             raise click.UsageError(
                 "TGT is an archive, expected no --target-model, --limit, --check, --level or --state."
             )
-        status = _bisect_archives(reference, target, mapping, limits, as_json=as_json)
+        _bisect_archives(reference, target, mapping, limits, as_json=as_json)
     else:
         if any(value is not None for value in limits.values()):
             raise click.UsageError("--rtol, --atol and --compute-dtype are for archives, expected TGT.")
-        status = _bisect_live(reference, target_model, mapping, live, options, as_json=as_json)
-    click.get_current_context().exit(status)
+        _bisect_live(reference, target_model, mapping, live, options, as_json=as_json)
 
 
 def _bisect_archives(
     reference: str, target: str, mapping: str | None, limits: dict[str, Any], *, as_json: bool
-) -> int:
+) -> None:
     from tensorcap.localization import bisect_archives
     from tensorcap_cli.text.bisection import print_bisection
 
     with spinner("bisecting") as bar:
-        bisection = bisect_archives(reference, target, mapping=mapping, progress=_counting(bar), **limits)
-    print_bisection(bisection, as_json=as_json)
-    return bisection.exit_status
+        bisection = bisect_archives(
+            reference, target, mapping=mapping, progress=bar and _Counted(bar), **limits
+        )
+    print_result(bisection, print_bisection, as_json=as_json)
 
 
 def _bisect_live(
@@ -112,23 +113,21 @@ def _bisect_live(
     options: dict[str, Any],
     *,
     as_json: bool,
-) -> int:
+) -> None:
     from tensorcap.localization import bisect_live
     from tensorcap_cli.text.bisection import print_live_bisection
     from tensorcap_formats.open import open_archive
 
     with open_archive(reference) as trusted, spinner("bisecting") as bar:
-        recipe, inputs = make_target_recipe(target_model, trusted, options)
         bisection = bisect_live(
             trusted,
-            recipe.build(inputs),
+            make_target(target_model, trusted, options),
             mapping=mapping,
             reference_ops=lambda path, sites: _reference_ops(trusted, path, sites),
-            progress=_counting(bar),
+            progress=bar and _Counted(bar),
             **live,
         )
-    print_live_bisection(bisection, as_json=as_json)
-    return bisection.exit_status
+    print_result(bisection, print_live_bisection, as_json=as_json)
 
 
 class _Counted:
@@ -145,10 +144,6 @@ class _Counted:
     def advance(self, done: int, total: int | None) -> None:
         """Show how often."""
         self._bar.stage(f"bisecting: {done}, {self._stage}")
-
-
-def _counting(bar: Bar | None) -> _Counted | None:
-    return None if bar is None else _Counted(bar)
 
 
 def _reference_ops(trusted: Archive, path: Path, sites: tuple[str, ...]) -> Path:

@@ -68,15 +68,15 @@ def command(
         margin=margin,
         compute_dtype=compute_dtype,
     )
-    write_calibration(done.calibration, output)
-    found = done.calibration
-    count = sum(len(limits) for limits in found.limits.values())
+    calibration = done.calibration
+    write_calibration(calibration, output)
     if as_json:
         print_json({"path": output, **done.to_json()})
         return
     for reference, target, reason in done.failing:
         click.echo(f"left out: {reference} against {target}: {reason}", err=True)
+    count = sum(map(len, calibration.limits.values()))
     click.echo(
-        f"{output}: {counted(count, 'limit')} of {counted(len(found.limits), 'kind')} of modules, from "
-        f"{counted(found.runs, 'run')} in {found.precision}"
+        f"{output}: {counted(count, 'limit')} of {counted(len(calibration.limits), 'kind')} of modules, from "
+        f"{counted(calibration.runs, 'run')} in {calibration.precision}"
     )

@@ -89,7 +89,7 @@ def script_command(
 
 
 def _print_end(run: ScriptRun, *, as_json: bool) -> int:
-    """Print what came of a run, save what is told as an error."""
+    """Print the outcome of a run, except an error that ends the command."""
     from tensorcap.session import calls_text
     from tensorcap_formats.errors import TensorcapError
 

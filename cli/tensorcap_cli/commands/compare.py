@@ -18,7 +18,7 @@ from tensorcap_cli.options.archives import (
     rtol_option,
 )
 from tensorcap_cli.options.sections import Command
-from tensorcap_cli.text.output import print_json, print_json_pieces, split_key
+from tensorcap_cli.text.output import option_text, print_json, print_json_pieces, split_key
 from tensorcap_cli.text.progress import byte_bar
 
 if TYPE_CHECKING:
@@ -136,12 +136,12 @@ def command(
     if saved is not None:
         if reference is not None:
             raise click.UsageError("--from reads saved results, expected no archives beside it.")
-        comparison, examination = _saved(saved, options)
+        comparison, examination = _judge_saved(saved, options)
     elif reference is None or target is None:
         raise click.UsageError("Missing argument: expected REF and TGT, or --from FILE.")
     else:
         whole = bool(save) or as_json
-        comparison, examination = _compared(reference, target, metrics, whole, options)
+        comparison, examination = _compare(reference, target, metrics, whole, options)
     _write(comparison, examination, save, junit, csv)
     if why is not None:
         _print_why(comparison, why, as_json=as_json)
@@ -177,18 +177,18 @@ def _check_folders(**outputs: str | None) -> None:
             raise click.UsageError(f"--{option} {path}: there is no folder {Path(path).parent}.")
 
 
-def _compared(
+def _compare(
     reference: str, target: str, metrics: tuple[str, ...], whole: bool, options: dict[str, Any]
 ) -> tuple[Comparison, Examination]:
     from tensorcap.alignment import in_reference_layout, sides
     from tensorcap.comparison import compare, compare_records
-    from tensorcap.reports.examination import examine
+    from tensorcap.reports.pair_examination import examine
     from tensorcap_cli.text.rows import LOGIT_COLUMNS, ROUTING_COLUMNS
     from tensorcap_formats.open import open_archive
 
     (reference_path, reference_key), (target_path, target_key) = split_key(reference), split_key(target)
     named = reference_key or target_key
-    unfit = [_option(name) for name in _ON_ARCHIVES if options[name]]
+    unfit = [option_text(name) for name in _ON_ARCHIVES if options[name]]
     if named and unfit:
         raise click.UsageError(f"{' and '.join(unfit)} do not go with ::KEY.")
     where, repeat, mapping = (options.pop(name) for name in ("where", "reference_repeat", "mapping"))
@@ -232,11 +232,6 @@ def _compared(
     return comparison, examination
 
 
-def _option(name: str) -> str:
-    """What the user calls a parameter."""
-    return "--map" if name == "mapping" else f"--{name.replace('_', '-')}"
-
-
 def _is_single(archive: Archive) -> bool:
     """Whether it is a file of one tensor, which may have any name."""
     return (
@@ -247,15 +242,15 @@ def _is_single(archive: Archive) -> bool:
     )
 
 
-def _saved(path: str, options: dict[str, Any]) -> tuple[Comparison, Examination]:
+def _judge_saved(path: str, options: dict[str, Any]) -> tuple[Comparison, Examination]:
     from tensorcap.comparison import Thresholds
     from tensorcap.reports.results import judge_again, load_result
 
     for name, value in options.items():
         if value and name not in ("rtol", "atol", "thresholds"):
-            raise click.UsageError(f"{_option(name)} needs the tensors, expected no --from.")
+            raise click.UsageError(f"{option_text(name)} needs the tensors, expected no --from.")
     result = load_result(path)
-    thresholds = Thresholds.given(rtol=options["rtol"], atol=options["atol"], path=options["thresholds"])
+    thresholds = Thresholds.parse(rtol=options["rtol"], atol=options["atol"], path=options["thresholds"])
     return judge_again(result, thresholds), result.examination
 
 

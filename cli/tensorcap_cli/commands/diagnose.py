@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from tensorcap_cli.options.archives import compute_dtype_option, json_option, map_option
 from tensorcap_cli.options.sections import Command
-from tensorcap_cli.text.output import print_json, split_key
+from tensorcap_cli.text.output import print_result, split_key
 from tensorcap_cli.text.progress import spinner
 
 
@@ -42,16 +44,11 @@ def command(
     archive or a tensor cannot be read.
     """
     from tensorcap import diagnose
+    from tensorcap_cli.text.diagnosis import print_diagnosis
 
     target, target_key = split_key(target)
     with spinner("diagnosing"):
         diagnosis = diagnose(
             reference, target, key, target_key=target_key, mapping=mapping, compute_dtype=compute_dtype
         )
-    if as_json:
-        print_json(diagnosis.to_json())
-    else:
-        from tensorcap_cli.text.diagnosis import print_diagnosis
-
-        print_diagnosis(diagnosis, show_all=show_all)
-    click.get_current_context().exit(diagnosis.exit_status)
+    print_result(diagnosis, partial(print_diagnosis, show_all=show_all), as_json=as_json)

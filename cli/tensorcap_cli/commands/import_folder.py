@@ -65,7 +65,7 @@ def command(source: str, output: str, *, raw: tuple[str, ...], by_time: bool, as
     """
     from tensorcap_formats.conversion import convert
 
-    with _opened(source, raw, by_time) as opened:
+    with _open_folder(source, raw, by_time) as opened:
         with byte_bar("importing") as bar:
             path = convert(opened, output, progress=bar)
         problems = getattr(opened, "problems", {})
@@ -92,26 +92,26 @@ def command(source: str, output: str, *, raw: tuple[str, ...], by_time: bool, as
     click.get_current_context().exit(_UNREAD if problems else int(bool(probes)))
 
 
-def _opened(source: str, raw: tuple[str, ...], by_time: bool) -> Archive:
+def _open_folder(source: str, raw: tuple[str, ...], by_time: bool) -> Archive:
     """Open the folder as the options say; other kinds of files as all commands do."""
     from tensorcap_formats.foreign.dump_folder import is_dump, open_dump
     from tensorcap_formats.open import open_archive
 
     path = Path(source)
     if path.is_dir() and (raw or is_dump(path, [file.name for file in path.iterdir()])):
-        return open_dump(path, raw=[_spec(text) for text in raw], by_time=by_time)
+        return open_dump(path, raw=[_parse_spec(text) for text in raw], by_time=by_time)
     if raw or by_time:
         raise click.UsageError(f"--raw and --by-time are about dump folders, and {source} is none.")
     return open_archive(source)
 
 
-def _spec(text: str) -> RawSpec:
+def _parse_spec(text: str) -> RawSpec:
     from tensorcap_formats.foreign.raw_file import RawSpec
 
-    found = RawSpec.parse(text)
-    if found is None:
+    spec = RawSpec.parse(text)
+    if spec is None:
         raise click.UsageError(f"--raw {text}: expected GLOB:DTYPE:SIZES, as '*-output:float32:1,5,32'.")
-    return found
+    return spec
 
 
 def _print(opened: Archive, path: Path, others: dict[str, str]) -> None:

@@ -86,11 +86,7 @@ def command(
         "steps": options.pop("steps") or (),
         "calls": options.pop("calls") or (),
     }
-    recording: dict[str, Any] = {
-        "only": options.pop("only"),
-        "exclude": options.pop("exclude"),
-        "eager": options.pop("eager"),
-    }
+    recording = {name: options.pop(name) for name in ("only", "exclude", "eager")}
     with ExitStack() as files:
         trusted = files.enter_context(open_archive(reference))
         before = trusted if like is None else files.enter_context(open_archive(like))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -14,12 +13,12 @@ from tensorcap_cli.options.archives import (
     target_repeat_option,
 )
 from tensorcap_cli.options.run import (
-    make_target_recipe,
+    make_target,
     reference_model_option,
     run_options,
     target_model_option,
 )
-from tensorcap_cli.options.sections import Command
+from tensorcap_cli.options.sections import Command, with_options
 from tensorcap_cli.text.progress import StageLines
 
 if TYPE_CHECKING:
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
     from tensorcap.workload import Workload
     from tensorcap_formats.archive import Archive
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-_OPTIONS: Final = (
+localize_options: Final = with_options(  # of `localize_sides`
     reference_model_option,
     target_model_option,
     target_repeat_option,
@@ -36,13 +34,6 @@ _OPTIONS: Final = (
     compute_dtype_option,
     run_options,
 )
-
-
-def localize_options(function: _Function) -> _Function:
-    """Give a command the options of `localize_sides`."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
 
 
 @click.command("localize", cls=Command, short_help="Rank the modules that may be guilty, with reasons.")
@@ -104,7 +95,7 @@ def localize_sides(reference: str, target: str | None, options: dict[str, Any]) 
     mapping, compute_dtype = options.pop("mapping"), options.pop("compute_dtype")
     repeat = options.pop("target_repeat")
     with open_archive(reference) as trusted:
-        tested_model = None if target_model is None else _make(target_model, trusted, options)
+        tested_model = None if target_model is None else make_target(target_model, trusted, options)
         if target_model is not None:
             options = dict.fromkeys(options)  # they were the target's
         is_replayed = model != "none" and (model is not None or target_model is None)
@@ -122,11 +113,6 @@ def localize_sides(reference: str, target: str | None, options: dict[str, Any]) 
     return localization, note
 
 
-def _make(model: str | None, trusted: Archive, options: dict[str, Any]) -> Workload:
-    recipe, inputs = make_target_recipe(model, trusted, dict(options))
-    return recipe.build(inputs)
-
-
 def _make_replayed(
     model: str | None, trusted: Archive, options: dict[str, Any]
 ) -> tuple[Workload | None, str]:
@@ -134,7 +120,7 @@ def _make_replayed(
     from tensorcap_formats.errors import UsageError
 
     try:
-        return _make(model, trusted, options), ""
+        return make_target(model, trusted, options), ""
     except UsageError as error:
         if model is not None or trusted.info.workload.path:
             raise

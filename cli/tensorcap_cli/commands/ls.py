@@ -53,8 +53,8 @@ def command(archive: str, globs: tuple[str, ...], *, sort: str, stats: bool, as_
         records = opened.select(globs)
         known = [record.statistics for record in records]
         if stats:
-            known = _computed(opened, records, known)
-        rows = _sorted(list(zip(records, known, strict=True)), sort)
+            known = _compute(opened, records, known)
+        rows = _sort(list(zip(records, known, strict=True)), sort)
         if as_json:
             print_json(_as_json(opened, rows))
             return
@@ -71,7 +71,7 @@ def command(archive: str, globs: tuple[str, ...], *, sort: str, stats: bool, as_
 
 
 def _print_rows(archive: Archive, rows: list[tuple[Record, Statistics | None]]) -> None:
-    """Print the table; with a column for the code where there are ops."""
+    """Print the table, with a column for the code if there are ops."""
     from tensorcap.runs import ops_of
 
     ops = ops_of(archive)
@@ -87,23 +87,21 @@ def _print_rows(archive: Archive, rows: list[tuple[Record, Statistics | None]]) 
     )
 
 
-def _computed(
+def _compute(
     archive: Archive, records: list[Record], known: list[Statistics | None]
 ) -> list[Statistics | None]:
     done, total = 0, sum(r.nbytes for r, s in zip(records, known, strict=True) if s is None)
+    statistics: list[Statistics | None] = []
     with byte_bar("reading") as bar:
-        found: list[Statistics | None] = []
         for record in records:
-            found.append(archive.statistics(record))
+            statistics.append(archive.statistics(record))
             done += record.nbytes if record.statistics is None else 0
             if bar:
                 bar.advance(done, total)
-        return found
+    return statistics
 
 
-def _sorted(
-    rows: list[tuple[Record, Statistics | None]], order: str
-) -> list[tuple[Record, Statistics | None]]:
+def _sort(rows: list[tuple[Record, Statistics | None]], order: str) -> list[tuple[Record, Statistics | None]]:
     if order == "order":
         return rows
     if order == "name":

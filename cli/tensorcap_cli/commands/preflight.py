@@ -6,7 +6,7 @@ import click
 
 from tensorcap_cli.options.archives import json_option, map_option, reference_repeat_option
 from tensorcap_cli.options.sections import Command
-from tensorcap_cli.text.output import print_json
+from tensorcap_cli.text.output import print_result
 
 
 @click.command("preflight", cls=Command, short_help="What two runs differ in apart from their tensors.")
@@ -38,14 +38,7 @@ def command(
     cannot be read.
     """
     from tensorcap import preflight
+    from tensorcap_cli.text.preflight import print_whole_preflight
 
-    checked = preflight(reference, target, mapping=mapping, reference_repeat=reference_repeat)
-    if as_json:
-        print_json(checked.to_json())
-    else:
-        from tensorcap_cli.text.preflight import print_preflight
-
-        print_preflight(checked, is_brief=False)
-        if not checked.explaining:
-            click.secho("Nothing explains a divergence.", fg="green", bold=True)
-    click.get_current_context().exit(checked.exit_status)
+    checklist = preflight(reference, target, mapping=mapping, reference_repeat=reference_repeat)
+    print_result(checklist, print_whole_preflight, as_json=as_json)

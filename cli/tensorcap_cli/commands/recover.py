@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from tensorcap.wording import counted
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.sections import Command
-from tensorcap_cli.text.output import print_json
+from tensorcap_cli.text.output import print_result
 from tensorcap_cli.text.progress import byte_bar
+
+if TYPE_CHECKING:
+    from tensorcap_formats.writing.recovery import Recovered
 
 
 @click.command("recover", cls=Command, short_help="Save what a killed capture had written.")
@@ -35,9 +40,9 @@ def command(path: str, *, output: str | None, as_json: bool) -> None:
 
     with byte_bar("checking") as bar:
         saved = recover(path, output=output, progress=bar)
-    if as_json:
-        print_json(saved.to_json())
-    else:
-        kind = "whole, only its last rename was missing" if saved.was_complete else "incomplete"
-        click.echo(f"{saved.path}: {counted(saved.records, 'tensor')} saved, {saved.lost} lost; {kind}")
-    click.get_current_context().exit(saved.exit_status)
+    print_result(saved, _print, as_json=as_json)
+
+
+def _print(saved: Recovered) -> None:
+    kind = "whole, only its last rename was missing" if saved.was_complete else "incomplete"
+    click.echo(f"{saved.path}: {counted(saved.records, 'tensor')} saved, {saved.lost} lost; {kind}")

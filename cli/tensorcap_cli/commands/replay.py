@@ -9,12 +9,13 @@ import click
 
 from tensorcap_cli.options.archives import compute_dtype_option, json_option, map_option
 from tensorcap_cli.options.run import (
-    make_target_recipe,
+    make_target,
     reference_model_option,
     run_options,
     target_model_option,
 )
 from tensorcap_cli.options.sections import Command
+from tensorcap_cli.text.output import print_result
 from tensorcap_cli.text.progress import StageLines
 
 
@@ -76,12 +77,10 @@ def command(
 
     with open_archive(reference) as trusted:
         model = reference_model if target_model is None else target_model
-        recipe, inputs = make_target_recipe(model, trusted, options)
-        workload = recipe.build(inputs)
+        workload = make_target(model, trusted, options)
         trusted_model, tested_model = (workload, None) if target_model is None else (None, workload)
         if target_model is not None and reference_model is not None and twin:
-            trusted_recipe, trusted_inputs = make_target_recipe(reference_model, trusted, {})
-            trusted_model = replace(trusted_recipe.build(trusted_inputs), seed=workload.seed)
+            trusted_model = replace(make_target(reference_model, trusted, {}), seed=workload.seed)
         result = replay(
             trusted,
             target,
@@ -92,5 +91,4 @@ def command(
             twin=twin,
             progress=StageLines(),
         )
-    print_replay(result, as_json=as_json)
-    click.get_current_context().exit(result.exit_status)
+    print_result(result, print_replay, as_json=as_json)

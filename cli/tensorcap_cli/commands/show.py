@@ -89,8 +89,8 @@ def command(
     """
     from tensorcap_formats.open import open_archive
 
-    path, found = split_key(archive)
-    key = key or found
+    path, named_key = split_key(archive)
+    key = key or named_key
     request = _Request(index, npy, force, as_json)
     if key is None and (index is not None or npy is not None):
         raise click.UsageError("--slice and --npy need a KEY.")
@@ -107,11 +107,11 @@ def command(
 def _show_run(archive: Archive, as_json: bool) -> None:
     if as_json:
         names = ("container", "is_foreign", "is_complete", "is_ordered", "skipped", "run", "values")
-        found = {name: getattr(archive, name) for name in names}
-        print_json({"path": str(archive.path), "records": len(archive), **found})
+        members = {name: getattr(archive, name) for name in names}
+        print_json({"path": str(archive.path), "records": len(archive), **members})
         return
     click.echo(headline(archive))
-    for name, text in _described(archive):
+    for name, text in _describe_run(archive):
         click.echo(f"  {name:<14}{text}")
     if archive.info.points:
         _show_points(archive.info.points)
@@ -121,10 +121,10 @@ def _show_run(archive: Archive, as_json: bool) -> None:
         click.echo(f"  {'skipped':<14}{skipped_line(archive)}")
 
 
-def _described(archive: Archive) -> list[tuple[str, str]]:
+def _describe_run(archive: Archive) -> list[tuple[str, str]]:
     """The parts of the run's metadata that fit a line each, as they are."""
     run, info = archive.run, archive.info
-    lines = [(name, _joined(run[name])) for name in _LINES if run.get(name) not in (None, "", {}, [])]
+    lines = [(name, _join(run[name])) for name in _LINES if run.get(name) not in (None, "", {}, [])]
     if info.duration_seconds is not None:
         lines.append(("duration", f"{info.duration_seconds:.3g} s"))
     if info.modules:
@@ -132,7 +132,7 @@ def _described(archive: Archive) -> list[tuple[str, str]]:
     return lines
 
 
-def _joined(value: Any, limit: int = 300) -> str:
+def _join(value: Any, limit: int = 300) -> str:
     """Names and values of the metadata in one line; of nested ones the names only."""
     if isinstance(value, Mapping):
         value = [
@@ -182,11 +182,8 @@ def _write(archive: Archive, record: Record, path: str, window: Any, force: bool
 def _as_json(archive: Archive, record: Record, index: str | None, values: Any) -> dict[str, Any]:
     from tensorcap_formats.json_values import json_value
 
-    found = {
-        "path": str(archive.path),
-        **record_json(archive, record, archive.statistics(record)),
-    }
-    return found if index is None else {**found, "slice": index, "values": json_value(values)}
+    members = {"path": str(archive.path), **record_json(archive, record, archive.statistics(record))}
+    return members if index is None else {**members, "slice": index, "values": json_value(values)}
 
 
 def _print_tensor(archive: Archive, holder: Archive, record: Record, index: str | None, window: Any) -> None:

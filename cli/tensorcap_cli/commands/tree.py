@@ -10,7 +10,7 @@ from tensorcap.wording import counted, one_line, printable
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.run import config_option, is_workload, layers_option, trust_option
 from tensorcap_cli.options.sections import Command
-from tensorcap_cli.text.output import print_json
+from tensorcap_cli.text.output import option_text, print_json
 
 if TYPE_CHECKING:
     from tensorcap.alignment.names import TreeDifference
@@ -77,16 +77,16 @@ def command(
         raise click.UsageError("--diff compares whole trees, expected no --format, --depth or --params.")
     if as_json and form != "text":
         raise click.UsageError("--json and --format exclude each other.")
-    given = {name: value for name, value in options.items() if value}
-    if "config" in given:
+    options = {name: value for name, value in options.items() if value}
+    if "config" in options:
         from tensorcap.session import parse_setting
 
-        given["config"] = dict(map(parse_setting, given["config"]))
-    if given and not any(is_workload(path) for path in (source, other) if path):
-        raise click.UsageError(f"--{next(iter(given)).replace('_', '-')} is for models, found archives only.")
-    tree = _tree(source, given)
+        options["config"] = dict(map(parse_setting, options["config"]))
+    if options and not any(is_workload(path) for path in (source, other) if path):
+        raise click.UsageError(f"{option_text(next(iter(options)))} is for models, found archives only.")
+    tree = _tree(source, options)
     if other is not None:
-        click.get_current_context().exit(_print_differences(tree, _tree(other, given), as_json=as_json))
+        click.get_current_context().exit(_print_differences(tree, _tree(other, options), as_json=as_json))
     _print(tree, form, depth, params=params, as_json=as_json)
 
 
@@ -98,10 +98,10 @@ def _tree(path: str, options: dict[str, Any]) -> Tree:
         from tensorcap_formats.run_info import RunInfo
 
         recipe = Recipe(path, options if not path.rpartition(":")[0].endswith(".py") else {})
-        found = Tree.of_run(path, RunInfo.of(recipe.described()))
-        if found is None:
+        tree = Tree.of_run(path, RunInfo.of(recipe.described()))
+        if tree is None:
             raise click.UsageError(f"{path}: has no modules.")
-        return found
+        return tree
     from tensorcap_formats.open import open_archive
 
     with open_archive(path) as archive:
@@ -119,8 +119,8 @@ def _print(tree: Tree, form: str, depth: int | None, *, params: bool, as_json: b
     elif form == "paths":
         click.echo("\n".join(paths(tree.root, depth)))
     elif form != "text":
-        made = full(tree.root, depth) if form == "full" else compressed(tree.root, depth)
-        click.echo(json.dumps(made, indent=2, ensure_ascii=False))
+        nodes = full(tree.root, depth) if form == "full" else compressed(tree.root, depth)
+        click.echo(json.dumps(nodes, indent=2, ensure_ascii=False))
     else:
         click.echo(_headline(tree))
         for line in tree_lines(tree.root, depth=depth, shapes=params):
@@ -162,36 +162,30 @@ def _parameters(tree: Tree, depth: int | None) -> dict[str, Any]:
 def _print_differences(reference: Tree, target: Tree, *, as_json: bool) -> int:
     """Print what differs, and give the exit status."""
     from tensorcap.alignment.names import tree_differences
+    from tensorcap_formats.json_values import json_object
 
-    found = tree_differences(reference, target)
+    differences = tree_differences(reference, target)
     if as_json:
         print_json(
             {
                 "reference": _facts(reference),
                 "target": _facts(target),
                 "differences": [
-                    {
-                        "kind": one.kind,
-                        "place": one.place,
-                        "paths": list(one.paths),
-                        "reference": one.reference,
-                        "target": one.target,
-                    }
-                    for one in found
+                    {"kind": one.kind, "place": one.place, **json_object(one)} for one in differences
                 ],
             }
         )
-        return bool(found)
+        return bool(differences)
     click.echo(f"reference {_headline(reference)}")
     click.echo(f"target    {_headline(target)}")
-    if not found:
+    if not differences:
         click.echo("The trees are equal." if reference.has_modules and target.has_modules else _SAME_NAMES)
-    for one in found:
+    for one in differences:
         click.echo(one_line(f"{_VERBS[one.kind]}: {_text(one)}"))
-    if found:
-        count = sum(len(one.paths) for one in found)
-        click.echo(f"{counted(count, 'difference')} at {counted(len(found), 'place')}")
-    return bool(found)
+    if differences:
+        count = sum(len(one.paths) for one in differences)
+        click.echo(f"{counted(count, 'difference')} at {counted(len(differences), 'place')}")
+    return bool(differences)
 
 
 def _text(one: TreeDifference) -> str:

@@ -14,11 +14,11 @@ from tensorcap_cli.options.archives import map_option, rules_option
 from tensorcap_cli.options.run import is_workload, make_recipe, make_target_recipe, run_options
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.options.time_limit import time_limit_option
-from tensorcap_cli.text.output import print_json_pieces
+from tensorcap_cli.text.output import option_text, print_json_pieces
 from tensorcap_cli.text.progress import StageLines
 
 if TYPE_CHECKING:
-    from tensorcap.verification import Runnable
+    from tensorcap.port_verification import Runnable
     from tensorcap.workload import Port, Workload
     from tensorcap_formats.archive import Archive
 
@@ -76,7 +76,7 @@ def command(
     Exit status: 0 `tcap compare` would give both comparisons a 0, and no module is accused; 1 not so; 2 wrong
     usage; 3 an archive or a tensor cannot be read.
     """
-    from tensorcap.verification import verify
+    from tensorcap.port_verification import verify
     from tensorcap.workload import load_port
 
     port = load_port(reference) if target is None else None
@@ -108,22 +108,21 @@ def command(
 
 def _of_port(port: Port, options: dict[str, Any]) -> tuple[Runnable, Runnable]:
     from tensorcap.adapters import adapter_for
-    from tensorcap.verification import Runnable
+    from tensorcap.port_verification import Runnable
 
-    given = {name: value for name, value in options.items() if value not in (None, False, ())}
-    for name in given:
-        if name not in ("dtype", "device", "seed"):
-            raise click.UsageError(f"--{name.replace('_', '-')} is not for a Port, which says what it runs.")
-    dtype, device, seed = (given.get(name) for name in ("dtype", "device", "seed"))
+    dtype, device, seed = (options.pop(name) for name in ("dtype", "device", "seed"))
+    for name, value in options.items():
+        if value not in (None, False, ()):
+            raise click.UsageError(f"{option_text(name)} is not for a Port, which says what it runs.")
     port.allow(dtype, device)
 
     def make_reference(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
         return replace(port.make("reference"), seed=seed or 0), {}
 
     def make_target(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
-        made = port.make("target")
-        adapter = adapter_for(made.model)
-        prepared = adapter.prepare(made, dtype=dtype, input_dtype=dtype, device=device)
+        workload = port.make("target")
+        adapter = adapter_for(workload.model)
+        prepared = adapter.prepare(workload, dtype=dtype, input_dtype=dtype, device=device)
         return replace(prepared, seed=seed or 0), {}
 
     return Runnable(make_reference), Runnable(make_target)
@@ -131,21 +130,21 @@ def _of_port(port: Port, options: dict[str, Any]) -> tuple[Runnable, Runnable]:
 
 def _sides(reference: str, target: str | None, output: Path, options: dict[str, Any]) -> tuple[Any, Any]:
     """What each side is: a path of an archive, or how to make a workload."""
-    from tensorcap.verification import Runnable
+    from tensorcap.port_verification import Runnable
 
     changes = {name: value for name, value in options.items() if value not in (None, False, ())}
     if target is None and not changes:
         raise click.UsageError("Missing argument: expected TGT, or what to change of the reference's run.")
 
     def make_reference(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
-        given = {name: value for name, value in options.items() if name not in _OF_TARGET}
-        recipe, inputs = make_recipe(reference, None, _for(reference, given))
+        own = {name: value for name, value in options.items() if name not in _OF_TARGET}
+        recipe, inputs = make_recipe(reference, None, _for(reference, own))
         return recipe.build(inputs), {"workload": recipe.describe()}
 
     def make_target(before: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
         assert before is not None
-        given = options if target is None else _for(target, options)
-        recipe, inputs = make_target_recipe(target, before, given)
+        run_options = options if target is None else _for(target, options)
+        recipe, inputs = make_target_recipe(target, before, run_options)
         generates = recipe.kind == "huggingface" and _generates(before, recipe.options)
         if generates:
             recipe = recipe.changed(teacher_forced=str(before.path))

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from tensorcap_cli.options.archives import exclude_option, only_option, output_option
+from tensorcap_cli.options.sections import with_options
 
 if TYPE_CHECKING:
     from tensorcap_formats.run_info import ScopeInfo
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # Each as `ScopeInfo` and `tensorcap.capture` name it
 _LISTS: Final = ("exclude", "ops_in", "watch", "slices")
@@ -90,18 +88,9 @@ inner_option: Final = click.option(
 )
 
 
-def recording_options(function: _Function) -> _Function:
-    """Give a command the options that say what is recorded, and where it goes."""
-    for option in reversed((*_WHICH, *_WITHIN, *_WHAT_ELSE)):
-        function = option(function)
-    return function
-
-
-def recording_options_of_graphs(function: _Function) -> _Function:
-    """Give a command those of them that a compiled graph can follow, whose modules cannot be looked into."""
-    for option in reversed((*_WHICH, inner_option, *_WHAT_ELSE)):
-        function = option(function)
-    return function
+recording_options: Final = with_options(*_WHICH, *_WITHIN, *_WHAT_ELSE)
+# What a compiled graph can follow, whose modules cannot be looked into
+recording_options_of_graphs: Final = with_options(*_WHICH, inner_option, *_WHAT_ELSE)
 
 
 def recording_arguments(

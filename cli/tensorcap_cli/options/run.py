@@ -3,106 +3,80 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from tensorcap_cli.options.sections import RunOption
+from tensorcap_cli.options.sections import run_option, with_options
 
 if TYPE_CHECKING:
     from tensorcap.session import Recipe
-    from tensorcap.workload import StoredInput
+    from tensorcap.workload import StoredInput, Workload
     from tensorcap_formats.archive import Archive
 
 _ARCHIVES: Final = (".h5", ".hdf5", ".zarr", ".safetensors", ".npz", ".npy", ".pt")
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-layers_option: Final = click.option(
+layers_option: Final = run_option(
     "--num-hidden-layers",
     type=click.IntRange(min=1),
     metavar="N",
-    cls=RunOption,
     help="Keep the first layers only; a function with that parameter is given it.",
 )
-config_option: Final = click.option(
-    "--config", metavar="KEY=VALUE", multiple=True, cls=RunOption, help="Change the configuration."
+config_option: Final = run_option(
+    "--config", metavar="KEY=VALUE", multiple=True, help="Change the configuration."
 )
-trust_option: Final = click.option(
-    "--trust-remote-code",
-    is_flag=True,
-    cls=RunOption,
-    help="Run Python code that comes with the model.",
+trust_option: Final = run_option(
+    "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."
 )
 _OF_FUNCTIONS: Final = (
-    click.option(
+    run_option(
         "--dtype",
         metavar="DTYPE",
-        cls=RunOption,
         help="Precision of weights and inputs, such as bfloat16; buffers stay unrounded.",
     ),
     layers_option,
-    click.option(
-        "--seed",
-        type=int,
-        metavar="SEED",
-        cls=RunOption,
-        help="Of the random generators before the run; 0 by default.",
+    run_option(
+        "--seed", type=int, metavar="SEED", help="Of the random generators before the run; 0 by default."
     ),
 )
-_OPTIONS: Final = (
-    *_OF_FUNCTIONS,
-    click.option(
-        "--device", metavar="DEVICE", cls=RunOption, help="Where to run, such as cuda; by default the CPU."
-    ),
-    config_option,
-    click.option(
-        "--random-weights",
-        type=int,
-        metavar="SEED",
-        cls=RunOption,
-        help="Draw weights; needs only config.json.",
-    ),
-    click.option("--prompt", metavar="TEXT", cls=RunOption, help="Text for the model's own tokenizer."),
-    click.option(
-        "--input-ids", metavar="1,2,3", cls=RunOption, help="Token ids; rows are separated by a semicolon."
-    ),
-    click.option(
-        "--inputs",
-        metavar="FILE",
-        type=click.Path(),
-        cls=RunOption,
-        help="A file of tensors named as the arguments: .npz, .h5, …",
-    ),
-    click.option(
-        "--max-new-tokens",
-        type=click.IntRange(min=1),
-        metavar="N",
-        cls=RunOption,
-        help="Generate greedily, a step a token.",
-    ),
-    click.option(
-        "--teacher-forced",
-        type=click.Path(),
-        metavar="ARCHIVE",
-        cls=RunOption,
-        help="Generate with the tokens of this archive, whatever the model would choose.",
-    ),
-    click.option(
-        "--perturb",
-        metavar="DTYPE",
-        cls=RunOption,
-        help="Change the inputs, or embedded tokens, by the epsilon of a dtype.",
-    ),
-    trust_option,
-)
-
-like_option: Final = click.option(
+like_option: Final = run_option(
     "--like",
     metavar="ARCHIVE",
     type=click.Path(),
-    cls=RunOption,
     help="Repeat the run of this archive, with the options given here.",
+)
+function_options: Final = with_options(*_OF_FUNCTIONS)  # how a function of the user's is run
+run_options: Final = with_options(
+    *_OF_FUNCTIONS,
+    run_option("--device", metavar="DEVICE", help="Where to run, such as cuda; by default the CPU."),
+    config_option,
+    run_option("--random-weights", type=int, metavar="SEED", help="Draw weights; needs only config.json."),
+    run_option("--prompt", metavar="TEXT", help="Text for the model's own tokenizer."),
+    run_option("--input-ids", metavar="1,2,3", help="Token ids; rows are separated by a semicolon."),
+    run_option(
+        "--inputs",
+        metavar="FILE",
+        type=click.Path(),
+        help="A file of tensors named as the arguments: .npz, .h5, …",
+    ),
+    run_option(
+        "--max-new-tokens",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Generate greedily, a step a token.",
+    ),
+    run_option(
+        "--teacher-forced",
+        type=click.Path(),
+        metavar="ARCHIVE",
+        help="Generate with the tokens of this archive, whatever the model would choose.",
+    ),
+    run_option(
+        "--perturb",
+        metavar="DTYPE",
+        help="Change the inputs, or embedded tokens, by the epsilon of a dtype.",
+    ),
+    trust_option,
 )
 reference_model_option: Final = click.option(
     "--reference-model",
@@ -126,20 +100,6 @@ def is_workload(path: str) -> bool:
     return not os.path.exists(path) and path.count("/") <= 1 and not path.endswith(_ARCHIVES)
 
 
-def function_options(function: _Function) -> _Function:
-    """Give a command the options that say how a function of the user's is run."""
-    for option in reversed(_OF_FUNCTIONS):
-        function = option(function)
-    return function
-
-
-def run_options(function: _Function) -> _Function:
-    """Give a command the options that say what is run."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
-
-
 def make_recipe(
     model: str | None, before: Archive | None, options: dict[str, Any], *, framework: str | None = None
 ) -> tuple[Recipe, dict[str, StoredInput] | None]:
@@ -157,21 +117,24 @@ def make_recipe(
     Raises:
         UsageError: There is no model, or the archive does not say how its run was made.
     """
-    from tensorcap.session import INPUT_OPTIONS, parse_setting
+    from tensorcap.session import INPUT_OPTIONS, Recipe, parse_setting
     from tensorcap.workload import archived_inputs
+    from tensorcap_formats.errors import UsageError
 
-    given = {
+    changes = {
         name: value
         for name, value in options.items()
         if value is not None and value is not False and value != ()
     }
-    if "config" in given:
-        given["config"] = dict(map(parse_setting, given["config"]))
-    if before is None or model is not None:
-        recipe = _recipe(model, given, framework)
+    if "config" in changes:
+        changes["config"] = dict(map(parse_setting, changes["config"]))
+    if model is not None:
+        recipe = Recipe(model, {"seed": 0, **changes}, framework)
+    elif before is not None:
+        recipe = _recipe_like(before, changes)
     else:
-        recipe = _recipe_like(before, given)
-    has_inputs = before is not None and given.keys().isdisjoint(INPUT_OPTIONS)
+        raise UsageError("no model, expected MODEL or --like ARCHIVE")
+    has_inputs = before is not None and changes.keys().isdisjoint(INPUT_OPTIONS)
     return recipe, archived_inputs(before) if before is not None and has_inputs else None
 
 
@@ -193,22 +156,19 @@ def make_target_recipe(
     return recipe, inputs
 
 
-def _recipe(model: str | None, given: dict[str, Any], framework: str | None) -> Recipe:
-    from tensorcap.session import Recipe
-    from tensorcap_formats.errors import UsageError
-
-    if model is None:
-        raise UsageError("no model, expected MODEL or --like ARCHIVE")
-    return Recipe(model, {"seed": 0, **given}, framework)
+def make_target(model: str | None, before: Archive, options: dict[str, Any]) -> Workload:
+    """Make the workload of `make_target_recipe`."""
+    recipe, inputs = make_target_recipe(model, before, options)
+    return recipe.build(inputs)
 
 
-def _recipe_like(before: Archive, given: dict[str, Any]) -> Recipe:
+def _recipe_like(before: Archive, changes: dict[str, Any]) -> Recipe:
     """The recipe of an archive, with changes."""
     from tensorcap.session import Recipe
 
     recipe = Recipe.of(before)
-    if "config" in given:
-        given = {**given, "config": {**dict(recipe.options.get("config") or {}), **given["config"]}}
+    if "config" in changes:
+        changes = {**changes, "config": {**dict(recipe.options.get("config") or {}), **changes["config"]}}
     if recipe.options.get("teacher_forced") is not None:
-        given = {"teacher_forced": str(before.path), **given}  # which was fed those tokens itself
-    return recipe.changed(**given)
+        changes = {"teacher_forced": str(before.path), **changes}  # which was fed those tokens itself
+    return recipe.changed(**changes)

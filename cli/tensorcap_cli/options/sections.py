@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Final, TypeVar
 
 import click
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _OWN: Final = "Options"
 
 
@@ -14,6 +16,20 @@ class RunOption(click.Option):
     """An option that says what is run: it stands behind the command's own options."""
 
     section = "Run options"
+
+
+run_option: Final = partial(click.option, cls=RunOption)
+
+
+def with_options(*options: Callable[[_Function], _Function]) -> Callable[[_Function], _Function]:
+    """Give a command several options, in this order."""
+
+    def decorate(function: _Function) -> _Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 class Command(click.Command):

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from tensorcap_cli.options.sections import RunOption
+from tensorcap_cli.options.sections import run_option
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -27,11 +27,10 @@ _STDERR: Final = 2
 def time_limit_option(function: _Function) -> _Function:
     """Give a command `--timeout`; its `output`, if it has one, says where the log lies."""
 
-    @click.option(
+    @run_option(
         "--timeout",
         type=click.FloatRange(min=0, min_open=True),
         metavar="SECONDS",
-        cls=RunOption,
         help="Run in a process of its own, and end it after this time; its log is kept.",
     )
     @functools.wraps(function)
@@ -61,15 +60,15 @@ def continue_in_child(seconds: float, log: Path | None) -> None:
     """
     if not hasattr(os, "fork"):
         raise click.UsageError("--timeout: this system cannot fork a process.")
-    log, file = _opened(log)
+    log, file = _open_log(log)
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()  # nothing with threads is loaded yet
     if child == 0:
-        _begin(file)
+        _redirect_errors(file)
         return
     os.close(file)
-    status = _ended(child, seconds)
+    status = _wait_for(child, seconds)
     if status is not None and status >= 0:
         if status == 0 or not log.stat().st_size:
             log.unlink()
@@ -85,7 +84,7 @@ def continue_in_child(seconds: float, log: Path | None) -> None:
     )
 
 
-def _opened(path: Path | None) -> tuple[Path, int]:
+def _open_log(path: Path | None) -> tuple[Path, int]:
     if path is None:
         file, name = tempfile.mkstemp(prefix="tcap-", suffix=".log")
         return Path(name), file
@@ -97,7 +96,7 @@ def _opened(path: Path | None) -> tuple[Path, int]:
         ) from None
 
 
-def _begin(log: int) -> None:
+def _redirect_errors(log: int) -> None:
     """In the new process: have all but Python write its errors to the log."""
     sys.stderr = os.fdopen(os.dup(_STDERR), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
     os.dup2(log, _STDERR)
@@ -105,16 +104,16 @@ def _begin(log: int) -> None:
     faulthandler.register(signal.SIGUSR1, log)
 
 
-def _ended(child: int, seconds: float) -> int | None:
+def _wait_for(child: int, seconds: float) -> int | None:
     """Wait for a process.
 
     Returns:
         Its exit status, of a signal its negative number; None if it had to be ended.
     """
     try:
-        status = _status(child, seconds)
+        status = _poll(child, seconds)
     except KeyboardInterrupt:  # which the child was sent too, by the terminal
-        if (status := _status(child, _GRACE_SECONDS)) is None:
+        if (status := _poll(child, _GRACE_SECONDS)) is None:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             raise
@@ -123,14 +122,14 @@ def _ended(child: int, seconds: float) -> int | None:
         for number in (signal.SIGUSR1, signal.SIGINT):  # to say where it is; to end in order
             os.kill(child, number)
             time.sleep(_POLL_SECONDS)
-        if _status(child, _GRACE_SECONDS) is None:
+        if _poll(child, _GRACE_SECONDS) is None:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
         return None
     return status
 
 
-def _status(child: int, seconds: float) -> int | None:
+def _poll(child: int, seconds: float) -> int | None:
     """The exit status of a process if it ends in time."""
     last = time.monotonic() + seconds
     while True:

@@ -11,7 +11,7 @@ import click
 
 from tensorcap.runs import is_inner
 from tensorcap.wording import counted, one_line, some
-from tensorcap_cli.text.output import class_text
+from tensorcap_cli.text.output import class_text, print_heading
 from tensorcap_formats.keys import module_of
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ def _print_places(pairs: Sequence[Pair], examination: Examination) -> None:
         groups.setdefault(examination.classes.get(module, "") or module, []).append(pair)
     if not groups:
         return
-    click.echo()
-    click.secho("PLACES WITHIN MODULES ON ONE SIDE ONLY", bold=True)
+    print_heading("PLACES WITHIN MODULES ON ONE SIDE ONLY")
     for name, members in list(groups.items())[:_GROUPS]:
         _print_ops(name, members)
     if len(groups) > _GROUPS:
@@ -103,16 +102,16 @@ def _print_ops(name: str, pairs: list[Pair]) -> None:
         else next(iter(sites))
     )
     click.echo(f"  {class_text(name) or one_line(name)} ({where})")
-    for side, found in (
+    for side, records in (
         ("reference", [p.reference for p in pairs]),
         ("target", [p.target for p in pairs]),
     ):
-        names = _counts(record.key.site.partition(":")[2] for record in found if record is not None)
+        names = _counts(record.key.site.partition(":")[2] for record in records if record is not None)
         if names:
             click.echo(f"    only in the {side}: {names}")
 
 
 def _counts(names: Iterable[str]) -> str:
-    found = Counter(names).most_common()
-    some = ", ".join(f"{count} {name}" for name, count in found[:_NAMES])
-    return some + (f", … {len(found) - _NAMES} more" if len(found) > _NAMES else "")
+    counts = Counter(names).most_common()
+    some = ", ".join(f"{count} {name}" for name, count in counts[:_NAMES])
+    return some + (f", … {len(counts) - _NAMES} more" if len(counts) > _NAMES else "")

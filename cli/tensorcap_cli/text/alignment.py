@@ -9,6 +9,7 @@ import click
 
 from tensorcap.wording import counted, one_line
 from tensorcap_cli.text.comparison import side_text
+from tensorcap_cli.text.output import print_heading
 
 if TYPE_CHECKING:
     from tensorcap.alignment import Aligned, Coverage, Entry, LeftOver, Order
@@ -29,14 +30,13 @@ def print_aligned(aligned: Aligned, *, show_all: bool) -> None:
     click.echo(f"target     {side_text(ArchiveSummary.of(aligned.target.source))}")
     entries = aligned.alignment.entries
     for evidence in dict.fromkeys(entry.evidence for entry in entries):
-        click.echo()
-        click.secho(f"BY {evidence.upper()}", bold=True)
+        print_heading(f"BY {evidence.upper()}")
         _print_entries([entry for entry in entries if entry.evidence == evidence], show_all=show_all)
     for side in ("reference", "target"):
         _print_left_over([left for left in aligned.alignment.left_over if left.side == side], side)
     click.echo()
-    for tokens in aligned.tokens:
-        click.echo(one_line(tokens.text))
+    for sentence in aligned.summary.tokens:
+        click.echo(one_line(sentence))
     summary = aligned.summary
     if summary.order is not None:
         _print_order(summary.order)
@@ -66,16 +66,15 @@ def _print_entries(entries: Sequence[Entry], *, show_all: bool) -> None:
 def _indices(entry: Entry) -> str:
     from tensorcap.alignment import values_text
 
-    found = (f"{name} = {values_text(values)}" for name, values in entry.variables.items())
-    return "".join(f"   {text}" for text in found)
+    texts = (f"{name} = {values_text(values)}" for name, values in entry.variables.items())
+    return "".join(f"   {text}" for text in texts)
 
 
 def _print_left_over(left_over: Sequence[LeftOver], side: str) -> None:
     if not left_over:
         return
-    click.echo()
-    click.secho(f"LEFT OVER IN THE {side.upper()}", bold=True)
-    for left in sorted(left_over, key=lambda found: found.is_explained):
+    print_heading(f"LEFT OVER IN THE {side.upper()}")
+    for left in sorted(left_over, key=lambda left: left.is_explained):
         mark = " " if left.is_explained else "?"
         click.echo(f"{mark} {one_line(', '.join(_folded(left.places)))}: {one_line(left.reason)}")
 
@@ -84,13 +83,13 @@ def _folded(places: Iterable[str]) -> list[str]:
     """Places with `{i}` for numbers, and how many there are of each."""
     from tensorcap.alignment.names import fold
 
-    found: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for place in places:
         name, numbers = fold(place)
         for letter, i in zip("ijklmnop", range(len(numbers)), strict=False):
             name = name.replace(f"{{{i}}}", f"{{{letter}}}")
-        found.setdefault(name, []).append(place)
-    return [same[0] if len(same) == 1 else f"{name} ({len(same)})" for name, same in found.items()]
+        groups.setdefault(name, []).append(place)
+    return [same[0] if len(same) == 1 else f"{name} ({len(same)})" for name, same in groups.items()]
 
 
 def _print_order(order: Order) -> None:
@@ -110,10 +109,10 @@ def _print_coverage(reference: Coverage, target: Coverage) -> None:
         click.secho(f"? {key}: nothing is known of a counterpart", fg="yellow")
     if len(reference.unexplained) > _SHOWN:
         click.echo(f"… {len(reference.unexplained) - _SHOWN} more")
-    for side, found in (("reference", reference), ("target", target)):
+    for side, coverage in (("reference", reference), ("target", target)):
         click.echo(
-            f"{found.mapped} of {found.records} {side} tensors are mapped, {found.explained} are left over "
-            f"and explained, {len(found.unexplained)} are not explained"
+            f"{coverage.mapped} of {coverage.records} {side} tensors are mapped, {coverage.explained} are "
+            f"left over and explained, {len(coverage.unexplained)} are not explained"
         )
     is_green = reference.mapped and not reference.unexplained
     verdict = "Every reference tensor is mapped or explained." if is_green else "Not everything is mapped."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tensorcap.wording import counted, one_line
 from tensorcap_cli.text.output import class_text, size_text
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive
     from tensorcap_formats.records import Record
     from tensorcap_formats.statistics import Statistics
+
+_FEW: Final = 5  # things that are named
 
 
 def headline(archive: Archive) -> str:
@@ -39,7 +41,7 @@ def headline(archive: Archive) -> str:
 
 
 def _steps(archive: Archive) -> str:
-    """How many steps have records, and of what they are where the run made a difference."""
+    """How many steps have records, and their phases if the run had several."""
     from collections import Counter
 
     steps = sorted({record.key.step for record in archive.records})
@@ -51,10 +53,10 @@ def _steps(archive: Archive) -> str:
     return f"{counted(len(steps), 'step')} ({some})"
 
 
-def skipped_line(archive: Archive, limit: int = 5) -> str:
+def skipped_line(archive: Archive) -> str:
     """One line that names what a file holds beside the tensors that were read."""
     names = [one_line(name) for name in archive.skipped]
-    some = ", ".join(names[:limit]) + (", …" if len(names) > limit else "")
+    some = ", ".join(names[:_FEW]) + (", …" if len(names) > _FEW else "")
     count = "1 thing in it was" if len(names) == 1 else f"{len(names)} things in it were"
     return f"{count} not read: {some}"
 

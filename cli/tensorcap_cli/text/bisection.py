@@ -1,4 +1,4 @@
-"""Bisections as text or JSON."""
+"""Bisections as text."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ from typing import TYPE_CHECKING
 import click
 
 from tensorcap.wording import counted, one_line
-from tensorcap_cli.text.output import class_text, number_text, print_json
+from tensorcap_cli.text.output import class_text, number_text
 
 if TYPE_CHECKING:
     from tensorcap.comparison import Divergence
     from tensorcap.localization import Bisection, LiveBisection
 
 
-def print_bisection(bisection: Bisection, *, as_json: bool) -> None:
+def print_bisection(bisection: Bisection) -> None:
     """Print the first bad result of two archives."""
     divergence, first = bisection.divergence, bisection.first
-    if as_json:
-        print_json(bisection.to_json())
-        return
     if bisection.against:
         click.echo(
             f"Errors do not stay: {bisection.against} spoke against the search, so it read on in order."
@@ -44,12 +41,9 @@ def print_bisection(bisection: Bisection, *, as_json: bool) -> None:
     click.echo(f"{read} of each side read, of {counted(bisection.results, 'result')} (by {bisection.how})")
 
 
-def print_live_bisection(bisection: LiveBisection, *, as_json: bool) -> None:
+def print_live_bisection(bisection: LiveBisection) -> None:
     """Print the module that is guilty, and the runs of the target that show it."""
     divergence = bisection.divergence
-    if as_json:
-        print_json(bisection.to_json())
-        return
     for run in bisection.runs:
         error = "" if run.error is None else f"  error {number_text(run.error, 3)}"
         click.echo(f"{'good' if run.is_good else 'bad ':<5} grafted {run.cut}{error}")

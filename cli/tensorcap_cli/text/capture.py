@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tensorcap.recording import PlainLog, Summary
     from tensorcap.session import Capture
 
-_FEW: Final = 8  # as many names are printed, more are counted
+_FEW: Final = 8  # names that are printed; the others are counted
 
 
 def print_outcome(done: Capture, *, as_json: bool) -> int:

@@ -10,9 +10,9 @@ import click
 
 from tensorcap.wording import counted, one_line
 from tensorcap_cli.text.absent import is_absent_place, print_absent
-from tensorcap_cli.text.output import class_text, cut, number_text
+from tensorcap_cli.text.output import class_text, cut, number_text, print_heading
 from tensorcap_cli.text.pair import print_details, print_extras, print_location, print_origin
-from tensorcap_cli.text.preflight import print_preflight
+from tensorcap_cli.text.preflight import print_brief_preflight
 from tensorcap_cli.text.rows import print_modules, print_pairs
 
 if TYPE_CHECKING:
@@ -55,31 +55,31 @@ def print_report(
     _print_mapping(comparison)
     _print_limits(comparison)
     if examination.preflight is not None:
-        print_preflight(examination.preflight, is_brief=True)
+        print_brief_preflight(examination.preflight)
     _print_divergence(comparison, examination)
     _print_worst(comparison, examination)
     if by_module:
         print_modules(comparison, examination)
-    told = frozenset[str]() if show_all else print_absent(comparison, examination)
-    print_pairs(comparison, examination, order, show_all, metrics, told)
+    printed = frozenset[str]() if show_all else print_absent(comparison, examination)
+    print_pairs(comparison, examination, order, show_all, metrics, printed)
     print_extras(comparison, examination)
     _print_values(comparison)
     _print_outcome(comparison, examination)
 
 
 def _print_mapping(comparison: Comparison) -> None:
-    """What said which tensors belong together, where that were not equal keys."""
-    found = comparison.mapping
-    if found is None:
+    """Print which mapping paired the tensors, if it was not by equal keys."""
+    mapping = comparison.mapping
+    if mapping is None:
         return
-    evidence = ", ".join(f"{count} by {name}" for name, count in found.evidence.items())
-    mapped = f"{found.reference.mapped} of {found.reference.records} reference tensors"
-    click.echo(f"mapping    {found.path or 'computed'}: {mapped} ({evidence or 'none'})")
-    if found.reference.explained:
-        click.echo(f"           {found.reference.explained} have no counterpart, which is explained")
-    for tokens in found.tokens:
+    evidence = ", ".join(f"{count} by {name}" for name, count in mapping.evidence.items())
+    mapped = f"{mapping.reference.mapped} of {mapping.reference.records} reference tensors"
+    click.echo(f"mapping    {mapping.path or 'computed'}: {mapped} ({evidence or 'none'})")
+    if mapping.reference.explained:
+        click.echo(f"           {mapping.reference.explained} have no counterpart, which is explained")
+    for tokens in mapping.tokens:
         click.echo(f"           {one_line(tokens)}")
-    if found.path == "" and not found.tokens:
+    if mapping.path == "" and not mapping.tokens:
         click.echo("           tcap align tells it all, and writes a map to edit")
 
 
@@ -117,24 +117,25 @@ def _print_named(pair: Pair, examination: Examination) -> None:
 
 
 def _print_divergence(comparison: Comparison, examination: Examination) -> None:
-    found = comparison.divergence
-    if found is None:
+    divergence = comparison.divergence
+    if divergence is None:
         return
-    click.echo()
-    click.secho(f"FIRST DIVERGENCE  {found.pair.key}  ({found.pair.status})", fg="red", bold=True)
-    if found.is_run_input or found.is_growth:
-        click.secho(f"  {found.explanation}", bold=True)
+    print_heading(f"FIRST DIVERGENCE  {divergence.pair.key}  ({divergence.pair.status})", fg="red")
+    if divergence.is_run_input or divergence.is_growth:
+        click.secho(f"  {divergence.explanation}", bold=True)
     else:
-        class_name = f" ({class_text(found.class_name)})" if found.class_name else ""
-        click.secho(f"  module {found.module}{class_name}", bold=True)
-        source = examination.sources.get(found.pair.key, "")
+        class_name = f" ({class_text(divergence.class_name)})" if divergence.class_name else ""
+        click.secho(f"  module {divergence.module}{class_name}", bold=True)
+        source = examination.sources.get(divergence.pair.key, "")
         if source:
-            click.echo(f"  {one_line(f'{_point(found.pair)} at {source}')}")
-        elif found.pair.reference is not None and found.module != found.pair.reference.key.site:
-            click.echo(f"  {found.explanation}")
-        _print_arguments(comparison, found.module, found.pair)
-        _print_first_within(comparison, found.module, found.pair)
-    print_details(found.pair, examination)
+            click.echo(f"  {one_line(f'{_point(divergence.pair)} at {source}')}")
+        elif (
+            divergence.pair.reference is not None and divergence.module != divergence.pair.reference.key.site
+        ):
+            click.echo(f"  {divergence.explanation}")
+        _print_arguments(comparison, divergence.module, divergence.pair)
+        _print_first_within(comparison, divergence.module, divergence.pair)
+    print_details(divergence.pair, examination)
 
 
 def _point(pair: Pair) -> str:
@@ -150,8 +151,8 @@ def _print_arguments(comparison: Comparison, module: str, pair: Pair) -> None:
     assert pair.reference is not None
     key = pair.reference.key
     start = f"{key.text.partition(key.site)[0]}{module}:"
-    found = [value for value in comparison.value_differences if value.key.startswith(start)]
-    for value in found[:_WORST]:
+    differences = [value for value in comparison.value_differences if value.key.startswith(start)]
+    for value in differences[:_WORST]:
         place, _, name = value.key.rpartition("/op.")
         if not place:
             continue
@@ -160,12 +161,12 @@ def _print_arguments(comparison: Comparison, module: str, pair: Pair) -> None:
         click.secho(f"  {op} argument {name} is {ours} in the reference, {theirs} in the target", bold=True)
 
 
-def _print_first_within(comparison: Comparison, module: str, found: Pair) -> None:
-    """Print the first place within the code of a module that is not green, where one is before the pair."""
-    assert found.reference is not None
-    start = f"{found.reference.key.text.partition(found.reference.key.site)[0]}{module}:"
+def _print_first_within(comparison: Comparison, module: str, first: Pair) -> None:
+    """Print the first place within the code of a module that is not green, if it is before the pair."""
+    assert first.reference is not None
+    start = f"{first.reference.key.text.partition(first.reference.key.site)[0]}{module}:"
     for pair in comparison.pairs:
-        if pair.key == found.key:
+        if pair.key == first.key:
             return
         if pair.key.startswith(start) and pair.is_compared and pair.is_required and not pair.is_green:
             text = f": {pair.findings[0].text}" if pair.findings else ""
@@ -180,12 +181,11 @@ def _print_worst(comparison: Comparison, examination: Examination) -> None:
         return
     first = comparison.divergence.pair.key if comparison.divergence else None
     shown = [pair for pair in comparison.pairs if not is_absent_place(pair)]
-    found = [pair for pair in worst(shown, _WORST + 1) if pair.key != first][:_WORST]
-    if not found:
+    pairs = [pair for pair in worst(shown, _WORST + 1) if pair.key != first][:_WORST]
+    if not pairs:
         return
-    click.echo()
-    click.secho("WORST", bold=True)
-    for pair in found:
+    print_heading("WORST")
+    for pair in pairs:
         d = pair.difference
         measures = ""
         if d is not None and d.max_abs is not None:

@@ -15,25 +15,35 @@ if TYPE_CHECKING:
 _NEAREST: Final = 5
 
 
-def print_diagnosis(found: Diagnosis, *, show_all: bool) -> None:
+def print_diagnosis(diagnosis: Diagnosis, *, show_all: bool) -> None:
     """Print what explains a pair, or what was tried."""
-    pair = found.key if found.key == found.target_key else f"{found.key} and {found.target_key}"
-    if found.status == "identical":
+    pair = (
+        diagnosis.key
+        if diagnosis.key == diagnosis.target_key
+        else f"{diagnosis.key} and {diagnosis.target_key}"
+    )
+    if diagnosis.status == "identical":
         click.echo(f"{one_line(pair)}: the values are identical")
-        _print_notes(found)
+        _print_notes(diagnosis)
         return
-    error = "of other shapes" if found.before is None else f"relative error {number_text(found.before, 3)}"
+    error = (
+        "of other shapes"
+        if diagnosis.before is None
+        else f"relative error {number_text(diagnosis.before, 3)}"
+    )
     precision = (
-        f", one rounding in {found.precision} is {number_text(found.rounding, 2)}" if found.precision else ""
+        f", one rounding in {diagnosis.precision} is {number_text(diagnosis.rounding, 2)}"
+        if diagnosis.precision
+        else ""
     )
     click.echo(f"{one_line(pair)}: {error}{precision}")
-    for explanation in found.explanations:
+    for explanation in diagnosis.explanations:
         _print_explanation(explanation)
-    if not found.explanations:
-        click.echo(f"no hypothesis explains it, of {counted(len(found.tried), 'kind')} tried")
-    if show_all or not found.explanations:
-        _print_tried(found, show_all)
-    _print_notes(found)
+    if not diagnosis.explanations:
+        click.echo(f"no hypothesis explains it, of {counted(len(diagnosis.tried), 'kind')} tried")
+    if show_all or not diagnosis.explanations:
+        _print_tried(diagnosis, show_all)
+    _print_notes(diagnosis)
 
 
 def _print_explanation(one: Explanation) -> None:
@@ -45,17 +55,17 @@ def _print_explanation(one: Explanation) -> None:
         click.echo(f"    {one_line(one.hint)}")
 
 
-def _print_tried(found: Diagnosis, show_all: bool) -> None:
+def _print_tried(diagnosis: Diagnosis, show_all: bool) -> None:
     rows = [
         [kind, percent_text(left) if left <= 1 else DASH]
-        for kind, left in list(found.tried.items())[: None if show_all else _NEAREST]
+        for kind, left in list(diagnosis.tried.items())[: None if show_all else _NEAREST]
     ]
     if rows:
         print_table(["tried", "left"], rows)
-        if len(rows) < len(found.tried):
-            click.echo(f"and {len(found.tried) - len(rows)} more; see them with --all")
+        if len(rows) < len(diagnosis.tried):
+            click.echo(f"and {len(diagnosis.tried) - len(rows)} more; see them with --all")
 
 
-def _print_notes(found: Diagnosis) -> None:
-    for note in found.notes:
+def _print_notes(diagnosis: Diagnosis) -> None:
+    for note in diagnosis.notes:
         click.echo(one_line(note))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tensorcap.recording import Slot, Substitution
     from tensorcap.session import Capture
 
-_FEW: Final = 8  # as many slots of a kind are named
+_FEW: Final = 8  # slots of a kind that are named
 
 
 def print_injection(done: Capture, *, as_json: bool) -> int:

@@ -44,9 +44,9 @@ def _node_lines(graph: Graph, node: Node, text: str) -> Iterator[str]:
         yield f"at {one_line(node.file)}:{node.line}{function}"
     for value in node.inputs:
         yield f"from {value.name}: {value_text(value)}"
-    given = [f"{name}={cut(repr(value), _LONGEST)}" for name, value in node.arguments.items()]
-    if given:
-        yield one_line(f"with {', '.join(given)}")
+    arguments = [f"{name}={cut(repr(value), _LONGEST)}" for name, value in node.arguments.items()]
+    if arguments:
+        yield one_line(f"with {', '.join(arguments)}")
     for value in node.outputs:
         if f"{node.where}/{value.name}" == text and value.view is not None:
             yield f"a view: {value_text(value)}"

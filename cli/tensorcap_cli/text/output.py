@@ -7,12 +7,22 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import click
 
 from tensorcap.wording import one_line
+
+
+class _Printable(Protocol):
+    @property
+    def exit_status(self) -> int: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+_Result = TypeVar("_Result", bound=_Printable)
 
 DASH: Final = "-"
 _LEAST_FLEXIBLE: Final = 24  # columns that a key keeps, however narrow the terminal
@@ -27,6 +37,12 @@ def print_json_pieces(pieces: Iterable[str]) -> None:
     """Print one JSON object that comes in pieces, without ever holding all of it."""
     for piece in pieces:
         click.echo(piece, nl=False)
+
+
+def print_heading(text: str, fg: str | None = None) -> None:
+    """Print an empty line and a heading."""
+    click.echo()
+    click.secho(text, fg=fg, bold=True)
 
 
 def terminal_width() -> int | None:
@@ -175,6 +191,25 @@ def cut(text: str, limit: int) -> str:
         'anot…'
     """
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def option_text(name: str) -> str:
+    """The option that a parameter of a command comes from.
+
+    Example:
+        >>> option_text("reference_repeat"), option_text("mapping")
+        ('--reference-repeat', '--map')
+    """
+    return "--map" if name == "mapping" else f"--{name.replace('_', '-')}"
+
+
+def print_result(result: _Result, print_text: Callable[[_Result], None], *, as_json: bool) -> NoReturn:
+    """Print a result as text, or as JSON, and end with its exit status."""
+    if as_json:
+        print_json(result.to_json())
+    else:
+        print_text(result)
+    click.get_current_context().exit(result.exit_status)
 
 
 def split_key(text: str) -> tuple[str, str | None]:

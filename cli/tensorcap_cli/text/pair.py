@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from tensorcap.wording import counted, one_line
-from tensorcap_cli.text.output import cosine_text, number_text, percent_text, upper_text
+from tensorcap_cli.text.output import cosine_text, number_text, percent_text, print_heading, upper_text
 
 if TYPE_CHECKING:
     from tensorcap.comparison import Comparison, Examination, Pair
@@ -35,7 +35,7 @@ def print_details(pair: Pair, examination: Examination) -> None:
 
 
 def print_origin(pair: Pair, indent: str = "  ") -> None:
-    """Print what of the target a mapping compares, where the key or the layout is another one."""
+    """Print what of the target a mapping compares, if the key or the layout differs."""
     origin = pair.origin
     if origin is None or (origin.target == (pair.key,) and not origin.steps):
         return
@@ -96,18 +96,16 @@ def print_extras(comparison: Comparison, examination: Examination) -> None:
     is_named = not comparison.is_of_archives
     keys = {p.key for p in comparison.pairs if p.reference and (is_named or are_logits(p.reference.key))}
     for key, logits in _first({key: d for key, d in examination.logits.items() if key in keys}):
-        click.echo()
-        click.secho(f"LOGITS  {key}", bold=True)
+        print_heading(f"LOGITS  {key}")
         _print_logits(logits)
     for key, routing in _first(examination.routing):
-        click.echo()
-        click.secho(f"ROUTING  {key}", bold=True)
+        print_heading(f"ROUTING  {key}")
         _print_routing(routing)
 
 
-def _first(found: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+def _first(results: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     """Those of unlike contents: the output of a head is that of the model too."""
-    distinct = {value: (key, value) for key, value in found.items()}
+    distinct = {value: (key, value) for key, value in results.items()}
     return list(distinct.values())[:_FEW]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from tensorcap.wording import one_line
+from tensorcap_cli.text.output import print_heading
 
 if TYPE_CHECKING:
     from tensorcap.comparison.preflight import Item, Preflight
@@ -15,37 +16,44 @@ _ITEMS: Final = 10
 _MINOR: Final = 4
 
 
-def print_preflight(found: Preflight, *, is_brief: bool) -> None:
-    """Print what differs apart from the tensors, what explains a divergence first.
-
-    Args:
-        found: What was found.
-        is_brief: Leave out what is equal, and most of what explains nothing.
-    """
-    from tensorcap.comparison.preflight import item_text
-
-    explaining, minor = found.explaining, [item for item in found.items if not item.explains]
-    if explaining:
-        click.echo()
-        click.secho("BEFORE ANY TENSOR  these alone make outputs differ", fg="red", bold=True)
-        for item in explaining[:_ITEMS]:
-            click.echo(f"  {item_text(item)}")
-        if len(explaining) > _ITEMS:
-            click.echo(f"  … {len(explaining) - _ITEMS} more: tcap preflight lists them")
-    if minor and is_brief:
-        shown = ", ".join(_short_item(item) for item in minor[:_MINOR])
+def print_brief_preflight(preflight: Preflight) -> None:
+    """Print what explains a divergence, and the first of what differs besides."""
+    minor = _print_explaining(preflight)
+    if minor:
+        shown = ", ".join(map(_short_item, minor[:_MINOR]))
         more = f", … {len(minor) - _MINOR} more" if len(minor) > _MINOR else ""
         click.echo(f"also other {shown}{more}")
-    if is_brief:
-        return
+
+
+def print_whole_preflight(preflight: Preflight) -> None:
+    """Print what explains a divergence, what differs besides, what is equal, and what was not checked."""
+    from tensorcap.comparison.preflight import item_text
+
+    minor = _print_explaining(preflight)
     if minor:
         click.echo("\nDIFFERENT, which alone is no mistake")
         for item in minor:
             click.echo(f"  {item_text(item)}")
     click.echo()
-    click.echo(f"equal        {', '.join(found.equal) or 'nothing'}")
-    for kind, reason in found.unchecked.items():
+    click.echo(f"equal        {', '.join(preflight.equal) or 'nothing'}")
+    for kind, reason in preflight.unchecked.items():
         click.echo(f"not checked  {kind}: {one_line(reason)}")
+    if not preflight.explaining:
+        click.secho("Nothing explains a divergence.", fg="green", bold=True)
+
+
+def _print_explaining(preflight: Preflight) -> list[Item]:
+    """Print what explains a divergence; return what differs besides."""
+    from tensorcap.comparison.preflight import item_text
+
+    explaining = preflight.explaining
+    if explaining:
+        print_heading("BEFORE ANY TENSOR  these alone make outputs differ", fg="red")
+        for item in explaining[:_ITEMS]:
+            click.echo(f"  {item_text(item)}")
+        if len(explaining) > _ITEMS:
+            click.echo(f"  … {len(explaining) - _ITEMS} more: tcap preflight lists them")
+    return [item for item in preflight.items if not item.explains]
 
 
 def _short_item(item: Item) -> str:

@@ -1,4 +1,4 @@
-"""A replay as text or JSON."""
+"""A replay as text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from tensorcap.wording import counted, one_line
-from tensorcap_cli.text.output import DASH, number_text, print_json, print_table
+from tensorcap_cli.text.output import DASH, number_text, print_table
 
 if TYPE_CHECKING:
     from tensorcap.rerun import Replay
@@ -15,16 +15,8 @@ if TYPE_CHECKING:
 _SHOWN: Final = 20
 
 
-def print_replay(result: Replay, *, as_json: bool) -> None:
-    """Print which modules have an error of their own.
-
-    Args:
-        result: The replay.
-        as_json: JSON instead of text.
-    """
-    if as_json:
-        print_json(result.to_json())
-        return
+def print_replay(result: Replay) -> None:
+    """Print which modules have an error of their own."""
     for note in result.notes:
         click.secho(note, fg="yellow")
     if result.is_self and not result.exit_status:

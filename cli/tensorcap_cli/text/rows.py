@@ -50,7 +50,7 @@ _HEADERS: Final = {
     "mismatches": "outside",
 }
 _LOGIT_METRICS: Final = {"kl": "kl_mean", "js": "js_mean", "rank": "rank_mean"}
-_IDENTICAL: Final = {"psnr_db": math.inf, "sqnr_db": math.inf}  # by digests, where nothing was measured
+_IDENTICAL: Final = {"psnr_db": math.inf, "sqnr_db": math.inf}  # of equal digests: nothing is measured
 
 
 def print_pairs(
@@ -59,7 +59,7 @@ def print_pairs(
     order: str,
     show_all: bool,
     metrics: Sequence[str],
-    told: Collection[str] = (),
+    printed: Collection[str],
 ) -> None:
     """Print a row for each pair that is worth one.
 
@@ -69,7 +69,7 @@ def print_pairs(
         order: `order` of execution, or `error`.
         show_all: Rows for all pairs.
         metrics: Columns in place of the usual ones.
-        told: Keys of pairs that were told of already.
+        printed: Keys of pairs that were printed already, in groups.
     """
     from tensorcap.comparison import by_error
 
@@ -77,7 +77,7 @@ def print_pairs(
     shown = [
         pair
         for pair in comparison.pairs
-        if show_all or (_is_worth_a_row(pair, told) and not (is_mapped and _is_explained(pair)))
+        if show_all or (_is_worth_a_row(pair, printed) and not (is_mapped and _is_explained(pair)))
     ]
     if order == "error":
         shown.sort(key=by_error, reverse=True)
@@ -115,13 +115,13 @@ def _colors(
 
     of_status = _COLORS.get(pair.status, "red")
     precision = comparison.account.precision if comparison.account else ""
-    found: dict[str, str | None] = {}
+    shades: dict[str, str | None] = {}
     for name in columns:
         logits = examination.logits.get(pair.key)
         source = logits if name in LOGIT_COLUMNS else pair.difference
         metric = _LOGIT_METRICS.get(name, name)
-        found[name] = shade(metric, getattr(source, metric, None), precision) if source else None
-    colors = [of_status, *found.values(), of_status]
+        shades[name] = shade(metric, getattr(source, metric, None), precision) if source else None
+    colors = [of_status, *shades.values(), of_status]
     return colors + [None] * (count - len(colors))
 
 
@@ -133,8 +133,8 @@ def _usual(comparison: Comparison, is_narrow: bool) -> list[str]:
     return columns + (["mismatches"] if comparison.tolerance else [])
 
 
-def _is_worth_a_row(pair: Pair, told: Collection[str]) -> bool:
-    return pair.status not in ("identical", "excluded") and pair.key not in told
+def _is_worth_a_row(pair: Pair, printed: Collection[str]) -> bool:
+    return pair.status not in ("identical", "excluded") and pair.key not in printed
 
 
 def _is_explained(pair: Pair) -> bool:
@@ -155,8 +155,8 @@ def _cell(pair: Pair, examination: Examination, name: str) -> str:
         return _logit_cell(examination.logits.get(pair.key), name)
     if name in ROUTING_COLUMNS:
         routing = examination.routing.get(pair.key)
-        found = None if routing is None else routing.share if name == "share" else routing.mean_overlap
-        return number_text(found, 4)
+        value = None if routing is None else routing.share if name == "share" else routing.mean_overlap
+        return number_text(value, 4)
     if name == "r":
         return number_text(pair.baseline.r if pair.baseline else None, 3)
     d = pair.difference
@@ -169,8 +169,8 @@ def _cell(pair: Pair, examination: Examination, name: str) -> str:
     return upper_text(value, 3) if name in ("needed_rtol", "needed_atol") else number_text(value, 3)
 
 
-def _logit_cell(found: LogitDifference | None, name: str) -> str:
-    return DASH if found is None else number_text(getattr(found, _LOGIT_METRICS.get(name, name)), 4)
+def _logit_cell(logits: LogitDifference | None, name: str) -> str:
+    return DASH if logits is None else number_text(getattr(logits, _LOGIT_METRICS.get(name, name)), 4)
 
 
 def _where(pair: Pair) -> str:

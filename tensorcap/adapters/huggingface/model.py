@@ -8,7 +8,6 @@ float32 reference and its twin have the same weights up to rounding.
 from __future__ import annotations
 
 import copy
-import difflib
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,9 +17,9 @@ import torch
 
 from tensorcap.adapters.torch.tensors import dtype_named
 from tensorcap.wording import some
-from tensorcap_formats.errors import ReadError, TensorcapError, UsageError, abbreviate
+from tensorcap_formats.errors import ReadError, TensorcapError, UsageError, abbreviate, did_you_mean
 
-_FEW: Final = 4  # so many names are listed, more are counted
+_FEW: Final = 4  # names that are listed; the others are counted
 _LAYER_COUNTS: Final = ("num_hidden_layers", "num_decoder_layers", "decoder_layers")
 
 
@@ -189,10 +188,8 @@ def _set_option(path: str, config: Any, key: str, value: Any, *, may_grow: bool)
     for name in (*parents, last):
         known = list(place) if isinstance(place, Mapping) else list(place.to_dict())
         if name not in known and not (not isinstance(place, Mapping) and hasattr(place, name)):
-            close = difflib.get_close_matches(name, known, n=3)
             raise UsageError(
-                f"{path}: its configuration has no {abbreviate(key)!r}",
-                hint=f"Did you mean {' or '.join(map(repr, close))}?" if close else None,
+                f"{path}: its configuration has no {abbreviate(key)!r}", hint=did_you_mean(name, known)
             )
         if name is not last:
             place = place[name] if isinstance(place, Mapping) else getattr(place, name)

@@ -1,8 +1,8 @@
 """The adapter of Modular MAX: models of `max.nn`, and programs that make graphs of them.
 
-Read `adapter` (the protocol's methods), `model`, `modules`, `parameters`, `inputs`, `description`, `tensors`
-and `engine` (names that differ between releases); then the capture: `tap` (runs of a model), `graph_plan`,
-`graph_builder`, `hooks` and `trace` with `trace_events` (the instrumented graph), `playback` (one run of it
-recorded), `foreign_program` (graphs that a program makes itself). `substitution` replaces values; `roots`
-finds the model of a program.
+Read `adapter` (the protocol's methods), `model`, `modules`, `parameters`, `model_inputs`, `description`,
+`tensors` and `engine` (names that differ between releases); then the capture: `tap` (runs of a model),
+`graph_plan`, `graph_builder`, `hooks` and `trace` with `trace_events` (the instrumented graph), `playback`
+(one run of it recorded), `foreign_program` (graphs that a program makes itself). `injector` replaces values;
+`roots` finds the model of a program.
 """

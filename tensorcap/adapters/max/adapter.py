@@ -10,20 +10,19 @@ from typing import Any, Final
 from tensorcap.adapters.max.description import describe
 from tensorcap.adapters.max.engine import LayerList, MaxDType
 from tensorcap.adapters.max.foreign_program import ForeignProgram
-from tensorcap.adapters.max.inputs import perturb, record_inputs, with_archived_inputs
 from tensorcap.adapters.max.model import MaxModel
+from tensorcap.adapters.max.model_inputs import perturb, record_inputs, with_archived_inputs
 from tensorcap.adapters.max.modules import module_of, tree
 from tensorcap.adapters.max.parameters import is_in_graph, own_weights, record_parameters
 from tensorcap.adapters.max.roots import Roots
 from tensorcap.adapters.max.tap import ModelTap
 from tensorcap.adapters.max.tensors import dtype_named
-from tensorcap.adapters.protocol import Adapter, CalledRoot, Site
+from tensorcap.adapters.protocol import Adapter, CalledRoot, Site, further_names
 from tensorcap.recording import CaptureOptions, Recorder, Substitution
 from tensorcap.workload import StoredInput, Workload, find_sources
 from tensorcap_formats.errors import UsageError
 
 _A_LIST: Final = "a list, whose members are called one by one"
-_UNUSED: Final = "none of its weights is in the graph"
 _FUSED: Final = "code around it uses its weights and does not call it"
 
 
@@ -33,11 +32,9 @@ class MaxAdapter(Adapter):
     def list_sites(self, model: Any, *, eager: bool = False) -> list[Site]:
         """All modules, each once."""
         modules, aliases = tree(module_of(model))
-        further: dict[str, list[str]] = {}
-        for alias, name in aliases.items():
-            further.setdefault(name, []).append(alias)
+        further = further_names(aliases)
         return [
-            Site(name, tuple(further.get(name, ())), _A_LIST if type(module) is LayerList else "")
+            Site(name, further.get(name, ()), _A_LIST if type(module) is LayerList else "")
             for name, module in modules.items()
         ]
 
@@ -69,7 +66,7 @@ class MaxAdapter(Adapter):
                 if recorder.last_step >= 0 and not point.calls and weights:
                     unused = model_tap.unused
                     is_used = any(map(is_in_graph, weights)) if unused is None else name not in unused
-                    point.note = _FUSED if is_used else _UNUSED
+                    point.note = _FUSED if is_used else "none of its weights is in the graph"
 
     def describe(self, model: Any) -> dict[str, Any]:
         """Classes, weights, configuration."""
@@ -125,13 +122,7 @@ class MaxAdapter(Adapter):
 
     def run(self, workload: Workload, *, grads: bool = False) -> None:
         """Call the model, or the workload's own function, once."""
-        model = MaxModel.of(workload.model)
-        call = model if workload.run is None else workload.run
-        first = () if workload.run is None else (model,)
-        if isinstance(workload.inputs, Mapping):
-            call(*first, **workload.inputs)
-        else:
-            call(*first, *workload.inputs)
+        workload.call(MaxModel.of(workload.model))
 
     def export(self, workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], None]:
         """Refuse: MAX has no other graph than the one that it runs."""

@@ -9,16 +9,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from tensorcap.adapters.max.engine import Graph, InferenceSession, Model, Module, is_subgraph
 from tensorcap.adapters.max.hooks import trace_subgraphs, wrap_calls
+from tensorcap.adapters.max.injector import InjectedWeights
 from tensorcap.adapters.max.playback import capture_prints, play_back, symbolic_shapes
-from tensorcap.adapters.max.substitution import InjectedWeights
 from tensorcap.adapters.max.trace import Tracer
 from tensorcap.adapters.max.trace_events import Event
-from tensorcap.recording import CaptureOptions, Recorder, Substitution, probing
-from tensorcap.workload import replaced
+from tensorcap.recording import CaptureOptions, Recorder, Substitution, collect_probes
+from tensorcap.workload import replace_attribute
 from tensorcap_formats.errors import CaptureError, TensorcapError
 
 _REPLAYS: Final = (
@@ -31,12 +32,12 @@ _NO_CONTROL: Final = (
 )
 
 
+@dataclass(eq=False)
 class _ProgramGraph:
     """A graph of the model that the program makes.
 
     Attributes:
         graph: The graph.
-        name: Its name.
         tracer: Traces the calls in it.
         injected: The weights that stand in it for archived tensors.
         events: Its trace events, once it is complete.
@@ -45,15 +46,18 @@ class _ProgramGraph:
         runs: How often it was run under capture.
     """
 
-    def __init__(self, graph: Graph, tracer: Tracer, injected: InjectedWeights | None) -> None:
-        self.graph = graph
-        self.name = str(graph.name)
-        self.tracer = tracer
-        self.injected = injected
-        self.events: Sequence[Event] = ()
-        self.own = 0
-        self.taps = 0
-        self.runs = 0
+    graph: Graph
+    tracer: Tracer
+    injected: InjectedWeights | None
+    events: Sequence[Event] = ()
+    own: int = 0
+    taps: int = 0
+    runs: int = 0
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self.graph.name)
 
 
 class ForeignProgram:
@@ -91,16 +95,16 @@ class ForeignProgram:
         binds = "init_all" if hasattr(InferenceSession, "init_all") else "load"
         with ExitStack() as stack:
             stack.enter_context(wrap_calls(self._call, map(type, self._modules.values())))
-            stack.enter_context(probing(self))
+            stack.enter_context(collect_probes(self))
             stack.enter_context(trace_subgraphs(self._tracer))
-            stack.enter_context(replaced(Graph, "output", self._output))
+            stack.enter_context(replace_attribute(Graph, "output", self._output))
             if "compile_async" in vars(InferenceSession):
-                stack.enter_context(replaced(InferenceSession, "compile_async", self._compile))
-            stack.enter_context(replaced(InferenceSession, binds, self._bind))
-            stack.enter_context(replaced(Model, "execute", self._execute))
+                stack.enter_context(replace_attribute(InferenceSession, "compile_async", self._compile))
+            stack.enter_context(replace_attribute(InferenceSession, binds, self._bind))
+            stack.enter_context(replace_attribute(Model, "execute", self._execute))
             for name in _REPLAYS:
                 if name in vars(Model):
-                    stack.enter_context(replaced(Model, name, functools.partial(self._refuse, name)))
+                    stack.enter_context(replace_attribute(Model, name, functools.partial(self._refuse, name)))
             yield
 
     @contextmanager

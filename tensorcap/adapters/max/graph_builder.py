@@ -20,14 +20,13 @@ from tensorcap.adapters.max.engine import (
 )
 from tensorcap.adapters.max.graph_plan import CompiledGraph, GraphSource, InjectionPoint, Instrumentation
 from tensorcap.adapters.max.hooks import trace_subgraphs, wrap_calls
-from tensorcap.adapters.max.inputs import ModelInputs
-from tensorcap.adapters.max.modules import devices_of, restored_modules, tree
+from tensorcap.adapters.max.model_inputs import ModelInputs
+from tensorcap.adapters.max.modules import devices_of, restore_modules, tree
 from tensorcap.adapters.max.parameters import is_in_graph, own_weights
 from tensorcap.adapters.max.trace import KINDS, Tracer
-from tensorcap.recording import Kind, probing, walk
+from tensorcap.recording import Kind, collect_probes, leaf_slot, walk
 from tensorcap.workload import class_name
 from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
-from tensorcap_formats.keys import escape
 
 
 class _PointCollector:
@@ -137,7 +136,7 @@ def _trace(
     flag = TensorType(MaxDType.bool, [], DeviceRef.CPU())
     types = [*model_inputs.types, *points.values(), *([flag] * len(points))]
     own = len(model_inputs.types)
-    with restored_modules(modules), Graph(type(model.module).__name__, input_types=types) as graph:
+    with restore_modules(modules), Graph(type(model.module).__name__, input_types=types) as graph:
         for name, weight in model.module.raw_state_dict().items():
             weight.name = name  # as in its state_dict
         inputs = list(graph.inputs)
@@ -147,7 +146,7 @@ def _trace(
         args, kwargs = model_inputs.with_graph_inputs(inputs[:own])
         with (
             wrap_calls(tracer.call, map(type, modules.values())),
-            nullcontext() if is_control else probing(tracer),
+            nullcontext() if is_control else collect_probes(tracer),
             nullcontext() if is_control else trace_subgraphs(lambda: tracer),
             _refusals(class_name(model.module)),
         ):
@@ -163,8 +162,7 @@ def _trace(
             for name, module in modules.items()
             if (weights := own_weights(module).values()) and not any(map(is_in_graph, weights))
         )
-    slots = [f"output.{escape(leaf.name)}" if leaf.name else "output" for leaf in leaves]
-    return graph, slots, unused
+    return graph, [leaf_slot("output", leaf.name) for leaf in leaves], unused
 
 
 @contextmanager

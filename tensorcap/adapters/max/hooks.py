@@ -12,7 +12,7 @@ from typing import Any
 
 from tensorcap.adapters.max.engine import Graph, Layer, is_subgraph, ops
 from tensorcap.adapters.max.trace import Tracer
-from tensorcap.workload import replaced
+from tensorcap.workload import replace_attribute
 
 CallWrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -33,7 +33,7 @@ def wrap_calls(wrapper: CallWrapper, classes: Iterable[type]) -> Iterator[Callab
     def wrap(cls: type) -> None:
         original = cls.__dict__.get("__call__")
         if original is not None and issubclass(cls, Layer) and cls not in wrapped:
-            wrapped[cls] = original, _wrapped_call(wrapper, original)
+            wrapped[cls] = original, _wrap_call(wrapper, original)
             cls.__call__ = wrapped[cls][1]  # type: ignore[method-assign] # as MAX does for its hooks
 
     try:
@@ -46,7 +46,7 @@ def wrap_calls(wrapper: CallWrapper, classes: Iterable[type]) -> Iterator[Callab
                 cls.__call__ = original  # type: ignore[method-assign]
 
 
-def _wrapped_call(wrapper: CallWrapper, original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_call(wrapper: CallWrapper, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return wrapper(original, self, args, kwargs)
@@ -87,6 +87,6 @@ def trace_subgraphs(current: Callable[[], Tracer | None]) -> Iterator[None]:
         return call
 
     with ExitStack() as stack:
-        stack.enter_context(replaced(Graph, "output", with_outputs))
-        stack.enter_context(replaced(ops, "call", with_calls))
+        stack.enter_context(replace_attribute(Graph, "output", with_outputs))
+        stack.enter_context(replace_attribute(ops, "call", with_calls))
         yield

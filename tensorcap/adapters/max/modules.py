@@ -10,6 +10,7 @@ from typing import Any
 from tensorcap.adapters.max.engine import DeviceRef, Module
 from tensorcap.adapters.max.graph_plan import source_of
 from tensorcap.adapters.max.parameters import GRAPH_VALUE, own_weights
+from tensorcap.adapters.protocol import first_names
 from tensorcap.workload import class_name
 from tensorcap_formats.errors import UsageError
 
@@ -21,17 +22,7 @@ def tree(model: Module) -> tuple[dict[str, Module], dict[str, str]]:
     whose name MAX leaves out of them (an unfused stack of projections) has its attribute in its own name,
     not in those of what it holds.
     """
-    modules: dict[str, Module] = {}
-    first: dict[int, str] = {}
-    aliases: dict[str, str] = {}
-    for name, module in _names(model, "", "", ()):
-        if id(module) in first:
-            if name != first[id(module)]:
-                aliases[name] = first[id(module)]
-        else:
-            first[id(module)] = name
-            modules[name] = module
-    return modules, aliases
+    return first_names(_names(model, "", "", ()))
 
 
 def _names(module: Module, name: str, prefix: str, above: tuple[Module, ...]) -> Iterator[tuple[str, Module]]:
@@ -62,7 +53,7 @@ def argument_names(cls: Any) -> tuple[str, ...]:
 
 
 @contextmanager
-def restored_modules(modules: Mapping[str, Module]) -> Iterator[None]:
+def restore_modules(modules: Mapping[str, Module]) -> Iterator[None]:
     """Put the attributes of modules and weights back when the block ends, in which a graph is made of them.
 
     A weight keeps its value in the first graph that it was traced into, and so do tables such as those of

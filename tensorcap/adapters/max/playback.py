@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap.adapters.max.engine import InferenceSession, load_buffer
-from tensorcap.adapters.max.tensors import NotCapturableError, stored
+from tensorcap.adapters.max.tensors import stored
 from tensorcap.adapters.max.trace_events import (
     EnterModule,
     EnterProbe,
@@ -22,6 +22,7 @@ from tensorcap.adapters.max.trace_events import (
     PlainValue,
     PrintedTensor,
 )
+from tensorcap.adapters.protocol import NotCapturableError
 from tensorcap.recording import Call, NothingLeftError, Recorder
 from tensorcap_formats.keys import PROBES, ROOT_SITE, inner_site, module_site
 
@@ -37,7 +38,7 @@ def play_back(
     names: Collection[str],
     *,
     with_inputs: bool,
-    printed: Callable[[str], Any] = lambda _: None,
+    printed: Callable[[str], Any],
 ) -> None:
     """Report the calls of a run to a recorder, in the order in which the model was traced.
 

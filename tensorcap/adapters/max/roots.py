@@ -12,26 +12,17 @@ from typing import Any
 
 from tensorcap.adapters.max.engine import Graph, Layer, Module
 from tensorcap.adapters.max.hooks import wrap_calls
-from tensorcap.adapters.protocol import CalledRoot, RootPattern, number_root
-from tensorcap.workload import replaced
+from tensorcap.adapters.protocol import CalledRoot, RootSearch
+from tensorcap.workload import replace_attribute
 
 
 class Roots:
     """Finds the root to capture, and counts the calls of all."""
 
     def __init__(self, pattern: str | None, take: Callable[[Any], bool]) -> None:
-        """Look for a root.
-
-        Args:
-            pattern: A glob for its class, qualified or not; with `@N` behind it, for the N-th root of such
-                a class, from 0. None for the first root that has weights.
-            take: Gets the root before its call goes on; returns whether it takes it.
-        """
-        self._pattern = RootPattern(pattern)
-        self._take = take
-        self._is_searching = True
-        self._called: list[CalledRoot] = []
-        self._met: list[tuple[Module, CalledRoot]] = []
+        """Look for a root; arguments as for `RootSearch`."""
+        self._search = RootSearch(pattern, take)
+        self._known: list[tuple[Module, CalledRoot]] = []
         self._thread = threading.local()
 
     @contextmanager
@@ -46,8 +37,8 @@ class Roots:
 
                 return classmethod(initialise)
 
-            with replaced(Layer, "__init_subclass__", with_new):
-                yield self._called
+            with replace_attribute(Layer, "__init_subclass__", with_new):
+                yield self._search.called
 
     def _call(
         self, original: Callable[..., Any], layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -56,14 +47,10 @@ class Roots:
         if not isinstance(layer, Module) or not _is_tracing():
             return original(layer, *args, **kwargs)
         if is_within:
-            is_taken = (
-                self._is_searching
-                and self._pattern.number is None
-                and self._fits(layer)
-                and self._choose(layer)
-            )
+            is_wanted = not self._search.is_over and self._search.number is None and self._fits(layer)
+            is_taken = is_wanted and self._search.take(layer, self._entry(layer))
         else:
-            is_taken = self._meet(layer)
+            is_taken = self._count_outermost(layer)
         self._thread.is_busy = True
         try:
             if is_taken:  # the capture has its own way around this very call
@@ -72,41 +59,30 @@ class Roots:
         finally:
             self._thread.is_busy = is_within
 
-    def _meet(self, module: Module) -> bool:
+    def _count_outermost(self, module: Module) -> bool:
         """Count a call of an outermost module; whether it is taken now."""
         entry = self._entry(module)
         entry.calls += 1
-        if not self._is_searching:
+        if self._search.is_over:
             return False
-        if self._pattern.glob is None:
-            return bool(module.raw_state_dict()) and self._choose(module)
-        if self._pattern.number is None:
-            return self._fits(module) and self._choose(module)
-        fitting = [known for known, _ in self._met if self._fits(known)]
-        return (
-            len(fitting) > self._pattern.number
-            and fitting[self._pattern.number] is module
-            and self._choose(module)
-        )
-
-    def _choose(self, module: Module) -> bool:
-        if not self._take(module):
-            return False
-        self._is_searching = False
-        self._entry(module).is_taken = True
-        return True
+        if self._search.glob is None:
+            is_wanted = bool(module.raw_state_dict())
+        elif self._search.number is None:
+            is_wanted = self._fits(module)
+        else:
+            fitting = [known for known, _ in self._known if self._fits(known)]
+            is_wanted = len(fitting) > self._search.number and fitting[self._search.number] is module
+        return is_wanted and self._search.take(module, entry)
 
     def _entry(self, module: Module) -> CalledRoot:
-        for known, entry in self._met:
+        for known, entry in self._known:
             if known is module:
                 return entry
-        entry = number_root(type(module).__qualname__, self._called)
-        self._met.append((module, entry))
-        self._called.append(entry)
-        return entry
+        self._known.append((module, self._search.add(type(module).__qualname__)))
+        return self._known[-1][1]
 
     def _fits(self, module: Module) -> bool:
-        return self._pattern.fits(type(module).__qualname__, type(module).__module__)
+        return self._search.fits(type(module).__qualname__, type(module).__module__)
 
 
 def _is_tracing() -> bool:

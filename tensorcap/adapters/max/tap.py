@@ -11,11 +11,12 @@ from tensorcap.adapters.max.engine import BufferType, init_model
 from tensorcap.adapters.max.foreign_program import ForeignProgram
 from tensorcap.adapters.max.graph_builder import build
 from tensorcap.adapters.max.graph_plan import CompiledGraph, GraphSource, Instrumentation
-from tensorcap.adapters.max.inputs import ModelInputs
+from tensorcap.adapters.max.injector import feed
+from tensorcap.adapters.max.model_inputs import ModelInputs
 from tensorcap.adapters.max.parameters import load_weights
 from tensorcap.adapters.max.playback import capture_prints, play_back, symbolic_shapes
-from tensorcap.adapters.max.substitution import feed
-from tensorcap.adapters.max.tensors import NotCapturableError, stored
+from tensorcap.adapters.max.tensors import stored
+from tensorcap.adapters.protocol import NotCapturableError
 from tensorcap.recording import CaptureOptions, Recorder, Substitution
 from tensorcap_formats.dtypes import decode
 

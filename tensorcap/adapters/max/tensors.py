@@ -7,13 +7,10 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 
 from tensorcap.adapters.max.engine import CPU, Buffer, DeviceRef, Dim, MaxDType
+from tensorcap.adapters.protocol import NotCapturableError
 from tensorcap.recording import Kinds
 from tensorcap_formats.dtypes import DTYPES, Array, DType, bits_of, dtype_of
 from tensorcap_formats.errors import UsageError
-
-
-class NotCapturableError(Exception):
-    """An array has no elements that an archive can store; the text says why. Never leaves the adapter."""
 
 
 @runtime_checkable

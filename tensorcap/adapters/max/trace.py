@@ -8,7 +8,7 @@ of them is shared by everybody. An event holds no tensor: it has the index of an
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from tensorcap.adapters.max.engine import (
@@ -23,7 +23,7 @@ from tensorcap.adapters.max.engine import (
     is_nested,
 )
 from tensorcap.adapters.max.modules import argument_names
-from tensorcap.adapters.max.tensors import NotCapturableError, logical_dtype
+from tensorcap.adapters.max.tensors import logical_dtype
 from tensorcap.adapters.max.trace_events import (
     EnterModule,
     EnterProbe,
@@ -36,8 +36,8 @@ from tensorcap.adapters.max.trace_events import (
     SubgraphTensor,
     SubgraphTrace,
 )
-from tensorcap.recording import Kind, Kinds, rebuilt, walk
-from tensorcap_formats.keys import escape
+from tensorcap.adapters.protocol import NotCapturableError
+from tensorcap.recording import Kind, Kinds, argument_slots, leaf_slot, rebuild, walk
 
 KINDS: Final = Kinds(tensors=(Value,), opaque=(Layer, Graph), texts=(MaxDType, DeviceRef, Dim))
 _IN_SUBGRAPH: Final = (
@@ -46,7 +46,6 @@ _IN_SUBGRAPH: Final = (
 )
 _PRINTED_OVER: Final = "its subgraph was run again, and only what the last run prints is left"
 _IN_BRANCH: Final = "within a branch or a loop of the graph (inner=True, --inner, shows what was run last)"
-_BUFFER: Final = "a buffer that the graph writes to, such as a cache"
 
 
 class Injector(Protocol):
@@ -119,14 +118,14 @@ class Tracer:
         self._path.append(name)
         number = self._enter(name)
         try:
-            slots = list(_slots(type(layer), len(args), kwargs))
+            slots = argument_slots(argument_names(type(layer)), len(args), kwargs)
             values = [
-                self._noted_value(name, number, "input", slot, value)
+                self._note_value(name, number, "input", slot, value)
                 for slot, value in zip(slots, [*args, *kwargs.values()], strict=True)
             ]
             kwargs = dict(zip(kwargs, values[len(args) :], strict=True))
             result = original(layer, *values[: len(args)], **kwargs)
-            result = self._noted_value(name, number, "output", "output", result)
+            result = self._note_value(name, number, "output", "output", result)
         finally:
             self._path.pop()
             self._active.discard(id(layer))
@@ -172,15 +171,15 @@ class Tracer:
             return list(run(args))
         rename = subgraph.renamer(prefix.rstrip("."), self._names.values())
         inputs = [value._mlir_value for value in graph.inputs]
-        injected_args = self._injected("input", subgraph, rename, inputs, args)
+        injected_args = self._inject("input", subgraph, rename, inputs, args)
         results = list(run(injected_args))
-        injected_results = self._injected("output", subgraph, rename, subgraph.outputs, results)
+        injected_results = self._inject("output", subgraph, rename, subgraph.outputs, results)
         natural = dict(zip((*inputs, *subgraph.outputs), (*args, *results), strict=False))
         injected = natural | dict(zip(inputs, injected_args, strict=False))
         self._note_subgraph(subgraph, rename, natural, injected)
         return injected_results
 
-    def _injected(
+    def _inject(
         self,
         kind: Kind,
         subgraph: SubgraphTrace,
@@ -259,7 +258,7 @@ class Tracer:
     def note(self, slot: str, value: object) -> None:
         """Note all leaves of a value."""
         for leaf in walk(value, KINDS):
-            name = f"{slot}.{escape(leaf.name)}" if leaf.name else slot
+            name = leaf_slot(slot, leaf.name)
             if leaf.is_tensor:
                 self._current_events.append(self._leaf_event(name, leaf.value))
             elif leaf.reason:
@@ -267,7 +266,7 @@ class Tracer:
             else:
                 self._current_events.append(PlainValue(name, leaf.value))
 
-    def _noted_value(self, name: str, call: int, kind: Kind, slot: str, value: Any) -> Any:
+    def _note_value(self, name: str, call: int, kind: Kind, slot: str, value: Any) -> Any:
         """Note a value of a call, and return the value after injection."""
         if self.inputs or kind == "output" or not name:
             self.note(slot, value)
@@ -278,9 +277,9 @@ class Tracer:
         def change(path: str, natural: Any) -> Any:
             if not isinstance(natural, TensorValue):
                 return natural
-            return injector(name, call, kind, f"{slot}.{escape(path)}" if path else slot, natural)
+            return injector(name, call, kind, leaf_slot(slot, path), natural)
 
-        return rebuilt(value, KINDS, change)
+        return rebuild(value, KINDS, change)
 
     def _label(self, value: TensorValue) -> str:
         """Have a value printed, and return its label; an empty one if values are not printed."""
@@ -300,7 +299,7 @@ class Tracer:
     def _leaf_event(self, slot: str, value: Any) -> Event:
         """The event of one leaf, which is added to the outputs of the graph if that is possible."""
         if isinstance(value, BufferValue):
-            return LostValue(slot, _BUFFER)
+            return LostValue(slot, "a buffer that the graph writes to, such as a cache")
         if not isinstance(value, TensorValue):
             return LostValue(slot, f"a {type(value).__name__.lstrip('_')} of the graph")
         try:
@@ -319,12 +318,3 @@ class Tracer:
         if index == len(self.values):
             self.values.append(value)
         return GraphTensor(slot, index, False, dims)
-
-
-def _slots(cls: type, positional: int, kwargs: Iterable[str]) -> Iterator[str]:
-    """The slot of each argument of a call."""
-    names = argument_names(cls)
-    for i in range(positional):
-        yield f"input.{escape(names[i])}" if i < len(names) else f"input.args.{i - len(names)}"
-    for name in kwargs:
-        yield f"input.{escape(name)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tensorcap.adapters.max.engine import Graph
@@ -72,6 +73,7 @@ Leaf = GraphTensor | PlainValue | SubgraphTensor | PrintedTensor | LostValue
 Event = EnterModule | EnterProbe | Leave | Leaf
 
 
+@dataclass(eq=False)
 class SubgraphTrace:
     """The trace of a subgraph.
 
@@ -83,12 +85,11 @@ class SubgraphTrace:
         printed: The indices, in the trace of its caller, of what its last call prints.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.path: str | None = None
-        self.events: list[Event] = []
-        self.outputs: list[Any] = []
-        self.printed: list[int] = []
+    graph: Graph
+    path: str | None = None
+    events: list[Event] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+    printed: list[int] = field(default_factory=list)
 
     def renamer(self, path: str, known: Collection[str]) -> Callable[[str], str]:
         """A function that renames modules in a call of the subgraph for the module at a path."""

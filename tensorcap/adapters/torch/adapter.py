@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
 
-from tensorcap.adapters.protocol import Adapter, CalledRoot, Site
+from tensorcap.adapters.protocol import Adapter, CalledRoot, Site, further_names
 from tensorcap.adapters.torch.capture_gaps import attention_note, capture_gaps, eager_mode
 from tensorcap.adapters.torch.description import describe
-from tensorcap.adapters.torch.gradients import Gradients, backward, own_gradients, with_labels
-from tensorcap.adapters.torch.inputs import map_tensors, perturb, record_inputs, with_archived_inputs
+from tensorcap.adapters.torch.gradients import Gradients, backward, clear_gradients, with_labels
+from tensorcap.adapters.torch.model_inputs import map_tensors, perturb, record_inputs, with_archived_inputs
 from tensorcap.adapters.torch.modules import cast_model, has_no_forward, tree
 from tensorcap.adapters.torch.op_mode import record_ops
 from tensorcap.adapters.torch.parameters import record_parameters
 from tensorcap.adapters.torch.points import tap_points
 from tensorcap.adapters.torch.rerun import ModuleRerun
 from tensorcap.adapters.torch.roots import Roots
-from tensorcap.adapters.torch.staging import Staging
-from tensorcap.adapters.torch.substitution import Exchange
+from tensorcap.adapters.torch.staging_buffer import StagingBuffer
 from tensorcap.adapters.torch.tap import tap
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
 from tensorcap.adapters.torch.tensors import device_named, dtype_named
@@ -30,8 +29,6 @@ from tensorcap.recording import CaptureOptions, Recorder, Substitution
 from tensorcap.workload import StoredInput, Workload, class_name, find_sources
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key
-
-_NO_FORWARD: Final = "has no forward of its own"
 
 
 class TorchAdapter(Adapter):
@@ -49,15 +46,13 @@ class TorchAdapter(Adapter):
                 hint="Of a module itself, level export makes an exported program.",
             )
         modules, aliases = tree(model)
-        further: dict[str, list[str]] = {}
-        for alias, name in aliases.items():
-            further.setdefault(name, []).append(alias)
+        further = further_names(aliases)
         gaps = capture_gaps(modules, eager=eager)
         sites = []
         for name, module in modules.items():
             gap = gaps[name]
-            note = gap or (_NO_FORWARD if has_no_forward(module) else "")
-            sites.append(Site(name, tuple(further.get(name, ())), note, is_capturable=not gap))
+            note = gap or ("has no forward of its own" if has_no_forward(module) else "")
+            sites.append(Site(name, further.get(name, ()), note, is_capturable=not gap))
         return sites
 
     @contextmanager
@@ -74,7 +69,7 @@ class TorchAdapter(Adapter):
         note = attention_note(model, modules.values()) if plan.level == "module" else ""
         if note:
             recorder.facts.setdefault("notes", []).append(note)
-        with eager_mode() if plan.eager else nullcontext(), Staging(recorder) as staging:
+        with eager_mode() if plan.eager else nullcontext(), StagingBuffer(recorder) as staging:
             leaves = TensorLeaves(recorder, staging)
             gradients = Gradients(leaves, inputs=plan.inputs) if plan.grads else None
             if plan.watch or plan.level == "op":
@@ -92,7 +87,7 @@ class TorchAdapter(Adapter):
                     leaves,
                     inputs=plan.inputs,
                     gradients=gradients,
-                    exchange=None if substitution is None else Exchange(substitution),
+                    substitution=substitution,
                 ),
             ):
                 yield
@@ -151,13 +146,8 @@ class TorchAdapter(Adapter):
         """Call the model, or the workload's own function, once."""
         if grads:
             workload = with_labels(workload)
-        call = workload.model if workload.run is None else workload.run
-        first = () if workload.run is None else (workload.model,)
-        with torch.set_grad_enabled(grads), own_gradients(workload.model) if grads else nullcontext():
-            if isinstance(workload.inputs, Mapping):
-                result = call(*first, **workload.inputs)
-            else:
-                result = call(*first, *workload.inputs)
+        with torch.set_grad_enabled(grads), clear_gradients(workload.model) if grads else nullcontext():
+            result = workload.call(workload.model)
             if grads:
                 backward(workload.model, result)
 

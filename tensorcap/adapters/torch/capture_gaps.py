@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Final, TypeVar
@@ -24,10 +24,8 @@ from tensorcap_formats.errors import UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., None])
 _FUNCTIONS: Final = (FunctionType, MethodType)
-_SCRIPTED: Final = "scripted or traced (torch.jit); capture the module that it was made from"
 COMPILED: Final = "inside a compiled graph (torch.compile); --eager runs it as plain code"
 _FUSED: Final = "inside the fast path of torch.nn.TransformerEncoderLayer; --eager runs it as plain code"
-_ATTENTION: Final = "scaled_dot_product_attention"
 
 
 def capture_gaps(modules: Mapping[str, nn.Module], *, eager: bool) -> dict[str, str]:
@@ -43,7 +41,7 @@ def capture_gaps(modules: Mapping[str, nn.Module], *, eager: bool) -> dict[str, 
         gap = inside.get(name.rpartition(".")[0], "") if name else ""
         below = gap
         if isinstance(module, torch.jit.ScriptModule):
-            gap = below = gap or _SCRIPTED
+            gap = below = gap or "scripted or traced (torch.jit); capture the module that it was made from"
         elif not eager and getattr(module, "_compiled_call_impl", None) is not None:
             gap = below = gap or COMPILED
         elif not eager and (_is_compiled_wrapper(module) or is_compiled(module.forward)):
@@ -111,7 +109,7 @@ def eager_mode() -> Iterator[None]:
 def fused_layers(modules: Iterable[nn.Module]) -> dict[int, list[nn.Module]]:
     """The layers that torch may compute by one kernel: by the layer's id, all modules in it, itself first.
 
-    Layers that somebody has hooked are not among them: torch computes them in parts.
+    Layers with hooks are not among them: torch computes them in parts.
     """
     if not torch.backends.mha.get_fastpath_enabled():
         return {}
@@ -124,44 +122,31 @@ def fused_layers(modules: Iterable[nn.Module]) -> dict[int, list[nn.Module]]:
     }
 
 
-@contextmanager
-def wrap_forward(
-    module: nn.Module, module_tap: ModuleTap, inner: Iterable[Point], note_compiled: Callable[[], None]
-) -> Iterator[None]:
-    """Record the calls of a module without a hook, by its `forward`, until the block ends.
-
-    Args:
-        module: The module.
-        module_tap: Records the calls.
-        inner: If torch may compute the module by one kernel, the points of the modules in it.
-        note_compiled: Called while the call is being compiled.
-    """
-    wrapper = ForwardWrapper(module, module_tap, tuple(inner), note_compiled)
-    module.forward = wrapper
-    try:
-        yield
-    finally:
-        if vars(module).get("forward") is wrapper:
-            wrapper.unwrap()
-
-
 class ForwardWrapper:
-    """Stands in the place of a module's `forward`."""
+    """Stands in the place of a module's `forward`, and records its calls without a hook."""
 
     def __init__(
         self,
         module: nn.Module,
         module_tap: ModuleTap,
-        inner: tuple[Point, ...],
+        inner: Sequence[Point],
         note_compiled: Callable[[], None],
     ) -> None:
-        """Keep the original `forward`; the arguments are those of `wrap_forward`."""
+        """Take the place of the original `forward`, until `unwrap`.
+
+        Args:
+            module: The module.
+            module_tap: Records the calls.
+            inner: If torch may compute the module by one kernel, the points of the modules in it.
+            note_compiled: Called while the call is being compiled.
+        """
         self._module = module
         self._is_own = "forward" in vars(module)
         self._original: Any = module.forward
         self._module_tap = module_tap
         self._inner = inner
         self._note_compiled = note_compiled
+        module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the original `forward`, and record the call if it is not being compiled."""
@@ -178,18 +163,20 @@ class ForwardWrapper:
             module_tap.follow_inputs(token, args, kwargs)
         else:
             args, kwargs = module_tap.process_inputs(call, args, kwargs)
-        seen = sum(point.calls for point in self._inner)
+        before = sum(point.calls for point in self._inner)
         output = self._original(*args, **kwargs)
         if torch._C._get_tracing_state() is None:
             if call is None:
                 module_tap.follow_output(token, output)
-            elif sum(point.calls for point in self._inner) == seen:
+            elif sum(point.calls for point in self._inner) == before:
                 _lose_fused(module_tap.recorder, self._inner, call)
             output = module_tap.end(module_tap.recorder.leave(module_tap.point, token), output)
         return output
 
     def unwrap(self) -> None:
-        """Give the module its own `forward` back."""
+        """Give the module its own `forward` back, unless other code has replaced it meanwhile."""
+        if vars(self._module).get("forward") is not self:
+            return
         if self._is_own:
             self._module.forward = self._original
         else:
@@ -229,6 +216,6 @@ def attention_note(model: nn.Module, modules: Iterable[nn.Module]) -> str:
 
 
 def _names_attention(code: CodeType) -> bool:
-    return _ATTENTION in code.co_names or any(
+    return "scaled_dot_product_attention" in code.co_names or any(
         _names_attention(c) for c in code.co_consts if isinstance(c, CodeType)
     )

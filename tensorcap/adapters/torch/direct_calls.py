@@ -2,7 +2,7 @@
 
 During a capture, `forward` is replaced in the class that defines it, so that no module, copy or pickle
 carries anything of ours. The replacement passes on calls from `__call__`, which hooks have recorded, and
-those of a compiler; if somebody keeps it after the capture, it only passes on.
+those of a compiler; if it is kept after the capture, it only passes on.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Replacement:
         self.owner = owner
         self.original = original
         self.users = 0
-        self.function = _passing_on(owner, original)
+        self.function = _make_replacement(owner, original)
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def acquire(cls: type) -> Replacement | None:
 
 
 def release(replacement: Replacement) -> None:
-    """Undo one `acquire`; a `forward` that somebody else has put there since stays."""
+    """Undo one `acquire`; a `forward` that other code has put there since stays."""
     owner = replacement.owner
     with _LOCK:
         replacement.users -= 1
@@ -137,7 +137,7 @@ def release(replacement: Replacement) -> None:
 
 
 @contextmanager
-def original_forwards() -> Iterator[None]:
+def restore_forwards() -> Iterator[None]:
     """Give every class its own `forward` back in the block, which reads code."""
     with _LOCK:
         replacements = [r for r in _REPLACED.values() if vars(r.owner).get("forward") is r.function]
@@ -166,24 +166,24 @@ def _owner(cls: type) -> type | None:
     return next((base for base in cls.__mro__ if "forward" in vars(base)), None)
 
 
-def _passing_on(owner: type, original: FunctionType) -> FunctionType:
+def _make_replacement(owner: type, original: FunctionType) -> FunctionType:
     is_compiling, get_frame, callers = torch.compiler.is_compiling, sys._getframe, _CALLERS
 
     @functools.wraps(original)
     def forward(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or get_frame(1).f_code in callers:
             return original(self, *args, **kwargs)
-        return _directly(owner, original, self, args, kwargs)
+        return _call_directly(owner, original, self, args, kwargs)
 
     # for readers that do not follow `__wrapped__`
     forward.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     return forward  # type: ignore[return-value] # a function
 
 
-_FORWARD: Final = next(code for code in _with_nested(_passing_on.__code__) if code.co_name == "forward")
+_FORWARD: Final = next(code for code in _with_nested(_make_replacement.__code__) if code.co_name == "forward")
 
 
-def _directly(
+def _call_directly(
     owner: type, original: FunctionType, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     frame = sys._getframe(1)

@@ -16,7 +16,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, Final
@@ -30,13 +30,13 @@ from tensorcap.adapters.torch.frames import Source
 from tensorcap.adapters.torch.module_tap import ModuleTap
 from tensorcap.adapters.torch.modules import argument_names, tree
 from tensorcap.adapters.torch.op_mode import modules_below
+from tensorcap.adapters.torch.op_recorder import OpRecorder
 from tensorcap.adapters.torch.operators import Operator
-from tensorcap.adapters.torch.ops import OpRecorder
 from tensorcap.adapters.torch.parameters import record_parameters
-from tensorcap.adapters.torch.staging import Staging
+from tensorcap.adapters.torch.staging_buffer import StagingBuffer
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
 from tensorcap.recording import Call, CaptureOptions, Point, Recorder
-from tensorcap.workload import Workload, class_name, redact
+from tensorcap.workload import Workload, class_name, redact, replace_attribute
 from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
 from tensorcap_formats.keys import escape
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 _INNER: Final = (os.path.dirname(torch.__file__) + os.sep, "<eval_with_key>")  # files of torch's own code
 _FRAME: Final = re.compile(r'File "(.+)", line (\d+), in (.+)')
-_EMPTY: Final = "no node of the exported graph lies in it"
 
 
 def export(workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], None]:
@@ -71,9 +70,7 @@ def export(workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], Non
             f"{name}: level export runs a graph and not the model's code, found {' and '.join(unfit)}",
             hint="Take level op.",
         )
-    is_named = isinstance(workload.inputs, Mapping)
-    args = () if is_named else tuple(workload.inputs)
-    kwargs = dict(workload.inputs) if is_named else {}
+    args, kwargs = workload.arguments
     try:
         with _quiet(), _kept_attributes(model), _all_frames() as has_all_frames:
             program = torch.export.export(model, args, kwargs, strict=False)
@@ -112,7 +109,7 @@ def _run(
     points = {name: recorder.points[name] for name in modules}
     names = modules_below(class_name(model), plan.ops_in, points) if plan.ops_in else modules
     sites = frozenset(points[name].site for name in names)
-    with torch.no_grad(), Staging(recorder) as staging:
+    with torch.no_grad(), StagingBuffer(recorder) as staging:
         leaves = TensorLeaves(recorder, staging)
         with record_parameters(modules, leaves) if plan.params else contextlib.nullcontext():
             _GraphRun(program, model, leaves, sites).run(args, kwargs)
@@ -157,7 +154,7 @@ class _GraphRun:
         root.end(recorder.leave(point, id(self)), result)
         for point in recorder.points.values():
             if point.kind == "module" and point.is_capturable and not (point.calls or point.reason):
-                point.reason = _EMPTY
+                point.reason = "no node of the exported graph lies in it"
 
     def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from torch.export.graph_signature import InputKind, OutputKind
@@ -294,20 +291,16 @@ def _all_frames() -> Iterator[bool]:
     """
     from torch.fx.proxy import TracerBase
 
-    tracer: Any = TracerBase
-    original = vars(tracer).get("_filter_traceback_frames")
-    if original is None:
+    name = "_filter_traceback_frames"
+    if name not in vars(TracerBase):
         yield False
         return
 
-    def ours(_: Any, summary: traceback.StackSummary) -> traceback.StackSummary:
+    def frames_of_model(_: Any, summary: traceback.StackSummary) -> traceback.StackSummary:
         return traceback.StackSummary.from_list(_of_model(summary))
 
-    tracer._filter_traceback_frames = ours
-    try:
+    with replace_attribute(TracerBase, name, lambda _: frames_of_model):
         yield True
-    finally:
-        tracer._filter_traceback_frames = original
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from torch import nn
 
 from tensorcap.adapters.torch.modules import argument_names
 from tensorcap.adapters.torch.tensor_leaves import KINDS, TensorLeaves, untraced
-from tensorcap.recording import Call, Point, walk
+from tensorcap.recording import Call, Point, leaf_slot, walk
 from tensorcap.wording import some
 from tensorcap.workload import Workload, class_name
 from tensorcap_formats.errors import UsageError
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
 _NO_BACKWARD: Final = "no backward pass was seen in the block that reaches what the model returned"
 _NO_GRAPH: Final = "nothing that the model returned required a gradient: under no_grad, or all is frozen"
-_TAKEN_AWAY: Final = "another hook took the gradient away before ours"
-_FEW: Final = 4  # as many modules are named, more are counted
-_CHECKPOINT: Final = "torch.utils.checkpoint"
+_FEW: Final = 4  # modules that are named; the others are counted
 
 
 @dataclass(eq=False, slots=True)
@@ -74,9 +72,9 @@ class Gradients:
         """
         self.inputs = inputs
         self._leaves = leaves
-        self._recorder = leaves.recorder
+        self.recorder = leaves.recorder
         self._handles: list[RemovableHandle] = []
-        self._enough = 1024  # so many handles are kept before those of graphs that are gone are dropped
+        self._enough = 1024  # handles that are kept before those of graphs that are gone are dropped
         self._step: int | None = None  # the step of the last gradient
         self._expected: dict[str, None] = {}  # sites, in the order of their calls
         self._came: set[str] = set()
@@ -92,7 +90,7 @@ class Gradients:
         """
         places_by_parameter: dict[nn.Parameter, list[tuple[Point, str]]] = {}
         for name, module in modules.items():
-            point = self._recorder.points[name]
+            point = self.recorder.points[name]
             for own, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
                 if parameter.requires_grad and point.wanted is not False:
                     places_by_parameter.setdefault(parameter, []).append((point, f"grad_param.{escape(own)}"))
@@ -115,7 +113,7 @@ class Gradients:
         self._under_way.pop(token, None)
         node = next(_nodes("backward"), None)
         part = None if node is None else self._parts.get(node)
-        if part is not None and point.site in part.calls and self.is_recording:
+        if part is not None and point.site in part.calls and self.recorder.is_recording:
             calls = part.calls[point.site]
             number = part.repeated[point.site] % len(calls)  # each pass repeats all of them
             part.repeated[point.site] += 1
@@ -145,16 +143,16 @@ class Gradients:
                 self._follow(tracked, slot, value)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
-                self._recorder.lose(tracked.call.point, f"grad_{slot}", reason)
+                self.recorder.lose(tracked.call.point, f"grad_{slot}", reason)
 
     def _follow(self, tracked: _TrackedCall, slot: str, value: object) -> None:
-        call, recorder = tracked.call, self._recorder
+        call, recorder = tracked.call, self.recorder
         is_repeated = torch._C._current_graph_task_id() != -1
         for leaf in walk(value, KINDS):
             tensor = leaf.value
             if not leaf.is_tensor or type(tensor) not in (torch.Tensor, nn.Parameter):
                 continue
-            name = f"grad_{slot}.{escape(leaf.name)}" if leaf.name else f"grad_{slot}"
+            name = leaf_slot(f"grad_{slot}", leaf.name)
             is_wanted = recorder.wants(call, name)
             if is_wanted and slot == "output" and tensor.is_floating_point():
                 self._expected[call.point.site] = None
@@ -173,27 +171,22 @@ class Gradients:
             call: The call that it belongs to.
             slot: The slot of the gradient.
             number: How many came before of this slot and call; the second is recorded as `SLOT:2`.
-            gradient: Its values; None if a hook of somebody else took them away.
+            gradient: Its values; None if another hook took them away.
         """
-        recorder = self._recorder
+        recorder = self.recorder
         if not recorder.wants(call, slot):
             return
         self._came.add(call.point.site)
         if gradient is None:
-            recorder.lose(call.point, slot, _TAKEN_AWAY, call=call)
+            recorder.lose(call.point, slot, "another hook took the gradient away before ours", call=call)
             return
         with torch.no_grad(), untraced():
             self._leaves.record(call, f"{slot}:{number + 1}" if number else slot, gradient)
 
     @property
-    def is_recording(self) -> bool:
-        """Whether a gradient that comes now is recorded."""
-        return self._recorder.is_recording
-
-    @property
     def step(self) -> int:
         """The step of the last gradient of an activation; before the first, the run's last step."""
-        return max(0, self._recorder.last_step) if self._step is None else self._step
+        return max(0, self.recorder.last_step) if self._step is None else self._step
 
     @step.setter
     def step(self, step: int) -> None:
@@ -207,7 +200,7 @@ class Gradients:
 
     def _report_missing(self) -> None:
         """Report missing gradients: a loss if there is none at all, else a note, since some may be absent."""
-        recorder = self._recorder
+        recorder = self.recorder
         if not self._came:
             if recorder.last_step >= 0:
                 reason = _NO_BACKWARD if self._handles else _NO_GRAPH
@@ -231,7 +224,7 @@ class _TensorHook:
 
     def __call__(self, gradient: torch.Tensor | None) -> None:
         gradients, call, times = self._gradients, self._followed.call, self._followed.times
-        if gradient is not None and gradients.is_recording:
+        if gradient is not None and gradients.recorder.is_recording:
             gradients.step = call.step
             gradients.record(call, self._slot, times[self._slot], gradient)
             times[self._slot] += 1
@@ -248,7 +241,7 @@ class _ParameterHook:
         self._ordinal = -1
 
     def __call__(self, parameter: torch.Tensor) -> None:
-        if not self._gradients.is_recording:
+        if not self._gradients.recorder.is_recording:
             return
         step = self._gradients.step
         self._times = self._times + 1 if step == self._step else 0
@@ -280,7 +273,7 @@ def _nodes(method: str) -> Iterator[Any]:
 
     It looks at the stack of frames, since torch shows a checkpoint in no other way.
     """
-    module = sys.modules.get(_CHECKPOINT)
+    module = sys.modules.get("torch.utils.checkpoint")
     if module is None:
         return
     code = getattr(module.CheckpointFunction, method).__code__
@@ -304,7 +297,7 @@ def with_labels(workload: Workload) -> Workload:
 
 
 @contextmanager
-def own_gradients(model: nn.Module) -> Iterator[None]:
+def clear_gradients(model: nn.Module) -> Iterator[None]:
     """Clear the gradients of parameters for the block, and restore them afterwards."""
     before = {parameter: parameter.grad for parameter in model.parameters()}
     for parameter in before:

@@ -72,8 +72,8 @@ class RoundedOperations:
         factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         scores = self._round(self._round(query @ key.mT) * factor)
         if is_causal:
-            seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-            scores = scores.masked_fill(~seen, -torch.inf)
+            visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+            scores = scores.masked_fill(~visible, -torch.inf)
         if attn_mask is not None:
             is_bool = attn_mask.dtype == torch.bool
             scores = (

@@ -34,16 +34,16 @@ def attend_with_extent(extent: str, func: Any, args: Any, kwargs: Any) -> torch.
     return func(**arguments)  # type: ignore[no-any-return] # a tensor, as torch says
 
 
-def _change_seen(seen: torch.Tensor, extent: str) -> torch.Tensor:
-    columns = torch.arange(seen.shape[-1], device=seen.device)
-    first = torch.where(seen, columns, seen.shape[-1]).amin(-1, keepdim=True)
-    last = torch.where(seen, columns, -1).amax(-1, keepdim=True)
+def _change_seen(visible: torch.Tensor, extent: str) -> torch.Tensor:
+    columns = torch.arange(visible.shape[-1], device=visible.device)
+    first = torch.where(visible, columns, visible.shape[-1]).amin(-1, keepdim=True)
+    last = torch.where(visible, columns, -1).amax(-1, keepdim=True)
     length = last - first + 1
     if extent == "one further":
-        return seen | ((columns == last + 1) & (length > 0))
+        return visible | ((columns == last + 1) & (length > 0))
     if extent == "one fewer":
-        return seen & ((columns != last) | (length == 1))
+        return visible & ((columns != last) | (length == 1))
     is_full = length == length.amax()  # rows whose beginning the window cuts off
     if extent == "longer window":
-        return seen | (is_full & (columns == first - 1))
-    return seen & ~(is_full & (columns == first) & (length > 1))
+        return visible | (is_full & (columns == first - 1))
+    return visible & ~(is_full & (columns == first) & (length > 1))

@@ -5,22 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
 
 from tensorcap.adapters.torch.direct_calls import is_call_of
 from tensorcap.adapters.torch.gradients import Gradients
+from tensorcap.adapters.torch.injector import inject
 from tensorcap.adapters.torch.phase import phase_of
-from tensorcap.adapters.torch.substitution import Exchange
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
-from tensorcap.recording import Call, Point, Recorder
+from tensorcap.recording import Call, Point, Recorder, Substitution
 from tensorcap_formats.keys import escape
-
-_TRACED: Final = "under torch.jit.trace"
-_PAUSED: Final = "the capture was paused when it returned"
-_BEGUN_BEFORE: Final = "its call began before recording did"
 
 
 @dataclass(slots=True)
@@ -35,7 +31,7 @@ class ModuleTap:
         inputs: Whether arguments are recorded.
         is_root: Whether it is the model itself.
         gradients: Follows its values into a backward pass, if gradients are recorded.
-        exchange: Replaces its values by archived ones, if there is a substitution.
+        substitution: The archived tensors that take the place of its values, if there are any.
         before_id: The key of our hook among those before a call.
         after_id: The key of our hook among those after a call.
         keyword_slots: The slots of the keywords that were seen.
@@ -48,7 +44,7 @@ class ModuleTap:
     inputs: bool
     is_root: bool
     gradients: Gradients | None = None
-    exchange: Exchange | None = None
+    substitution: Substitution | None = None
     before_id: int = -1
     after_id: int = -1
     keyword_slots: dict[str, str] = field(default_factory=dict)
@@ -67,7 +63,7 @@ class ModuleTap:
         if self.gradients is not None:
             self.gradients.end(token)  # of a call that failed
         if torch._C._get_tracing_state() is not None:
-            recorder.lose(point, "output", _TRACED)
+            recorder.lose(point, "output", "under torch.jit.trace")
             return None
         if torch._C._current_graph_task_id() != -1:
             recorder.recompute(point, token)
@@ -101,11 +97,11 @@ class ModuleTap:
         """Record the arguments of a call, and return those that it goes on with."""
         if self.inputs:
             self.record_inputs(call, args, kwargs)
-        if self.exchange is None:
+        if self.substitution is None:
             return args, kwargs
         slots = [slot for slot, _ in self._named(args, kwargs)]
         with untraced():
-            values = self.exchange.values(call, "input", slots, [*args, *kwargs.values()])
+            values = inject(self.substitution, call, "input", slots, [*args, *kwargs.values()])
         return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
 
     def follow_inputs(self, token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -127,17 +123,17 @@ class ModuleTap:
         recorder = self.recorder
         if call is None:
             if recorder.is_recording and torch._C._current_graph_task_id() == -1:
-                recorder.lose(self.point, "output", _BEGUN_BEFORE)
+                recorder.lose(self.point, "output", "its call began before recording did")
             return output
         if recorder.is_paused:
-            recorder.lose(self.point, "output", _PAUSED)
+            recorder.lose(self.point, "output", "the capture was paused when it returned")
         elif recorder.failure is None:
             with untraced():
                 self.leaves.record(call, "output", output, required=False)
             self.follow_output(call.token, output)
-            if self.exchange is not None:
+            if self.substitution is not None:
                 with untraced():
-                    output = self.exchange.values(call, "output", ["output"], [output])[0]
+                    (output,) = inject(self.substitution, call, "output", ["output"], [output])
         recorder.finish(call)
         return output
 

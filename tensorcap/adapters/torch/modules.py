@@ -9,19 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from tensorcap.adapters.protocol import first_names
+
 
 def tree(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, str]]:
     """All modules by their first name, and the further names of modules that have several."""
-    modules: dict[str, nn.Module] = {}
-    first: dict[int, str] = {}
-    aliases: dict[str, str] = {}
-    for name, module in _names(model, "", ()):
-        if id(module) in first:
-            aliases[name] = first[id(module)]
-        else:
-            first[id(module)] = name
-            modules[name] = module
-    return modules, aliases
+    return first_names(_names(model, "", ()))
 
 
 def _names(module: nn.Module, name: str, above: tuple[nn.Module, ...]) -> Iterator[tuple[str, nn.Module]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import sys
 import threading
@@ -17,11 +16,11 @@ from torch.utils import _python_dispatch as dispatching
 from tensorcap.adapters.torch.capture_gaps import fused_layers
 from tensorcap.adapters.torch.direct_calls import around_direct_calls
 from tensorcap.adapters.torch.frames import TRACED, TRANSFORMED
-from tensorcap.adapters.torch.ops import OpRecorder
+from tensorcap.adapters.torch.op_recorder import OpRecorder
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
 from tensorcap.recording import Point
 from tensorcap.workload import class_name
-from tensorcap_formats.errors import UsageError, abbreviate
+from tensorcap_formats.errors import UsageError, abbreviate, did_you_mean
 
 _CALL: Final = nn.Module._call_impl.__code__
 _WHOLE_BLOCK: Final = 0  # a token that is the id of no frame
@@ -81,11 +80,9 @@ def modules_below(model: str, globs: Sequence[str], points: Mapping[str, Point])
             if any(fnmatch.fnmatchcase(site, glob) for site in (point.site, *point.aliases))
         ]
         if not tops:
-            close = difflib.get_close_matches(glob, known, n=3)
-            hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else None
             raise UsageError(
                 f"{model}: no module matches {abbreviate(glob)!r}, whose ops are wanted, among {len(known)}",
-                hint=hint,
+                hint=did_you_mean(glob, known),
             )
         roots.update(tops)
     return [name for name in points if "" in roots or any(f"{name}.".startswith(f"{top}.") for top in roots)]

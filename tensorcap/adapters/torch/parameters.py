@@ -52,7 +52,7 @@ class _Holder:
         self._module = module
         self._leaves = leaves
         self._call = Call(point, 0, 0, is_of_run=True)
-        self._undo: Callable[[], None] = _nothing
+        self._undo: Callable[[], object] = lambda: None
         self.left = [slot for slot in self._tensors() if leaves.recorder.wants(self._call, slot)]
 
     def take(self) -> None:
@@ -120,7 +120,3 @@ class _LoadedForward:
 
 def _is_empty(tensor: torch.Tensor) -> bool:
     return nn.parameter.is_lazy(tensor) or tensor.is_meta
-
-
-def _nothing() -> None:
-    pass

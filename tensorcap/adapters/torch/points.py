@@ -11,14 +11,11 @@ import torch
 
 from tensorcap.adapters.torch.capture_gaps import COMPILED, is_compiled, run_while_compiling
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
-from tensorcap.recording import Call, find_watched, hand_over, probing, watching
+from tensorcap.recording import Call, collect_probes, find_watched, watch_functions
 from tensorcap.recording.point import Kind
 from tensorcap_formats.keys import PROBES, ROOT_SITE, inner_site
 
 _SLOTS: Final = {"function": "return", "probe": "value"}  # the slot that is lost with a whole call
-_TRACED: Final = "under torch.jit.trace"
-_WHOSE: Final = "outside of a call of a model, while several captures were under way"
-_PAUSED: Final = "the capture was paused then"
 
 
 @contextmanager
@@ -34,16 +31,16 @@ def tap_points(watch: Iterable[str], leaves: TensorLeaves, *, eager: bool) -> It
         UsageError: A function to watch is not there, or cannot be watched.
     """
     watched = find_watched(watch, partial(_refusal, eager=eager))
-    taker = _Taker(leaves)
-    with watching(watched, taker), probing(taker):
+    receiver = _PointReceiver(leaves)
+    with watch_functions(watched, receiver), collect_probes(receiver):
         try:
             yield
         finally:
-            taker.is_over = True
+            receiver.is_over = True
 
 
-class _Taker:
-    """Takes the values of functions and probes for one capture (`tensorcap.recording.probes.Taker`).
+class _PointReceiver:
+    """Takes the values of functions and probes for one capture (`tensorcap.recording.probes.ValueReceiver`).
 
     Attributes:
         recorder: The recorder of the capture.
@@ -68,14 +65,14 @@ class _Taker:
             return None
         recorder = self.recorder
         if torch._C._get_tracing_state() is not None:
-            self._lose(name, kind, _TRACED)
+            self._lose(name, kind, "under torch.jit.trace")
             return None
         if torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled():
             # a backward pass that computes anew; one of the user's own runs without gradients
             self._recompute(name, kind)
             return None
         if not is_alone and recorder.current is None:
-            self._lose(name, kind, _WHOSE)
+            self._lose(name, kind, "outside of a call of a model, while several captures were under way")
             return None
         return recorder.inner(name, kind, in_module=kind == "function")
 
@@ -85,14 +82,19 @@ class _Taker:
         if self.is_over:
             return
         if recorder.is_paused:
-            recorder.lose(call.point, slot, _PAUSED, call=call)
+            recorder.lose(call.point, slot, "the capture was paused then", call=call)
         elif recorder.is_recording:
             with untraced():
                 self._leaves.record(call, slot, value, only_tensors=only_tensors)
 
     def probed(self, name: str, value: object, *, is_alone: bool) -> None:
-        """Record the value of a probe."""
-        hand_over(self, name, value, is_alone=is_alone)
+        """Record the value of a probe, and the module that it lies in."""
+        call = self.begin(name, "probe", is_alone=is_alone)
+        if call is not None:
+            outer, point = self.recorder.current, call.point
+            self.take(call, "value", value)
+            if point.records or point.values or not point.lost:  # else it would seem to be captured
+                self.take(call, "module", outer.point.site if outer else ROOT_SITE)
 
     def _lose(self, name: str, kind: Kind, reason: str) -> None:
         if self.recorder.is_recording:

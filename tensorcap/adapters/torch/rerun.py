@@ -15,21 +15,22 @@ import torch
 from torch import nn
 
 from tensorcap.adapters.edits import Argument, CallMutation, Edit, Operation
+from tensorcap.adapters.protocol import further_names
+from tensorcap.adapters.torch.injector import inject
 from tensorcap.adapters.torch.low_precision import RoundedOperations
-from tensorcap.adapters.torch.modules import argument_names, tree
-from tensorcap.adapters.torch.mutations import (
+from tensorcap.adapters.torch.module_mutations import (
     OperationMutator,
     TensorSlot,
     apply_edit,
     find_settings,
-    mutated_module,
+    mutate_module,
     with_forward,
 )
-from tensorcap.adapters.torch.substitution import Exchange
+from tensorcap.adapters.torch.modules import argument_names, tree
 from tensorcap.adapters.torch.tensor_leaves import KINDS
-from tensorcap.recording import Call, Point, Substitution, rebuilt, walk
+from tensorcap.recording import Call, Point, Substitution, argument_slots, leaf_slot, rebuild, walk
 from tensorcap_formats.dtypes import Array
-from tensorcap_formats.keys import Key, escape, module_site
+from tensorcap_formats.keys import Key, module_site
 
 Forward = Callable[..., Any]
 
@@ -55,10 +56,8 @@ class ModuleRerun:
             key: The tensor that its code makes: a result of its own, or an argument of a call within it.
         """
         modules, aliases = tree(model)
-        alias_sites: dict[str, list[str]] = {}
-        for alias, name in aliases.items():
-            alias_sites.setdefault(name, []).append(module_site(alias))
-        sites = {name: (module_site(name), *alias_sites.get(name, ())) for name in modules}
+        further = further_names(aliases)
+        sites = {name: tuple(map(module_site, (name, *further.get(name, ())))) for name in modules}
         substitution.bind({own: others for own, *others in sites.values()})
         own = next(name for name, known in sites.items() if site in known)
         self._module = modules[own]
@@ -67,7 +66,7 @@ class ModuleRerun:
         self._within = {
             n.removeprefix(prefix): m for n, m in modules.items() if n != own and n.startswith(prefix)
         }
-        self._model, self._exchange, self._key = model, Exchange(substitution), key
+        self._model, self._substitution, self._key = model, substitution, key
         signatures: dict[Any, list[str]] = {}
         self._argument_names = {
             id(module): argument_names(module, signatures)
@@ -157,7 +156,7 @@ class ModuleRerun:
                     stack.enter_context(with_forward(module, self._stub(module, mutation.results.get(name))))
             self._calls = {}
             try:
-                stack.enter_context(mutated_module(self._module, self._find_slots(), mutation))
+                stack.enter_context(mutate_module(self._module, self._find_slots(), mutation))
                 args, kwargs = self._edit_inputs(mutation.arguments)
                 rounded = None
                 if mutation.steps:
@@ -185,9 +184,9 @@ class ModuleRerun:
 
     def _is_on_cpu(self) -> bool:
         """Whether whole numbers may change: an index out of range spoils other devices for the process."""
-        held = [slot.registry[slot.name] for slot in self._find_slots().values()]
+        tensors = [slot.registry[slot.name] for slot in self._find_slots().values()]
         inputs = [leaf.value for leaf in walk(self._inputs, KINDS) if isinstance(leaf.value, torch.Tensor)]
-        return all(tensor.device.type == "cpu" for tensor in (*held, *inputs))
+        return all(tensor.device.type == "cpu" for tensor in (*tensors, *inputs))
 
     def _count_step(self, *_: Any) -> None:
         self._step += 1
@@ -202,7 +201,7 @@ class ModuleRerun:
             if self._step != self._key.step or (is_result and number != self._key.call):
                 return forward(*args, **kwargs)
             slots = [slot for slot, _ in self._name_slots(module, args, kwargs)]
-            values = self._exchange_values(module, number, "input", slots, [*args, *kwargs.values()])
+            values = self._inject(module, number, "input", slots, [*args, *kwargs.values()])
             args, kwargs = tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
             self._inputs, self._returned, self._depth = copy.deepcopy((args, kwargs)), {}, 1
             try:
@@ -211,7 +210,7 @@ class ModuleRerun:
                 self._depth = 0
             if is_result or self._tensor is not None:
                 raise _CallIsOver
-            return self._exchange_values(module, number, "output", ["output"], [result])[0]
+            return self._inject(module, number, "output", ["output"], [result])[0]
 
         return call
 
@@ -230,7 +229,7 @@ class ModuleRerun:
                 result = forward(*args, **kwargs)
             finally:
                 self._depth = 1
-            result = self._exchange_values(module, number, "output", ["output"], [result])[0]
+            result = self._inject(module, number, "output", ["output"], [result])[0]
             self._order.setdefault(id(module), len(self._order))
             self._returned.setdefault(id(module), []).append((number, _copy(result)))
             return result
@@ -248,7 +247,7 @@ class ModuleRerun:
                 edit = edits.get(f"{slot}.{name}" if name else slot)
                 return tensor if edit is None else apply_edit(tensor, edit)
 
-            return rebuilt(value, KINDS, edit_leaf)
+            return rebuild(value, KINDS, edit_leaf)
 
         values = [edit_value(slot, value) for slot, value in self._name_slots(self._module, args, kwargs)]
         return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
@@ -273,8 +272,7 @@ class ModuleRerun:
     def _take(self, slot: str, value: Any) -> None:
         """Keep a copy of the tensor of the key, if it is in this slot."""
         for leaf in walk(value, KINDS):
-            name = f"{slot}.{escape(leaf.name)}" if leaf.name else slot
-            if name == self._key.slot and isinstance(leaf.value, torch.Tensor):
+            if leaf_slot(slot, leaf.name) == self._key.slot and isinstance(leaf.value, torch.Tensor):
                 self._tensor = leaf.value.detach().clone()
 
     def _count_call(self, module: nn.Module) -> int:
@@ -283,21 +281,18 @@ class ModuleRerun:
         self._calls[id(module)] = number + 1
         return number
 
-    def _exchange_values(
+    def _inject(
         self, module: nn.Module, number: int, kind: Any, slots: list[str], values: list[Any]
     ) -> list[Any]:
         call = Call(Point(self._sites[id(module)][0]), self._step, number)
-        return self._exchange.values(call, kind, slots, values)
+        return inject(self._substitution, call, kind, slots, values)
 
     def _name_slots(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[tuple[str, Any]]:
         """Name the slot of each argument of a call."""
-        names = self._argument_names[id(module)]
-        for i, value in enumerate(args):
-            yield f"input.{escape(names[i]) if i < len(names) else f'args.{i - len(names)}'}", value
-        for name, value in kwargs.items():
-            yield f"input.{escape(name)}", value
+        slots = argument_slots(self._argument_names[id(module)], len(args), kwargs)
+        return zip(slots, (*args, *kwargs.values()), strict=True)
 
     def _find_slots(self) -> dict[str, TensorSlot]:
         """Find the floating parameters and buffers that may be mutated, by name."""
@@ -314,6 +309,6 @@ class ModuleRerun:
 
 def _copy(value: Any) -> Any:
     """Copy a value of a call, its tensors too."""
-    return rebuilt(
+    return rebuild(
         value, KINDS, lambda _, tensor: tensor.clone() if isinstance(tensor, torch.Tensor) else tensor
     )

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
-from tensorcap.adapters.protocol import CalledRoot, RootPattern, number_root
+from tensorcap.adapters.protocol import CalledRoot, RootSearch
 from tensorcap.adapters.torch.direct_calls import (
     Replacement,
     acquire,
@@ -27,13 +27,13 @@ from tensorcap.adapters.torch.direct_calls import (
     is_symbolic,
     release,
 )
-from tensorcap.adapters.torch.scripted import scripted_as_written
-from tensorcap.workload import replaced
+from tensorcap.adapters.torch.scripted import script_as_written
+from tensorcap.workload import replace_attribute
 
 _is_compiling: Final = torch.compiler.is_compiling
 
 
-class _Met(NamedTuple):
+class _KnownModule(NamedTuple):
     """A module that was the outermost of a call, and its root."""
 
     module: weakref.ref[nn.Module]
@@ -45,27 +45,14 @@ class _Thread(threading.local):
 
 
 class Roots:
-    """Finds the root to capture, and counts the calls of all.
-
-    Attributes:
-        called: The roots, in the order of their first calls.
-    """
+    """Finds the root to capture, and counts the calls of all."""
 
     def __init__(self, pattern: str | None, take: Callable[[nn.Module], bool]) -> None:
-        """Look for a root.
-
-        Args:
-            pattern: A glob for its class, qualified or not; with `@N` behind it, for the N-th root of such
-                a class, from 0. None for the first root that has parameters and is not scripted.
-            take: Gets the root before its call goes on; returns whether it takes it.
-        """
-        self.called: list[CalledRoot] = []
-        self._pattern = RootPattern(pattern)
-        self._take = take
-        self._is_searching = True
+        """Look for a root; arguments as for `RootSearch`. A scripted root is taken only by a pattern."""
+        self._search = RootSearch(pattern, take)
         self._taken: nn.Module | None = None
-        self._met: dict[int, _Met] = {}
-        self._roots: list[weakref.ref[nn.Module]] = []  # of `called`
+        self._known: dict[int, _KnownModule] = {}
+        self._roots: list[weakref.ref[nn.Module]] = []  # of those that the search has
         self._lock = threading.RLock()
         self._thread = _Thread()
         self._process = os.getpid()
@@ -77,11 +64,13 @@ class Roots:
         with ExitStack() as stack:
             stack.callback(_release_all, replacements)
             for name in ("__init__", "__setstate__"):
-                stack.enter_context(replaced(nn.Module, name, functools.partial(_wrap_maker, replacements)))
-            stack.enter_context(replaced(nn.Module, "__call__", self._wrap_call))
+                stack.enter_context(
+                    replace_attribute(nn.Module, name, functools.partial(_wrap_maker, replacements))
+                )
+            stack.enter_context(replace_attribute(nn.Module, "__call__", self._wrap_call))
             stack.enter_context(around_direct_calls(self._within))
-            stack.enter_context(scripted_as_written())
-            yield self.called
+            stack.enter_context(script_as_written())
+            yield self._search.called
 
     def _wrap_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         thread = self._thread
@@ -91,7 +80,7 @@ class Roots:
             if _is_compiling():
                 return original(self_, *args, **kwargs)
             if thread.is_busy:
-                if self._is_searching:
+                if not self._search.is_over:
                     self._look_inside(self_)
                 return original(self_, *args, **kwargs)
             self._outermost(self_)
@@ -107,7 +96,7 @@ class Roots:
     def _within(self, module: nn.Module) -> Iterator[None]:
         """Do as `_wrap_call`, around a direct call of `forward`."""
         if self._thread.is_busy:
-            if self._is_searching:
+            if not self._search.is_over:
                 self._look_inside(module)
             yield
             return
@@ -121,67 +110,62 @@ class Roots:
     def _outermost(self, module: nn.Module) -> None:
         if is_symbolic() or torch._C._get_tracing_state() is not None:
             return  # no run of the model
-        met = self._met.get(id(module))
+        met = self._known.get(id(module))
         if met is None or met.module() is not module:
             if os.getpid() != self._process or getattr(module, "_is_replica", False):
                 return  # a forked process, a thread of DataParallel
             with self._lock:
-                met = self._met[id(module)] = self._meet(module)
+                met = self._known[id(module)] = self._find_root(module)
         met.root.calls += 1
 
     def _look_inside(self, module: nn.Module) -> None:
         """Choose a module that another calls, if the pattern asks for its class."""
-        if self._pattern.number is None and self._fits(module):
+        if self._search.number is None and self._fits(module):
             with self._lock:
-                if self._is_searching and os.getpid() == self._process:
+                if not self._search.is_over and os.getpid() == self._process:
                     self._choose(module)
 
-    def _meet(self, module: nn.Module) -> _Met:
+    def _find_root(self, module: nn.Module) -> _KnownModule:
         taken = self._taken
         if taken is not None and any(module is inner for inner in taken.modules()):
-            return _Met(weakref.ref(module), self._entry(taken))
+            return _KnownModule(weakref.ref(module), self._entry(taken))
         above = _ancestors(module)
         root = _root_of(module, above)
         entry = self._entry(root)
-        if self._is_searching:
+        if not self._search.is_over:
             self._consider(module, above, root)
-        return _Met(weakref.ref(module), entry)
+        return _KnownModule(weakref.ref(module), entry)
 
     def _consider(self, module: nn.Module, above: list[nn.Module], root: nn.Module) -> None:
         """Choose a new root, or a module around the called one, if it is the wanted one."""
-        if self._pattern.glob is None:
+        if self._search.glob is None:
             is_scripted = isinstance(root, torch.jit.ScriptModule)
             if not is_scripted and next(root.parameters(), None) is not None:
                 self._choose(root)
-        elif self._pattern.number is None:
+        elif self._search.number is None:
             for candidate in (module, *above):
                 if self._fits(candidate):
                     self._choose(candidate)
                     break
         else:
             fitting = [r for r in (reference() for reference in self._roots) if r is None or self._fits(r)]
-            if len(fitting) > self._pattern.number and fitting[self._pattern.number] is root:
+            if len(fitting) > self._search.number and fitting[self._search.number] is root:
                 self._choose(root)
 
     def _fits(self, module: nn.Module) -> bool:
-        return self._pattern.fits(*_name_of(module))
+        return self._search.fits(*_name_of(module))
 
     def _choose(self, root: nn.Module) -> None:
-        entry = self._entry(root)
-        if self._take(root):
-            self._is_searching = False
+        if self._search.take(root, self._entry(root)):
             self._taken = root
-            entry.is_taken = True
-            self._met.clear()  # what was met before may be of this root
+            self._known.clear()  # what was met before may be of this root
 
     def _entry(self, root: nn.Module) -> CalledRoot:
-        for reference, entry in zip(self._roots, self.called, strict=True):
+        for reference, entry in zip(self._roots, self._search.called, strict=True):
             if reference() is root:
                 return entry
-        entry = number_root(_name_of(root)[0], self.called)
         self._roots.append(weakref.ref(root))
-        self.called.append(entry)
-        return entry
+        return self._search.add(_name_of(root)[0])
 
 
 def _wrap_maker(
@@ -220,12 +204,12 @@ def _ancestors(module: nn.Module) -> list[nn.Module]:
         if issubclass(type(candidate), nn.Module) and not isinstance(candidate, torch.jit.ScriptModule):
             for child in candidate.__dict__.get("_modules", {}).values():
                 parents.setdefault(id(child), []).append(candidate)
-    seen = {id(module)}
+    known = {id(module)}
     queue = [module]
-    for held in queue:  # it grows
-        for parent in parents.get(id(held), ()):
-            if id(parent) not in seen:
-                seen.add(id(parent))
+    for inner in queue:  # it grows
+        for parent in parents.get(id(inner), ()):
+            if id(parent) not in known:
+                known.add(id(parent))
                 queue.append(parent)
     return queue[1:]
 

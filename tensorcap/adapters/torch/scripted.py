@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -11,29 +11,28 @@ import torch
 from torch import nn
 
 from tensorcap.adapters.torch.capture_gaps import ForwardWrapper
-from tensorcap.adapters.torch.direct_calls import original_forwards
+from tensorcap.adapters.torch.direct_calls import restore_forwards
+from tensorcap.workload import replace_attribute
 
 
 @contextmanager
-def scripted_as_written() -> Iterator[None]:
+def script_as_written() -> Iterator[None]:
     """Have torch.jit.script see modules, in the block, without our hooks and replacements."""
     recursive: Any = getattr(torch.jit, "_recursive", None)
-    create = getattr(recursive, "create_script_module", None)
-    if create is None:
+    if not hasattr(recursive, "create_script_module"):
         yield
         return
 
-    @functools.wraps(create)
-    def create_script_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with original_forwards(), _without_hooks(module):
-            return create(module, *args, **kwargs)
+    def as_written(create: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(create)
+        def create_script_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            with restore_forwards(), _without_hooks(module):
+                return create(module, *args, **kwargs)
 
-    recursive.create_script_module = create_script_module
-    try:
+        return create_script_module
+
+    with replace_attribute(recursive, "create_script_module", as_written):
         yield
-    finally:
-        if recursive.create_script_module is create_script_module:
-            recursive.create_script_module = create
 
 
 @contextmanager

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 Geometry = tuple[Any, ...]  # offset, shape, strides, dtype, whether conjugated, whether negated
-_FEW: Final = 256  # so many storages are kept before those that are gone are dropped
+_FEW: Final = 256  # storages that are kept before those that are gone are dropped
 
 
 def geometry_of(tensor: torch.Tensor) -> Geometry:

@@ -17,24 +17,21 @@ from torch import nn
 
 from tensorcap.adapters.torch.capture_gaps import (
     COMPILED,
+    ForwardWrapper,
     fused_layers,
     holds_compiled,
     run_while_compiling,
-    wrap_forward,
 )
 from tensorcap.adapters.torch.direct_calls import direct_calls
 from tensorcap.adapters.torch.gradients import Gradients
 from tensorcap.adapters.torch.module_tap import ModuleTap
 from tensorcap.adapters.torch.modules import argument_names, tree
-from tensorcap.adapters.torch.scripted import scripted_as_written
-from tensorcap.adapters.torch.substitution import Exchange
+from tensorcap.adapters.torch.scripted import script_as_written
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
-from tensorcap.recording import Point, Recorder
+from tensorcap.recording import Point, Recorder, Substitution
 from tensorcap_formats.keys import escape, module_site
 
-_REMOVED: Final = "its hook was removed before the block ended"
 _OVERTAKEN: Final = "a hook that was added in the block came after ours and may have changed it"
-_ADDED: Final = "added in the block, so without a hook"
 _REPLACED: Final = "another module took its place in the block, without a hook"
 _MAYBE_COMPILED: Final = "not seen to be called, or inside code that torch.compile made before"
 
@@ -48,7 +45,7 @@ def tap(
     *,
     inputs: bool,
     gradients: Gradients | None = None,
-    exchange: Exchange | None = None,
+    substitution: Substitution | None = None,
 ) -> Iterator[None]:
     """Hook the named modules, and the root, until the block ends, however it ends.
 
@@ -67,11 +64,14 @@ def tap(
                 continue
             slots = tuple(f"input.{escape(n)}" for n in argument_names(module, signatures))
             point, with_inputs = recorder.points[name], inputs or is_root
-            module_tap = ModuleTap(point, recorder, leaves, slots, with_inputs, is_root, gradients, exchange)
+            module_tap = ModuleTap(
+                point, recorder, leaves, slots, with_inputs, is_root, gradients, substitution
+            )
             if id(module) in fused:
                 parts = [points[id(m)] for m in layers.get(id(module), ()) if id(m) in points]
                 inner = [part for part in parts if part is not point]
-                hooks.enter_context(wrap_forward(module, module_tap, inner, _compile_note(recorder, point)))
+                wrapper = ForwardWrapper(module, module_tap, inner, _compile_note(recorder, point))
+                hooks.callback(wrapper.unwrap)
                 continue
             before = module.register_forward_pre_hook(_Before(module_tap), with_kwargs=True)
             after = module.register_forward_hook(_After(module_tap), with_kwargs=True)
@@ -80,7 +80,7 @@ def tap(
             hooks.callback(after.remove)
             hooked.append((module, module_tap))
         hooks.enter_context(direct_calls(hooked))
-        hooks.enter_context(scripted_as_written())
+        hooks.enter_context(script_as_written())
         try:
             yield
         finally:
@@ -91,7 +91,7 @@ def tap(
 def _report_removed(hooked: Iterable[tuple[nn.Module, ModuleTap]]) -> None:
     for module, tapped in hooked:
         if not (tapped.before_id in module._forward_pre_hooks and tapped.after_id in module._forward_hooks):
-            tapped.recorder.lose(tapped.point, "output", _REMOVED)
+            tapped.recorder.lose(tapped.point, "output", "its hook was removed before the block ended")
 
 
 def _report_unhooked(modules: Mapping[str, nn.Module], root: nn.Module, recorder: Recorder) -> None:
@@ -100,7 +100,7 @@ def _report_unhooked(modules: Mapping[str, nn.Module], root: nn.Module, recorder
     for name, module in tree(root)[0].items():
         if name not in modules:
             if id(module) not in known:
-                recorder.add_point(name, module_site(name), _ADDED)
+                recorder.add_point(name, module_site(name), "added in the block, so without a hook")
         elif module is not modules[name]:
             recorder.lose(recorder.points[name], "output", _REPLACED)
     answers: dict[type, bool] = {}
@@ -144,13 +144,13 @@ class _Before(_Hook):
         hooks: Any = module._forward_hooks
         if next(reversed(hooks), None) != tapped.after_id and not _is_last(hooks, tapped.after_id):
             hooks[tapped.after_id] = hooks.pop(tapped.after_id)  # in time for this call
-        if tapped.inputs or tapped.exchange is not None:
+        if tapped.inputs or tapped.substitution is not None:
             hooks = module._forward_pre_hooks
             if next(reversed(hooks), None) != tapped.before_id and not _is_last(hooks, tapped.before_id):
                 hooks[tapped.before_id] = hooks.pop(tapped.before_id)  # in time for the next call
                 tapped.recorder.lose(tapped.point, "input", _OVERTAKEN, required=tapped.is_root)
             inputs = tapped.process_inputs(call, args, kwargs)
-            return None if tapped.exchange is None else inputs
+            return None if tapped.substitution is None else inputs
         return None
 
 
@@ -173,7 +173,7 @@ class _After(_Hook):
 
 
 def _is_last(hooks: Any, own: int) -> bool:
-    """Whether no hook of somebody else comes after ours, or ours is not there."""
+    """Whether only hooks of ours come after this one, or it is not there."""
     if own not in hooks:
         return True
     for key in reversed(hooks):

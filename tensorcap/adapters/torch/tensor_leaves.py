@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from tensorcap.adapters.torch.staging import Staging
-from tensorcap.adapters.torch.tensors import NotCapturableError, on_host, plain, stored
-from tensorcap.recording import Call, Kinds, NothingLeftError, Recorder, walk
+from tensorcap.adapters.protocol import NotCapturableError
+from tensorcap.adapters.torch.staging_buffer import StagingBuffer
+from tensorcap.adapters.torch.tensors import on_host, plain, stored
+from tensorcap.recording import Call, Kinds, NothingLeftError, Recorder, leaf_slot, walk
 from tensorcap_formats.errors import WriteError
-from tensorcap_formats.keys import escape
 
 KINDS: Final = Kinds(
     tensors=(torch.Tensor, np.ndarray),
@@ -38,7 +38,7 @@ class TensorLeaves:
             whether it is required and so recorded whole.
     """
 
-    def __init__(self, recorder: Recorder, staging: Staging) -> None:
+    def __init__(self, recorder: Recorder, staging: StagingBuffer) -> None:
         self.recorder = recorder
         self.on_record: Callable[[Call, str, Any, bool], None] | None = None
         self._staging = staging
@@ -67,7 +67,7 @@ class TensorLeaves:
                     self._value(call, slot, value, required=required)
             else:
                 for leaf in walk(value, KINDS):
-                    name = f"{slot}.{escape(leaf.name)}" if leaf.name else slot
+                    name = leaf_slot(slot, leaf.name)
                     if leaf.is_tensor:
                         self.tensor(call, name, leaf.value, required=required)
                     elif leaf.reason:

@@ -14,16 +14,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from tensorcap.adapters.protocol import NotCapturableError
 from tensorcap_formats.dtypes import DTYPES, Array, DType, bits_of, dtype_of
 from tensorcap_formats.errors import UsageError
 
 _PLAIN_CLASSES: Final = tuple(
     c for c in (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", None)) if c is not None
 )
-
-
-class NotCapturableError(Exception):
-    """A tensor has no stored elements; the text says why. Never leaves the adapter."""
 
 
 class Stored(NamedTuple):

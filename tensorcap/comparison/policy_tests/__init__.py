@@ -6,17 +6,40 @@ Read `context`, then `tests` (the list, in the order of a pair's findings), then
 its module, a line in `tests.TESTS` and a limit in `Policy`.
 """
 
-from tensorcap.comparison.policy_tests.context import Context, Gain, PolicyTest, is_whole, measured_pair
+from tensorcap.comparison.policy_tests.context import (
+    Context,
+    Gain,
+    GainLog,
+    PolicyTest,
+    is_whole,
+    measured_pair,
+)
+from tensorcap.comparison.policy_tests.gains import count_tail, judge_gain, judge_tail
 from tensorcap.comparison.policy_tests.growth import judge_total_error
-from tensorcap.comparison.policy_tests.tests import LOCAL_TESTS, TESTS
+from tensorcap.comparison.policy_tests.own_error import judge_own_error
+from tensorcap.comparison.policy_tests.tests import (
+    EVIDENCE_TESTS,
+    GROWTH_TESTS,
+    LOCAL_TESTS,
+    ROUNDED_INPUT_TESTS,
+    TESTS,
+)
 
 __all__ = [
+    "EVIDENCE_TESTS",
+    "GROWTH_TESTS",
     "LOCAL_TESTS",
+    "ROUNDED_INPUT_TESTS",
     "TESTS",
     "Context",
     "Gain",
+    "GainLog",
     "PolicyTest",
+    "count_tail",
     "is_whole",
+    "judge_gain",
+    "judge_own_error",
+    "judge_tail",
     "judge_total_error",
     "measured_pair",
 ]

@@ -1,15 +1,16 @@
-"""What a test of the policy works on: both runs, pairs by key, their errors, routers that flipped."""
+"""The context of the policy's tests: both runs, pairs by key, their errors, routers that flipped."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Protocol
+from typing import ClassVar
 
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.pair import Finding, Pair
-from tensorcap.comparison.policy import Policy, Precision
+from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.robust_errors import RobustErrors
 from tensorcap.comparison.routing import Flips, StepsAfterFlips
 from tensorcap.metrics import Difference
@@ -19,49 +20,25 @@ from tensorcap_formats.records import Record
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredPair:
+class MeasuredPair(Pair):
     """A pair of two records whose values were measured.
 
     Attributes:
-        key: Key text of the reference record.
         reference: The trusted record.
         target: The record under test.
         difference: The errors.
-        policy: The limits, which say what precision a dtype has.
         runs_precision: The precision that both runs can agree in; None if neither says.
     """
 
-    key: str
     reference: Record
     target: Record
     difference: Difference
-    policy: Policy
-    runs_precision: Precision | None
+    runs_precision: Precision | None = None
 
     @property
     def precision(self) -> Precision:
         """The precision that the errors are held against (POL-3); one of both records is inexact."""
-        return self.policy.precision_of_pair(self.runs_precision, self.reference, self.target)
-
-    @property
-    def row_error(self) -> float | None:
-        """Median over rows of the relative error (`epsilon`), no unit."""
-        return self.difference.row_error_median
-
-    @property
-    def tail_error(self) -> float | None:
-        """The 95th percentile over rows of the relative error, no unit."""
-        return self.difference.row_error_p95
-
-    @property
-    def elements(self) -> int:
-        """Count of elements that the error is taken over."""
-        return self.difference.measured
-
-    @property
-    def is_inexact(self) -> bool:
-        """Whether the reference holds floats or complex numbers."""
-        return self.reference.dtype.is_inexact
+        return POLICY.precision_of_pair(self.runs_precision, self.reference, self.target)
 
     @property
     def is_whole(self) -> bool:
@@ -71,7 +48,7 @@ class MeasuredPair:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What one module adds to an error.
+    """The error that one module adds to that of its inputs.
 
     Attributes:
         site: The leaf, the attention, or the module of an op.
@@ -97,7 +74,7 @@ class Gain:
 
 @dataclass(slots=True)
 class GainLog:
-    """What the tests of gains leave for the summary of the runs.
+    """Results of the tests of gains that the summary of the runs needs.
 
     Attributes:
         gains: Every gain.
@@ -117,24 +94,23 @@ class Context:
     Attributes:
         reference: The trusted archive.
         target: The archive under test.
-        policy: The limits.
         runs_precision: The precision that both runs can agree in; None if neither says.
         calls: The reference's calls.
         ops: The reference's ops.
-        pairs: The pairs that are not excluded by key text, in their order.
+        pairs: The pairs that are not excluded by key text, in their order; those with values that were
+            measured are `MeasuredPair`s.
         open_keys: Keys of the pairs that the policy judges; findings of others are not used.
-        errors: Row errors by key text, of rows that were brought together if they were shuffled.
-        aligned: Keys whose rows were brought together (POL-19).
-        shuffled: Keys whose rows are ordered by expert, where experts flipped.
+        errors: Row errors by key text, of aligned rows if they were shuffled.
+        aligned: Keys whose rows were aligned (POL-19).
+        shuffled: Keys whose rows are ordered by expert, if experts flipped.
         choices: Findings of routers by the key text of each record that holds their choices.
         after_flips: Which tensors were made after a router chose other experts.
-        injected: Which values of the target show a module's own error; None if it is no injected run.
+        injected: Which values of the target show a module's own error; none if it is no injected run.
         gain_log: Filled by the tests of gains.
     """
 
     reference: Archive
     target: Archive
-    policy: Policy
     runs_precision: Precision | None
     calls: Calls
     ops: Ops
@@ -145,17 +121,18 @@ class Context:
     shuffled: Mapping[str, Flips]
     choices: Mapping[str, Finding]
     after_flips: StepsAfterFlips
-    injected: Injected | None
+    injected: Injected
     gain_log: GainLog = field(default_factory=GainLog)
 
     @cached_property
     def robust_errors(self) -> RobustErrors:
-        """Second looks at the values of pairs."""
+        """Errors of pairs by robust measures."""
         return RobustErrors(self.reference, self.target)
 
-    def measured(self, pair: Pair) -> MeasuredPair | None:
-        """Return a pair as one whose values were measured; None if they were not."""
-        return measured_pair(pair, self.policy, self.runs_precision)
+    def measured(self, key: str) -> MeasuredPair | None:
+        """Return the pair of a key text if its values were measured, else None."""
+        pair = self.pairs.get(key)
+        return pair if isinstance(pair, MeasuredPair) else None
 
     def open_pairs(self) -> Iterator[Pair]:
         """Yield the pairs that the policy judges, in order."""
@@ -163,47 +140,59 @@ class Context:
 
     def open_measured(self) -> Iterator[MeasuredPair]:
         """Yield those of them that were measured, in order."""
-        return (measured for pair in self.open_pairs() if (measured := self.measured(pair)) is not None)
+        return (pair for pair in self.open_pairs() if isinstance(pair, MeasuredPair))
+
+    def open_floats(self) -> Iterator[MeasuredPair]:
+        """Yield those of them that hold floats and are no parameters."""
+        for pair in self.open_measured():
+            if not pair.is_whole and not is_parameter(pair.reference.key):
+                yield pair
 
     def open_results(self) -> Iterator[tuple[MeasuredPair, float]]:
-        """Yield those of them that hold floats a model computed, with their row errors; no parameters."""
-        for pair in self.open_measured():
+        """Yield those of them that have a row error, with it."""
+        for pair in self.open_floats():
             error = self.errors.get(pair.key)
-            if error is not None and not pair.is_whole and not is_parameter(pair.reference.key):
+            if error is not None:
                 yield pair, error
 
-    def own_kind(self, pair: Pair) -> str | None:
-        """Return what an injected run's pair shows of a module's own error: see `Injected.own`."""
-        return self.injected.own(pair) if self.injected is not None else None
-
-    def was_replaced(self, pair: Pair) -> bool:
-        """Whether another value than that of a pair went on, so that it says nothing of a gain."""
-        return self.injected is not None and self.injected.was_replaced(pair)
+    def known_errors(self, pairs: Sequence[Pair]) -> list[float] | None:
+        """Return the row errors of pairs; None if one is not known."""
+        errors = [self.errors.get(pair.key) for pair in pairs]
+        known = [error for error in errors if error is not None]
+        return known if len(known) == len(errors) else None
 
 
-class PolicyTest(Protocol):
-    """A test of the policy."""
+class PolicyTest(ABC):
+    """A test of the policy. What its findings mean to those who read them is said by its attributes.
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of its findings, as in `specs/policy.md`."""
-        ...
+    Attributes:
+        names: The names of its findings, as in `specs/policy.md`.
+        is_local: Whether a failing finding speaks of the module itself, not of errors from before it.
+        is_evidence: Whether a `diverged` finding is evidence against the module if only two archives are
+            known: not if the values that it is about may have been passed on, as choices of experts are.
+        is_growth: Whether a failing finding says no more than that errors grew past what is expected, which
+            happens in correct runs of chaotic models too.
+        fails_by_rounded_inputs: Whether a finding may fail because the module's inputs were rounded, as those
+            of an injected run are.
+    """
 
-    @property
-    def is_local(self) -> bool:
-        """Whether a failing finding speaks of the module itself, not of errors that came from before it."""
-        ...
+    names: ClassVar[tuple[str, ...]]
+    is_local: ClassVar[bool]
+    is_evidence: ClassVar[bool] = False
+    is_growth: ClassVar[bool] = False
+    fails_by_rounded_inputs: ClassVar[bool] = False
 
+    @abstractmethod
     def judge(self, context: Context) -> Iterable[tuple[str, Finding]]:
         """Yield the key text and the finding of every pair that the test applies to."""
-        ...
 
 
-def measured_pair(pair: Pair, policy: Policy, runs_precision: Precision | None) -> MeasuredPair | None:
+def measured_pair(pair: Pair, runs_precision: Precision | None) -> MeasuredPair | None:
     """Return a pair as one whose values were measured; None if they were not."""
     if pair.reference is None or pair.target is None or pair.difference is None:
         return None
-    return MeasuredPair(pair.key, pair.reference, pair.target, pair.difference, policy, runs_precision)
+    members = {field.name: getattr(pair, field.name) for field in fields(Pair)}
+    return MeasuredPair(**members, runs_precision=runs_precision)
 
 
 def is_whole(record: Record) -> bool:

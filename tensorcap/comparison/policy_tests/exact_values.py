@@ -1,9 +1,9 @@
 """Tests that need no model of rounding: whole numbers, parameters, dtypes, rows of zeros, statistics.
 
 Whole numbers are equal or wrong, the choices of routers aside (POL-17, POL-18). Parameters may differ by one
-rounding to the coarser dtype (POL-28). A record coarser than everything that both runs name was cast where no
-run says so (POL-3). Rows of zeros in the reference have no relative error (POL-20). Records without values
-have norms and means, which prove a least error by the triangle inequality (POL-21).
+rounding to the coarser dtype (POL-28). A record that is coarser than all dtypes that both runs name was cast,
+though no run says so (POL-3). Rows of zeros in the reference have no relative error (POL-20). Records without
+values have norms and means, which prove a least error by the triangle inequality (POL-21).
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tensorcap.comparison.exact import judge_parameter
+from tensorcap.comparison.exact import coarser_dtype
 from tensorcap.comparison.pair import Finding
-from tensorcap.comparison.policy_tests.context import Context, MeasuredPair, is_whole
+from tensorcap.comparison.policy import POLICY, Limits
+from tensorcap.comparison.policy_tests.context import Context, MeasuredPair, PolicyTest, is_whole
 from tensorcap.comparison.policy_tests.growth import judge_total_error
 from tensorcap.metrics import is_routing
 from tensorcap.runs import is_parameter
 from tensorcap_formats.records import Record
 
 
-class WholeNumberTest:
+class WholeNumberTest(PolicyTest):
     """Tests `integers`, and `routing` of records that hold the choices of a router."""
 
     names = ("integers", "routing")
@@ -34,7 +35,7 @@ class WholeNumberTest:
                 yield pair.key, context.choices.get(pair.key) or _judge_whole_numbers(pair)
 
 
-class StatisticsTest:
+class StatisticsTest(PolicyTest):
     """Tests `statistics`, of records whose values were not kept."""
 
     names = ("statistics",)
@@ -42,7 +43,6 @@ class StatisticsTest:
 
     def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
         """Judge the least error that norms and means prove; what is green by it proves nothing."""
-        policy = context.policy
         for pair in context.open_pairs():
             if pair.reference is None or pair.target is None or pair.difference is not None:
                 continue
@@ -51,15 +51,15 @@ class StatisticsTest:
             error = _least_error(pair.reference, pair.target)
             if error is None:
                 continue
-            precision = policy.precision_of_pair(context.runs_precision, pair.reference, pair.target)
+            precision = POLICY.precision_of_pair(context.runs_precision, pair.reference, pair.target)
             depth = context.calls.depth(pair.reference)
-            finding = judge_total_error(policy, error, depth, precision, elements=pair.reference.size)
+            finding = judge_total_error(error, depth, precision, elements=pair.reference.size)
             if finding.status != "within-rounding":
                 text = f"norms or means prove {finding.text}"
                 yield pair.key, replace(finding, test="statistics", text=text)
 
 
-class ParameterTest:
+class ParameterTest(PolicyTest):
     """Tests `parameter`; no other test applies to parameters and buffers."""
 
     names = ("parameter",)
@@ -69,10 +69,10 @@ class ParameterTest:
         """Judge parameters and buffers, which were measured with the tolerance of one rounding."""
         for pair in context.open_measured():
             if not pair.is_whole and is_parameter(pair.reference.key):
-                yield pair.key, judge_parameter(context.pairs[pair.key], pair.difference)
+                yield pair.key, _judge_parameter(pair)
 
 
-class CoarserDtypeTest:
+class CoarserDtypeTest(PolicyTest):
     """Tests `dtype`."""
 
     names = ("dtype",)
@@ -80,13 +80,13 @@ class CoarserDtypeTest:
 
     def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
         """Judge records that are coarser than the other one and than what both runs say they computed in."""
-        units = context.policy.units
-        stated = [context.policy.stated(run.info) for run in (context.reference, context.target)]
-        known = [precision for precision in stated if precision is not None]
-        if len(known) < len(stated):
+        units = POLICY.units
+        infos = (context.reference.info, context.target.info)
+        stated = [[name for name in (run.compute_dtype, run.dtype) if name in units] for run in infos]
+        if not all(stated):
             return
-        name = max(known, key=lambda precision: precision.unit).name
-        for pair in _open_floats(context):
+        name = max((name for names in stated for name in names), key=units.__getitem__)
+        for pair in context.open_floats():
             coarse = max((pair.reference, pair.target), key=lambda record: units[record.dtype.name])
             low, high = sorted(units[record.dtype.name] for record in (pair.reference, pair.target))
             if low == high or high <= units[name]:
@@ -95,7 +95,7 @@ class CoarserDtypeTest:
             yield pair.key, Finding("dtype", high, low, "suspect", text)
 
 
-class ZeroRowTest:
+class ZeroRowTest(PolicyTest):
     """Tests `zeros`."""
 
     names = ("zeros",)
@@ -103,18 +103,11 @@ class ZeroRowTest:
 
     def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
         """Judge rows that are all zeros in the reference and not in the target."""
-        for pair in _open_floats(context):
+        for pair in context.open_floats():
             count = pair.difference.zero_rows
             if count:
                 text = f"{count} rows are all zeros in the reference and not in the target"
                 yield pair.key, Finding("zeros", count, 0, "suspect", text)
-
-
-def _open_floats(context: Context) -> Iterator[MeasuredPair]:
-    """Yield the measured pairs of floats that are no parameters."""
-    for pair in context.open_measured():
-        if not pair.is_whole and not is_parameter(pair.reference.key):
-            yield pair
 
 
 def _judge_whole_numbers(pair: MeasuredPair) -> Finding:
@@ -124,6 +117,17 @@ def _judge_whole_numbers(pair: MeasuredPair) -> Finding:
         text = f"{text}, and the scores that they were chosen by were not captured"
         return Finding("integers", unequal, 0, "suspect", text)
     return Finding("integers", unequal, 0, "diverged", text)
+
+
+def _judge_parameter(pair: MeasuredPair) -> Finding:
+    """Judge a parameter that was measured with the tolerance of its rounding (POL-28)."""
+    difference = pair.difference
+    unlike = difference.unequal if difference.mismatches is None else difference.mismatches
+    text = f"{unlike} of {difference.measured} numbers that the model holds are not those of the reference"
+    coarse = coarser_dtype(pair.reference.dtype, pair.target.dtype)
+    if coarse is not None and pair.reference.dtype.name != pair.target.dtype.name:
+        text += f", rounded to {coarse.name}"
+    return Limits(0, 0).finding("parameter", unlike, text)
 
 
 def _least_error(reference: Record, target: Record) -> float | None:

@@ -17,24 +17,29 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import numpy as np
 
 from tensorcap.comparison.pair import Finding, Pair
-from tensorcap.comparison.policy import Policy, Precision
-from tensorcap.comparison.policy_tests.context import Context, Gain, MeasuredPair
+from tensorcap.comparison.policy import POLICY, Precision
+from tensorcap.comparison.policy_tests.context import Context, Gain, MeasuredPair, PolicyTest
 from tensorcap.comparison.robust_errors import RobustError
 from tensorcap.metrics import is_routing
 from tensorcap.runs import Call
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.records import Record
 
+_IMAGES: Final = 4  # axes, from which on rows of a leaf's result are channels, of very unlike size
+_ROW: Final = 64  # elements of a row at least (MET-10)
 
-class GainTest:
+
+class GainTest(PolicyTest):
     """Tests `gain`, `attention_gain` and both of the worst rows."""
 
     names = ("gain", "attention_gain", "gain_tail", "attention_gain_tail")
     is_local = True
+    is_evidence = True
 
     def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
         """Judge every result of a leaf, core or expert whose inputs were compared."""
@@ -46,58 +51,55 @@ class GainTest:
 
 @dataclass(frozen=True, slots=True)
 class RobustVerdict:
-    """What second looks make of a gain that is not green (POL-15).
+    """What errors by robust measures make of a gain that is not green (POL-15).
 
     Attributes:
-        policy: The limits.
-        looks: The looks, the plain one first.
-        precision: Of the pair.
-        together: Makes one error of those of the inputs.
-        is_core: Which limits count.
-        elements: How many the errors are of.
+        errors: The errors by each measure, the plain one first.
+        precision: The precision of the pair.
+        together: Combines the errors of the inputs.
+        judge_tail: Judges the worst rows, as `judge_tail` does.
+        is_core: Whether the limits of attention cores count.
+        elements: Count of elements that the errors are taken over.
     """
 
-    policy: Policy
-    looks: Sequence[RobustError]
+    errors: Sequence[RobustError]
     precision: Precision
     together: Callable[[Sequence[float]], float]
+    judge_tail: Callable[..., Finding]
     is_core: bool
     elements: int
 
     def of(
         self, first: Finding, measured: tuple[float, float], *, is_tail: bool = False
     ) -> tuple[Finding, float, float]:
-        """The least of the gain that was measured and of those of second looks, with its errors."""
+        """Return the least of the gain that was measured and of the robust ones, with its errors."""
         inputs, output = measured
         if first.status == "within-rounding":
             return first, inputs, output
-        errors = [look.of(is_tail=is_tail) for look in self.looks]
-        together = [(self.together(given), made) for given, made in errors]
+        sides = [errors.of(is_tail=is_tail) for errors in self.errors]
+        together = [(self.together(of_inputs), of_output) for of_inputs, of_output in sides]
         plain_inputs, plain_output = together[0]
-        reach = self.policy.second_look
+        reach = POLICY.second_look
         is_less = plain_output * reach < output
         is_less |= plain_inputs > reach * max(inputs, 2 * self.precision.rounding)
-        if is_less and self.looks[0].has_measured_rows:
+        if is_less and self.errors[0].has_measured_rows:
             return first, inputs, output  # the elements that were read are not like the others
         inputs, output = min(together, key=lambda errors: errors[1] / errors[0] if errors[0] else math.inf)
-        judge = self.policy.judge_tail if is_tail else self.policy.judge_gain
+        judge = self.judge_tail if is_tail else judge_gain
         second = judge(output, inputs, self.precision, is_core=self.is_core, elements=self.elements)
-        return min(first, second, key=lambda found: found.value), inputs, output
+        return min(first, second, key=lambda finding: finding.value), inputs, output
 
 
 class _Gains:
-    """The gains of one comparison, found in execution order; experts first."""
+    """The gains of one comparison, in execution order; experts first."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._calls = context.calls
-        self._pairs = context.pairs
-        self._errors = context.errors
-        self._policy = context.policy
         self._of_experts_done: set[str] = set()
 
     def all(self) -> Iterator[Gain]:
-        """Every gain: of experts, of leaves, of attention cores."""
+        """Yield every gain: of experts, of leaves, of attention cores."""
         of_experts = [gain for call in self._calls.calls for gain in self._of_experts(call)]
         self._of_experts_done = {gain.pair.key for gain in of_experts}
         yield from of_experts
@@ -106,14 +108,14 @@ class _Gains:
         kept: dict[tuple[int, str], float] = {}  # the worst rows of earlier steps, which caches hold
         for core in self._calls.cores():
             sources = self._compared(core.sources)
-            if sources is None or any(map(self._context.was_replaced, sources)):
+            if sources is None or any(map(self._context.injected.was_replaced, sources)):
                 continue
-            place = (sources[0].reference.key.rank if sources[0].reference else 0), core.attention
+            place = core.sources[0].key.rank, core.attention
             for result in core.results:
                 yield from self._of(
                     core.attention, sources, result, is_core=True, is_centred=False, kept=kept.get(place, 0.0)
                 )
-            errors = [self._errors.get(pair.key) for pair in sources]
+            errors = [self._context.errors.get(pair.key) for pair in sources]
             tails = [pair.tail_error for pair in sources]
             known = [error for error in (*errors, *tails) if error is not None]
             kept[place] = max([kept.get(place, 0.0), *known])
@@ -122,27 +124,26 @@ class _Gains:
         """Find the gain of experts over rows that got the same choices: others compute something else."""
         inputs = self._compared(call.inputs) or []
         chosen = [pair for pair in inputs if pair.reference is not None and is_routing(pair.reference)]
-        if not chosen or any(map(self._context.was_replaced, inputs)):
+        if not chosen or any(map(self._context.injected.was_replaced, inputs)):
             return
         rows = _count_rows(chosen[0])
         sources = [pair for pair in inputs if pair.is_inexact and _count_rows(pair) == rows]
         for record in call.outputs if sources else ():
-            pair = self._pairs.get(record.key.text)
-            result = self._context.measured(pair) if pair is not None else None
-            if pair is None or result is None or not result.is_inexact or _count_rows(pair) != rows:
+            pair = self._context.measured(record.key.text)
+            if pair is None or not pair.is_inexact or _count_rows(pair) != rows:
                 continue
-            look = self._context.robust_errors.of_rows(chosen, sources, pair)
-            if look is None:
+            errors = self._context.robust_errors.of_rows(chosen, sources, pair)
+            if errors is None:
                 continue
-            precision, count = result.precision, least_elements((*sources, pair))
-            error, worst = (self._together(errors, is_core=True) for errors in (look.inputs, look.tails))
-            finding = self._policy.judge_gain(look.output, error, precision, is_core=True, elements=count)
+            precision, count = pair.precision, least_elements((*sources, pair))
+            error, worst = max(errors.inputs), max(errors.tails)
+            finding = judge_gain(errors.output, error, precision, is_core=True, elements=count)
             tail = None
             if not precision.is_wide:
-                tail = self._policy.judge_tail(look.tail, worst, precision, is_core=True, elements=count)
-                if tail.status == "within-rounding" and look.rows is not None:
-                    tail = judge_worst_row(self._policy, *look.rows, precision)
-            yield Gain(call.site, pair, error, look.output, finding, tail)
+                tail = judge_tail(errors.tail, worst, precision, is_core=True, elements=count)
+                if tail.status == "within-rounding" and errors.rows is not None:
+                    tail = judge_worst_row(*errors.rows, precision)
+            yield Gain(call.site, pair, error, errors.output, finding, tail)
 
     def _of_leaf(self, leaf: Call) -> Iterator[Gain]:
         inputs = self._compared(leaf.inputs)
@@ -152,7 +153,7 @@ class _Gains:
             if any(record.dtype.is_inexact for record in leaf.outputs):
                 log.untested[leaf.site] = None
             return
-        if any(map(self._context.was_replaced, inputs)):
+        if any(map(self._context.injected.was_replaced, inputs)):
             return
         if any(not pair.is_inexact and pair.status != "identical" for pair in inputs):
             return  # other tokens, other experts: the outputs have nothing to do with each other
@@ -167,7 +168,7 @@ class _Gains:
 
     def _compared(self, records: Sequence[Record]) -> list[Pair] | None:
         """Return the pairs of records; None if one of them was not compared."""
-        pairs = [self._pairs.get(record.key.text) for record in records]
+        pairs = [self._context.pairs.get(record.key.text) for record in records]
         known = [pair for pair in pairs if pair is not None and pair.is_compared]
         return known if len(known) == len(records) else None
 
@@ -184,39 +185,39 @@ class _Gains:
         """Find the gain of one result.
 
         1. The error of the inputs is set against that of the output, by the median and by the worst rows.
-        2. If one of both is not green, second looks at other parts of the tensors are taken.
-        3. Of all looks the least gain counts.
+        2. If one of both is not green, errors are measured again over other parts of the tensors.
+        3. Of all measures the least gain counts.
 
         Args:
             site: The leaf, or the attention.
             sources: The pairs of its float inputs.
             record: The result.
             is_core: Whether the larger limits count.
-            is_centred: Whether the module takes the mean of its input away.
+            is_centred: Whether the module subtracts the mean of its input.
             kept: Row error of what caches hold besides the sources.
         """
-        pair = self._pairs.get(record.key.text)
-        result = self._context.measured(pair) if pair is not None else None
-        if pair is None or result is None or not result.is_inexact or pair.key in self._of_experts_done:
+        pair = self._context.measured(record.key.text)
+        if pair is None or not pair.is_inexact or pair.key in self._of_experts_done:
             return
-        output = self._errors.get(pair.key)
-        errors = [self._errors.get(source.key) for source in sources]
-        known = [error for error in errors if error is not None]
-        if output is None or len(known) < len(errors):
+        output, errors = self._context.errors.get(pair.key), self._context.known_errors(sources)
+        if output is None or errors is None:
             return
-        together = partial(self._together, is_core=is_core, kept=kept)
-        inputs = together(known)
-        precision, count = result.precision, least_elements((*sources, pair))
+        together = partial(_together, is_core=is_core, kept=kept)
+        inputs = together(errors)
+        precision, count = pair.precision, least_elements((*sources, pair))
         is_aligned = pair.key in self._context.aligned
-        finding = self._policy.judge_gain(output, inputs, precision, is_core=is_core, elements=count)
-        tails = None if is_aligned else self._tail_errors(sources, result, together)
+        finding = judge_gain(output, inputs, precision, is_core=is_core, elements=count)
+        judge_of_tail = partial(judge_tail, has_channels=len(record.shape) >= _IMAGES)
+        tails = None if is_aligned else self._tail_errors(sources, pair, together)
         tail = None
         if tails is not None:
-            tail = self._policy.judge_tail(tails[1], tails[0], precision, is_core=is_core, elements=count)
+            tail = judge_of_tail(tails[1], tails[0], precision, is_core=is_core, elements=count)
         is_green = finding.status == "within-rounding" and (tail is None or tail.status == "within-rounding")
         if not is_green and not is_aligned:
-            looks = self._context.robust_errors(sources, pair, is_centred)
-            second = RobustVerdict(self._policy, looks, precision, together, is_core=is_core, elements=count)
+            robust = self._context.robust_errors(sources, pair, is_centred)
+            second = RobustVerdict(
+                robust, precision, together, judge_of_tail, is_core=is_core, elements=count
+            )
             finding, inputs, output = second.of(finding, (inputs, output))
             if tail is not None and tails is not None:
                 tail, _, _ = second.of(tail, tails, is_tail=True)
@@ -234,29 +235,86 @@ class _Gains:
             return None
         return together(known), output
 
-    @staticmethod
-    def _together(errors: Sequence[float], *, is_core: bool, kept: float = 0.0) -> float:
-        """Errors of inputs as one: of queries, keys and values the largest, of others the root of squares."""
-        return max([*errors, kept]) if is_core else math.hypot(*errors)
+
+def _together(errors: Sequence[float], *, is_core: bool, kept: float) -> float:
+    """Combine errors of inputs: of queries, keys and values the largest, of others the root of squares."""
+    return max([*errors, kept]) if is_core else math.hypot(*errors)
 
 
-def judge_worst_row(policy: Policy, inputs: Array, outputs: Array, precision: Precision) -> Finding:
+def judge_gain(
+    output: float, inputs: float, precision: Precision, *, is_core: bool, elements: int
+) -> Finding:
+    """Judge what a leaf, or the core of an attention, adds to the error of its inputs.
+
+    Args:
+        output: Row error of the output.
+        inputs: Row error of the inputs, together.
+        precision: The precision of the pair.
+        is_core: Whether it is the core of an attention, or a leaf of unknown kind.
+        elements: Count of elements of the output, or of an input if that has fewer.
+    """
+    test = "attention_gain" if is_core else "gain"
+    gains = POLICY.sampled(POLICY.core_gain if is_core else POLICY.leaf_gain, elements)
+    if not precision.is_wide:
+        gain = output / math.hypot(inputs, 2 * precision.rounding)
+        text = f"error {inputs:.2g} in, {output:.2g} out: gain {gain:.3g}, at most {gains.green:.3g}"
+        return gains.finding(test, gain, text)
+    limits = POLICY.in_proportion(POLICY.wide_own, precision)
+    own = math.sqrt(max(0.0, output**2 - (gains.green * inputs) ** 2))
+    text = f"error {inputs:.2g} in, {output:.2g} out: {own:.2g} of its own, at most {limits.green:.2g}"
+    return limits.finding(test, own, text)
+
+
+def judge_tail(
+    output: float,
+    inputs: float,
+    precision: Precision,
+    *,
+    is_core: bool,
+    elements: int,
+    has_channels: bool = False,
+) -> Finding:
+    """Judge what a leaf or core adds to the error of the worst rows; not of float32 runs.
+
+    Args:
+        output: The 95th percentile of row errors of the output.
+        inputs: The same of the inputs, together.
+        precision: The precision of the pair.
+        is_core: As for `judge_gain`.
+        elements: As for `judge_gain`.
+        has_channels: Whether rows are channels, some of which are much smaller than others.
+    """
+    limits = POLICY.core_tail if is_core or has_channels else POLICY.leaf_tail
+    limits = POLICY.sampled(limits, count_tail(elements))
+    gain = output / math.hypot(inputs, 2 * precision.rounding)
+    text = (
+        f"the worst rows are off by {inputs:.2g} in, {output:.2g} out: gain {gain:.3g}, "
+        f"at most {limits.green:.3g}"
+    )
+    return limits.finding("attention_gain_tail" if is_core else "gain_tail", gain, text)
+
+
+def judge_worst_row(inputs: Array, outputs: Array, precision: Precision) -> Finding:
     """Judge what experts add to the error of any single row, by the worst one.
 
     Args:
-        policy: The limits.
         inputs: Row errors of the inputs, together, one dimension.
         outputs: Row errors of the output, of the same rows.
         precision: The precision of the pair.
     """
     gains = outputs / np.hypot(inputs, 2 * precision.rounding)
     worst = int(gains.argmax())
-    gain, limit = float(gains[worst]), policy.expert_row.green
+    gain, limits = float(gains[worst]), POLICY.expert_row
     text = (
         f"one row is off by {inputs[worst]:.2g} in, {outputs[worst]:.2g} out: gain {gain:.3g}, "
-        f"at most {limit:g}"
+        f"at most {limits.green:g}"
     )
-    return Finding("attention_gain_tail", gain, limit, policy.expert_row.status(gain), text)
+    return limits.finding("attention_gain_tail", gain, text)
+
+
+def count_tail(elements: int) -> int:
+    """Return how many elements the 95th percentile of rows rests on: a twentieth, and a row at least."""
+    return max(elements // 20, min(elements, _ROW))
 
 
 def list_direct_outputs(leaf: Call) -> list[Record]:

@@ -12,48 +12,61 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from tensorcap.comparison.pair import Finding, Status
-from tensorcap.comparison.policy import Limits, Policy, Precision
-from tensorcap.comparison.policy_tests.context import Context
+from tensorcap.comparison.pair import Finding
+from tensorcap.comparison.policy import POLICY, Limits, Precision
+from tensorcap.comparison.policy_tests.context import Context, PolicyTest
 from tensorcap.comparison.policy_tests.op_gains import cancellation_scale
 from tensorcap.runs import is_gradient, is_inner
 
 
-class GrowthTest:
-    """Tests `growth`, and `wide_error` of float32 runs."""
+class GrowthTest(PolicyTest):
+    """Tests `growth`."""
 
-    names = ("growth", "wide_error")
+    names = ("growth",)
+    is_local = False
+    is_growth = True
+
+    def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
+        """Judge every float tensor of low precision whose error may have come from before it."""
+        return _total_errors(context, is_wide=False)
+
+
+class WideErrorTest(PolicyTest):
+    """Tests `wide_error`, which takes the place of `growth` in float32 and wider."""
+
+    names = ("wide_error",)
     is_local = False
 
     def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
-        """Judge every float tensor whose error may have come from before it."""
-        policy = context.policy
-        for pair, error in context.open_results():
-            if context.own_kind(context.pairs[pair.key]) is not None:
-                continue
-            record, precision = pair.reference, pair.precision
-            after = context.after_flips.of(record, is_shuffled=pair.key in context.shuffled)
-            scaled = error * cancellation_scale(context, context.pairs[pair.key])
-            if after.of_most_rows:
-                yield pair.key, judge_other_experts(scaled)
-                continue
-            times = policy.rough if is_inner(record.key) or is_gradient(record.key) else 1.0
-            if after.of_earlier and not precision.is_wide:
-                times = max(times, policy.routing_growth)
-            depth = context.calls.depth(record)
-            yield (
-                pair.key,
-                judge_total_error(policy, scaled, depth, precision, elements=pair.elements, times=times),
-            )
+        """Judge every float tensor of float32 or wider whose error may have come from before it."""
+        return _total_errors(context, is_wide=True)
+
+
+def _total_errors(context: Context, *, is_wide: bool) -> Iterator[tuple[str, Finding]]:
+    """Judge tensors by `wide_error`, or by `growth`, which also judges rows of other experts if wide."""
+    for pair, error in context.open_results():
+        record, precision = pair.reference, pair.precision
+        has_other_rows = context.after_flips.has_other_rows(record)
+        is_of_other = is_wide != (precision.is_wide and not has_other_rows)
+        if is_of_other or context.injected.own(pair) is not None:
+            continue
+        scaled = error * cancellation_scale(context, pair)
+        if has_other_rows:
+            yield pair.key, _judge_other_experts(scaled)
+            continue
+        times = POLICY.rough if is_inner(record.key) or is_gradient(record.key) else 1.0
+        if not is_wide and context.after_flips.is_in_later_step(record):
+            times = max(times, POLICY.routing_growth)
+        depth = context.calls.depth(record)
+        yield pair.key, judge_total_error(scaled, depth, precision, elements=pair.elements, times=times)
 
 
 def judge_total_error(
-    policy: Policy, error: float, depth: int, precision: Precision, *, elements: int, times: float = 1.0
+    error: float, depth: int, precision: Precision, *, elements: int, times: float = 1.0
 ) -> Finding:
-    """Judge the whole error of a record: `growth`, or `wide_error` of float32 runs.
+    """Judge the whole error of a record: `growth`, or `wide_error` of float32 and wider.
 
     Args:
-        policy: The limits.
         error: Row error, no unit.
         depth: Count of blocks that it has come through.
         precision: The precision of the pair.
@@ -61,19 +74,16 @@ def judge_total_error(
         times: What limits are multiplied by: `Policy.rough`, `Policy.routing_growth`.
     """
     if precision.is_wide:
-        limits = policy.in_proportion(policy.wide_total, precision)
-        limits = Limits(times * limits.green, times * limits.suspect)
-        text = f"row error {error:.2g}, {precision.name} runs agree within {limits.green:.2g}"
-        return Finding("wide_error", error, limits.green, limits.status(error), text)
-    limit = times * policy.envelope_at(depth, precision) * policy.widened_by(elements)
-    status: Status = "within-rounding" if error <= limit else "suspect"
-    text = f"row error {error:.2g}, at most {limit:.2g} expected at depth {depth} in {precision.name}"
-    return Finding("growth", error, limit, status, text)
+        limits = POLICY.in_proportion(POLICY.wide_total, precision).scaled(times)
+        text = f"row error {error:.2g}, {precision.text} runs agree within {limits.green:.2g}"
+        return limits.finding("wide_error", error, text)
+    limit = times * POLICY.envelope_at(depth, precision) * POLICY.widened_by(elements)
+    text = f"row error {error:.2g}, at most {limit:.2g} expected at depth {depth} in {precision.text}"
+    return Limits(limit, math.inf).finding("growth", error, text)
 
 
-def judge_other_experts(error: float) -> Finding:
+def _judge_other_experts(error: float) -> Finding:
     """Judge the whole error of a record whose typical row had other experts, by that of two unlike rows."""
     limit = math.sqrt(2)
-    status: Status = "within-rounding" if error <= limit else "suspect"
     text = f"row error {error:.2g}, where most rows had other experts: at most {limit:.2g}"
-    return Finding("growth", error, limit, status, text)
+    return Limits(limit, math.inf).finding("growth", error, text)

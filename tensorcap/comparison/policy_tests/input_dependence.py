@@ -9,13 +9,15 @@ taken off.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
-from tensorcap.comparison.pair import Finding, Status
-from tensorcap.comparison.policy_tests.context import Context, MeasuredPair
+from tensorcap.comparison.pair import Finding
+from tensorcap.comparison.policy import POLICY, Limits
+from tensorcap.comparison.policy_tests.context import Context, MeasuredPair, PolicyTest
 from tensorcap.comparison.robust_errors import sample
 from tensorcap.runs import Call
 from tensorcap_formats.archive import Archive
@@ -27,88 +29,86 @@ _ELEMENTS: Final = 1 << 18  # as many tell
 _FEWEST_A_BIN: Final = 16
 
 
-class InputDependenceTest:
+class InputDependenceTest(PolicyTest):
     """Tests `input_dependence` of leaves without parameters whose output has the shape of their one input."""
 
     names = ("input_dependence",)
     is_local = True
+    fails_by_rounded_inputs = True
 
     def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
         """Judge elementwise leaves, but for results of an injected run that show a module's own error."""
-        policy = context.policy
+        limits = Limits(POLICY.explained, math.inf)
         for leaf in context.calls.leaves:
-            records = _elementwise(leaf, context)
-            if records is None:
+            sides = _elementwise(leaf, context)
+            if sides is None or context.injected.own(sides[1]) is not None:
+                continue  # the rounding of an archived input depends on it, too
+            source, result = sides
+            values = _values(context.reference, context.target, source, result)
+            if values[0].size < POLICY.explained_bins * _FEWEST_A_BIN:
                 continue
-            sources, result = records
-            values = _values(context.reference, context.target, sources, result)
-            if values[0].size < policy.explained_bins * _FEWEST_A_BIN:
-                continue
-            share = explained_by_input(*values, bins=policy.explained_bins)
+            share = explained_by_input(*values, bins=POLICY.explained_bins)
             if share is None:
                 continue
-            if share > policy.explained:
+            if share > POLICY.explained:
                 dtype = result.precision.name
-                share = min(share, unexpected_by_input(*values, bins=policy.explained_bins, dtype=dtype))
-            if context.own_kind(context.pairs[result.key]) is not None:
-                continue  # the rounding of an archived input depends on it, too
+                share = min(share, unexpected_by_input(*values, bins=POLICY.explained_bins, dtype=dtype))
             text = (
-                f"{share:.0%} of the squared error is a function of the input, at most {policy.explained:.0%}"
+                f"{share:.0%} of the squared error is a function of the input, at most {POLICY.explained:.0%}"
             )
-            status: Status = "within-rounding" if share <= policy.explained else "suspect"
-            yield result.key, Finding("input_dependence", share, policy.explained, status, text)
+            yield result.key, limits.finding("input_dependence", share, text)
 
 
 def explained_by_input(
-    given: Array, received: Array, made: Array, returned: Array, *, bins: int
+    input_: Array, target_input: Array, output: Array, target_output: Array, *, bins: int
 ) -> float | None:
-    """The share of the output's squared error that is a function of the input's value and not of its error.
+    """Return the share of the output's squared error that is a function of the input's value, not its error.
 
     Elements are sorted into `bins` of equal count by the reference's input. What the mean of each bin
     explains of the variance of the error is reduced by what as many bins explain of noise, and by what
     they explain of the input's error, which the output inherits.
 
     Args:
-        given: The reference's input, float64, one dimension, ascending.
-        received: The target's input, in the same order.
-        made: The reference's output.
-        returned: The target's output.
+        input_: The reference's input, float64, one dimension, ascending.
+        target_input: The target's input, in the same order.
+        output: The reference's output.
+        target_output: The target's output.
         bins: Count of bins.
 
     Returns:
-        A share of 0 to 1; None where there is no error.
+        A share of 0 to 1; None if there is no error.
     """
-    errors = returned - made
+    errors = target_output - output
     if not errors.any():
         return None
-    return max(0.0, _share(errors, bins) - _share(received - given, bins))
+    return max(0.0, _share(errors, bins) - _share(target_input - input_, bins))
 
 
 def unexpected_by_input(
-    given: Array, received: Array, made: Array, returned: Array, *, bins: int, dtype: str
+    input_: Array, target_input: Array, output: Array, target_output: Array, *, bins: int, dtype: str
 ) -> float:
     """As `explained_by_input`, of the error less that which rounding the right result would make.
 
-    Where a target computes in few bits, so few values lie in a bin that their roundings do not cancel; of
+    If a target computes in few bits, so few values lie in a bin that their roundings do not cancel; of
     a function of about slope 1 they are even alike. What is right for the target's input is read off the
     function that the reference's elements are points of, and rounded to a dtype.
     """
-    right = rounded(np.interp(received, given, made), dtype)
-    squares = float(((returned - made) ** 2).sum())
-    strange = returned - right
-    return _share(strange, bins) * float((strange**2).sum()) / squares
+    right = rounded(np.interp(target_input, input_, output), dtype)
+    squares = float(((target_output - output) ** 2).sum())
+    unexpected = target_output - right
+    return _share(unexpected, bins) * float((unexpected**2).sum()) / squares
 
 
 def _values(
-    reference: Archive, target: Archive, sources: tuple[Record, Record], result: MeasuredPair
+    reference: Archive, target: Archive, source: tuple[Record, Record], result: MeasuredPair
 ) -> tuple[Array, Array, Array, Array]:
     """Read inputs and outputs of a leaf, sorted by the reference's input, if all four are finite."""
-    records = [(reference, sources[0]), (target, sources[1])]
-    records += [(reference, result.reference), (target, result.target)]
-    values = np.stack([sample(archive, record, _ELEMENTS) for archive, record in records])
+    records = [*source, result.reference, result.target]
+    archives = [reference, target] * 2
+    values = np.stack([sample(a, record, _ELEMENTS) for a, record in zip(archives, records, strict=True)])
     values = values[:, np.isfinite(values).all(axis=0)]
-    given, received, made, returned = values[:, np.argsort(values[0], kind="stable")]
-    return given, received, made, returned
+    input_, target_input, output, target_output = values[:, np.argsort(values[0], kind="stable")]
+    return input_, target_input, output, target_output
 
 
 def _share(errors: Array, bins: int) -> float:
@@ -127,15 +127,12 @@ def _elementwise(leaf: Call, context: Context) -> tuple[tuple[Record, Record], M
     """Return both records of a leaf's one input, and the pair of its one output; None for other leaves."""
     if len(leaf.inputs) != 1 or len(leaf.outputs) != 1 or context.calls.has_parameters(leaf.site):
         return None
-    source, output = (context.pairs.get(records[0].key.text) for records in (leaf.inputs, leaf.outputs))
-    if source is None or output is None or source.reference is None or source.target is None:
+    (input_,), (output,) = leaf.inputs, leaf.outputs
+    source, result = context.pairs.get(input_.key.text), context.measured(output.key.text)
+    if source is None or source.target is None or not source.is_compared or result is None:
         return None
-    result = context.measured(output)
-    if result is None or not source.is_compared:
+    if input_.shape != output.shape or input_.dtype.kind != "float" or output.dtype.kind != "float":
         return None
-    given, made = source.reference, result.reference
-    if given.shape != made.shape or given.dtype.kind != "float" or made.dtype.kind != "float":
+    if input_.digest and input_.digest == output.digest:
         return None
-    if given.digest and given.digest == made.digest:
-        return None
-    return ((given, source.target), result) if made.stored and given.stored else None
+    return ((input_, source.target), result) if output.stored and input_.stored else None

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Final
 
 from tensorcap.comparison.pair import Finding, Pair
-from tensorcap.comparison.policy_tests.context import Context, Gain, MeasuredPair
-from tensorcap.comparison.policy_tests.gains import RobustVerdict, least_elements
+from tensorcap.comparison.policy_tests.context import Context, Gain, MeasuredPair, PolicyTest
+from tensorcap.comparison.policy_tests.gains import RobustVerdict, judge_gain, judge_tail, least_elements
 
 # Ops that hand the relative error of a tensor on as it is, or less, or a few times as large
 # fmt: off
@@ -38,18 +38,17 @@ _SENTINEL: Final = -1e4  # and less: a mask that was added, so that norms say no
 _FIRST: Final = ("output", "output.0")  # what else an op gives out are statistics and sums
 
 
-class OpGainTest:
+class OpGainTest(PolicyTest):
     """Tests `attention_gain` of ops."""
 
     names = ("attention_gain",)
     is_local = True
+    is_evidence = True
 
     def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
         """Judge the first result of every op of a known kind, in the order of the pairs."""
-        for pair in map(context.measured, context.pairs.values()):
-            if pair is None or pair.reference.key.slot not in _FIRST:
-                continue
-            gain = _gain_of_op(context, pair)
+        for pair in context.pairs.values():
+            gain = _gain_of_op(context, pair) if isinstance(pair, MeasuredPair) else None
             if gain is not None:
                 context.gain_log.gains.append(gain)
                 yield pair.key, gain.finding
@@ -66,31 +65,27 @@ def cancellation_scale(context: Context, pair: Pair) -> float:
     return 1 / max(1.0, *(_shares(_sources(context, place) or (), pair) or (1.0,)))
 
 
-def _gain_of_op(context: Context, result: MeasuredPair) -> Gain | None:
-    place = result.reference.key.where
+def _gain_of_op(context: Context, pair: MeasuredPair) -> Gain | None:
+    place = pair.reference.key.where
     name = context.ops.name(place)
-    if name not in _PLAIN and name not in _SUMS:
+    if pair.reference.key.slot not in _FIRST or (name not in _PLAIN and name not in _SUMS):
         return None
-    pair = context.pairs[result.key]
-    output = context.errors.get(result.key)
+    output = context.errors.get(pair.key)
     sources = _sources(context, place)
-    if output is None or not sources or not result.is_inexact:
+    if output is None or not sources or not pair.is_inexact:
         return None
     shares = _shares(sources, pair) if name in _SUMS else [1.0] * len(sources)
-    errors = [context.errors.get(source.key) for source in sources]
-    known = [error for error in errors if error is not None]
-    if shares is None or len(known) < len(errors):
+    errors = context.known_errors(sources)
+    if shares is None or errors is None:
         return None
-    precision, policy = result.precision, context.policy
-    inputs = _together(known, shares)
-    count = least_elements((*sources, pair))
-    finding = policy.judge_gain(output, inputs, precision, is_core=True, elements=count)
+    together = partial(_together, shares=shares)
+    inputs, precision, count = together(errors), pair.precision, least_elements((*sources, pair))
+    finding = judge_gain(output, inputs, precision, is_core=True, elements=count)
     if finding.status != "within-rounding":
-        looks = context.robust_errors(sources, pair, name in _CENTRED)
-        together = partial(_together, shares=shares)
-        second = RobustVerdict(policy, looks, precision, together, is_core=True, elements=count)
+        robust = context.robust_errors(sources, pair, name in _CENTRED)
+        second = RobustVerdict(robust, precision, together, judge_tail, is_core=True, elements=count)
         finding, inputs, output = second.of(finding, (inputs, output))
-    return Gain(result.reference.key.site, pair, inputs, output, finding)
+    return Gain(pair.reference.key.site, pair, inputs, output, finding)
 
 
 def _sources(context: Context, place: str) -> list[Pair] | None:

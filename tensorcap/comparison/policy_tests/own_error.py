@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tensorcap.comparison.pair import Finding
-from tensorcap.comparison.policy_tests.context import Context
+from tensorcap.comparison.policy import POLICY, Limits, Precision
+from tensorcap.comparison.policy_tests.context import Context, PolicyTest
 
 
-class OwnErrorTest:
+class OwnErrorTest(PolicyTest):
     """Tests `own_error_leaf` and `own_error_composite`, which take the place of `growth`."""
 
     names = ("own_error_leaf", "own_error_composite")
@@ -23,12 +24,41 @@ class OwnErrorTest:
     def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
         """Judge results whose arguments were all replaced, and arguments that such a call's code made."""
         for pair, error in context.open_results():
-            own = context.own_kind(context.pairs[pair.key])
+            own = context.injected.own(pair)
             if own is None:
                 continue
             site = pair.reference.key.site
             is_leaf = own == "result" and context.calls.is_leaf(site) and context.calls.is_simple(site)
-            finding = context.policy.judge_own_error(
-                error, pair.precision, is_leaf=is_leaf, elements=pair.elements
+            yield (
+                pair.key,
+                judge_own_error(error, pair.precision, is_leaf=is_leaf, elements=pair.elements),
             )
-            yield pair.key, finding
+
+
+def judge_own_error(
+    error: float,
+    precision: Precision,
+    *,
+    is_leaf: bool,
+    elements: int,
+    limits: Limits | None = None,
+    where: str = "",
+) -> Finding:
+    """Judge the error of what was computed from the reference's own values.
+
+    Args:
+        error: Row error, no unit.
+        precision: The precision of the pair.
+        is_leaf: Whether a leaf of known kind computed it.
+        elements: Count of elements that the error is taken over.
+        limits: In roundings; those of an injected run if None. Float32 and wider have limits of their own.
+        where: Which rows the error is of, for the text.
+    """
+    test = "own_error_leaf" if is_leaf else "own_error_composite"
+    if precision.is_wide:
+        limits = POLICY.in_proportion(POLICY.wide_own, precision)
+        return limits.finding(test, error, f"error {error:.2g} of its own{where}, at most {limits.green:.2g}")
+    limits = POLICY.sampled(limits or (POLICY.leaf_own if is_leaf else POLICY.composite_own), elements)
+    own = error / precision.rounding
+    text = f"error {error:.2g} of its own{where}: {own:.3g} roundings, at most {limits.green:.3g}"
+    return limits.finding(test, own, text)

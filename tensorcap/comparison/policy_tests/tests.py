@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from tensorcap.comparison.policy_tests.context import PolicyTest
@@ -13,7 +14,7 @@ from tensorcap.comparison.policy_tests.exact_values import (
     ZeroRowTest,
 )
 from tensorcap.comparison.policy_tests.gains import GainTest
-from tensorcap.comparison.policy_tests.growth import GrowthTest
+from tensorcap.comparison.policy_tests.growth import GrowthTest, WideErrorTest
 from tensorcap.comparison.policy_tests.input_dependence import InputDependenceTest
 from tensorcap.comparison.policy_tests.op_gains import OpGainTest
 from tensorcap.comparison.policy_tests.outlier import OutlierTest
@@ -27,10 +28,21 @@ TESTS: Final[tuple[PolicyTest, ...]] = (
     ZeroRowTest(),
     OwnErrorTest(),
     GrowthTest(),
+    WideErrorTest(),
     OutlierTest(),
     GainTest(),
     OpGainTest(),
     InputDependenceTest(),
 )
-# Names of findings that speak of the module itself; masks are compared before the policy
-LOCAL_TESTS: Final = frozenset(("mask", *(name for test in TESTS if test.is_local for name in test.names)))
+
+
+def _names(has_attribute: Callable[[PolicyTest], bool]) -> frozenset[str]:
+    """Return the names of the findings of all tests that have an attribute."""
+    return frozenset(name for test in TESTS if has_attribute(test) for name in test.names)
+
+
+# Names of findings by the attributes of `PolicyTest`; masks are compared before the policy's tests
+LOCAL_TESTS: Final = _names(lambda test: test.is_local) | {"mask"}
+EVIDENCE_TESTS: Final = _names(lambda test: test.is_evidence)
+GROWTH_TESTS: Final = _names(lambda test: test.is_growth)
+ROUNDED_INPUT_TESTS: Final = _names(lambda test: test.fails_by_rounded_inputs)

@@ -1,6 +1,6 @@
-"""What may differ between two runs before any tensor does: inputs, configuration, parameters, mode, versions.
+"""The checks of a preflight, in the order of their items: inputs, mode, configuration, modules, versions.
 
-What is looked at, and in which order it is told, is normative in `specs/preflight.md`.
+Their list and order are normative in `specs/preflight.md`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tensorcap.comparison.preflight.inputs import inputs, repeated
 from tensorcap.comparison.preflight.item import Item, Kind, UnknownError
-from tensorcap.comparison.preflight.parameters import parameters
+from tensorcap.comparison.preflight.parameters import compare_parameters
+from tensorcap.comparison.preflight.run_inputs import compare_inputs, compare_repeat
 from tensorcap.comparison.preflight.runs import (
-    attention,
-    buffers,
-    classes,
-    config,
-    mode,
-    precision,
-    settings,
-    versions,
+    compare_attention,
+    compare_buffers,
+    compare_classes,
+    compare_configs,
+    compare_modes,
+    compare_precision,
+    compare_settings,
+    compare_versions,
 )
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.json_values import json_object
@@ -32,8 +32,8 @@ class Preflight:
 
     Attributes:
         items: All that differs, what explains a divergence first.
-        equal: Kinds that were looked at and do not differ.
-        unchecked: Kinds that could not be looked at, and why.
+        equal: Kinds that were compared and do not differ.
+        unchecked: Kinds that could not be compared, and why.
     """
 
     items: tuple[Item, ...]
@@ -57,40 +57,40 @@ class Preflight:
 
 
 def preflight(reference: Archive, target: Archive, *, repeat: Archive | None = None) -> Preflight:
-    """Look at everything but the tensors that a comparison is about.
+    """Compare everything of two runs but the tensors that a comparison is about.
 
     Args:
         reference: The trusted archive.
         target: The archive under test.
-        repeat: A second run of the reference, which ought to be bit-equal to it.
+        repeat: A second run of the reference, which should be bit-equal to it.
 
     Raises:
         ReadError: Inputs or parameters cannot be read.
     """
-    looks: dict[Kind, Callable[[], Iterator[Item]]] = {
-        "inputs": lambda: inputs(reference, target),
-        "repeat": lambda: repeated(reference, repeat),
-        "mode": lambda: mode(reference, target),
-        "config": lambda: config(reference, target),
-        "modules": lambda: classes(reference, target),
-        "parameters": lambda: parameters(reference, target),
-        "attention": lambda: attention(reference, target),
-        "buffers": lambda: buffers(reference, target),
-        "settings": lambda: settings(reference, target),
-        "precision": lambda: precision(reference, target),
-        "versions": lambda: versions(reference, target),
+    checks: dict[Kind, Callable[[Archive, Archive], Iterator[Item]]] = {
+        "inputs": compare_inputs,
+        "repeat": lambda ours, _: compare_repeat(ours, repeat),
+        "mode": compare_modes,
+        "config": compare_configs,
+        "modules": compare_classes,
+        "parameters": compare_parameters,
+        "attention": compare_attention,
+        "buffers": compare_buffers,
+        "settings": compare_settings,
+        "precision": compare_precision,
+        "versions": compare_versions,
     }
     items: list[Item] = []
     equal: list[Kind] = []
     unchecked: dict[Kind, str] = {}
-    for kind, look in looks.items():
+    for kind, check in checks.items():
         try:
-            found = list(look())
+            differences = list(check(reference, target))
         except UnknownError as reason:
             unchecked[kind] = str(reason)
             continue
-        items += found
-        if not found:
+        items += differences
+        if not differences:
             equal.append(kind)
     items.sort(key=lambda item: (not item.explains, item.rank))
     return Preflight(tuple(items), tuple(equal), unchecked)

@@ -1,4 +1,4 @@
-"""Which entries of two model configurations differ, those that explain a divergence first."""
+"""Entries of two model configurations that differ, those that explain a divergence first."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ ABSENT: Final = "absent"
 
 
 class Cause(NamedTuple):
-    """What entries of one kind change.
+    """The effect of entries of one kind.
 
     Attributes:
         names: Globs over the last part of an entry's name.
-        why: What a difference does.
+        why: The effect of a difference.
     """
 
     names: tuple[str, ...]
@@ -132,11 +132,11 @@ class ConfigDifference:
     """One entry that differs.
 
     Attributes:
-        name: Of the entry; that of a nested one is joined by dots.
-        reference: JSON value of the reference, "absent" where it has none.
+        name: Name of the entry; that of a nested one is joined by dots.
+        reference: JSON value of the reference, "absent" if it has none.
         target: The same of the target.
         rank: Place of its cause in `CAUSES`, or the count of these.
-        why: What the difference does, "" where nobody knows.
+        why: The effect of the difference, "" if it is not known.
     """
 
     name: str
@@ -147,7 +147,7 @@ class ConfigDifference:
 
 
 def config_differences(reference: Mapping[str, Any], target: Mapping[str, Any]) -> list[ConfigDifference]:
-    """Entries whose values differ, those that explain a divergence first.
+    """List entries whose values differ, those that explain a divergence first.
 
     What differs in spelling alone is equal: rotary settings at the top and in `rope_parameters`, two names
     of one activation, a size that is left out and follows from others.
@@ -157,7 +157,7 @@ def config_differences(reference: Mapping[str, Any], target: Mapping[str, Any]) 
         [('eps', 'norms divide by another number')]
     """
     ours, theirs = _flat(reference), _flat(target)
-    found = []
+    differences = []
     for name in {**ours, **theirs}:
         rank, why = _cause(name)
         one, other = ours.get(name, ABSENT), theirs.get(name, ABSENT)
@@ -166,8 +166,8 @@ def config_differences(reference: Mapping[str, Any], target: Mapping[str, Any]) 
         if rank == len(CAUSES) and ABSENT in (one, other):
             continue  # another version of the same configuration class has other entries
         if not _is_equal(one, other) and not _fits(name, _HARMLESS):
-            found.append(ConfigDifference(name, one, other, rank, why))
-    return sorted(found, key=lambda d: d.rank)
+            differences.append(ConfigDifference(name, one, other, rank, why))
+    return sorted(differences, key=lambda d: d.rank)
 
 
 def _cause(name: str) -> tuple[int, str]:
@@ -183,20 +183,18 @@ def _fits(name: str, globs: tuple[str, ...]) -> bool:
 
 
 def _is_equal(one: object, other: object) -> bool:
-    if isinstance(one, bool) != isinstance(other, bool):
-        return False
-    return one == other
+    return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(_entries(config, ""))
-    heads, hidden = found.get("num_attention_heads"), found.get("hidden_size")
+    entries = dict(_entries(config, ""))
+    heads, hidden = entries.get("num_attention_heads"), entries.get("hidden_size")
     if isinstance(heads, int) and heads:
-        if found.get("num_key_value_heads") is None:
-            found["num_key_value_heads"] = heads
-        if isinstance(hidden, int) and found.get("head_dim") is None:
-            found["head_dim"] = hidden // heads
-    return found
+        if entries.get("num_key_value_heads") is None:
+            entries["num_key_value_heads"] = heads
+        if isinstance(hidden, int) and entries.get("head_dim") is None:
+            entries["head_dim"] = hidden // heads
+    return entries
 
 
 def _entries(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

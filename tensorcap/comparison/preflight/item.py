@@ -1,4 +1,4 @@
-"""One thing that two runs differ in, and what their metadata say of modules."""
+"""One difference of two runs apart from their tensors, and modules that both have."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Item:
     """One thing that differs, or that makes a comparison worthless.
 
     Attributes:
-        kind: What was looked at.
+        kind: The kind of thing that was compared.
         name: Which one: an input, an entry of the configuration, a module, a package.
         reference: JSON value of the reference.
         target: JSON value of the target.
         explains: Whether it alone can make outputs differ by more than rounding does.
         text: What it means, as a sentence.
-        rank: Those with the smallest number are told first.
+        rank: Those with the smallest number are listed first.
     """
 
     kind: Kind
@@ -50,19 +50,22 @@ class Item:
 
 
 class UnknownError(Exception):
-    """A kind cannot be looked at; the text says why."""
+    """A kind cannot be compared; the text says why."""
 
 
-def item(kind: Kind, name: str, ours: Any, theirs: Any, text: str, *, explains: bool, rank: int = 0) -> Item:
+def make_item(
+    kind: Kind, name: str, ours: Any, theirs: Any, text: str, *, explains: bool, rank: int = 0
+) -> Item:
     """Make an item, with its place in the order of PRE-1."""
     return Item(kind, name, ours, theirs, explains, text, 100 * KINDS.index(kind) + rank)
 
 
 def item_text(one: Item) -> str:
-    """What differs, what each side has, and what that means, in one line.
+    """Say what differs, what each side has, and what that means, in one line.
 
     Example:
-        >>> one = item("modules", "1.act", "torch.nn.SiLU", "torch.nn.GELU", "Others stayed.", explains=True)
+        >>> classes = "torch.nn.SiLU", "torch.nn.GELU"
+        >>> one = make_item("modules", "1.act", *classes, "Others stayed.", explains=True)
         >>> item_text(one)
         'modules 1.act: SiLU in the reference, GELU in the target. Others stayed.'
     """
@@ -74,16 +77,16 @@ def item_text(one: Item) -> str:
 
 
 def side_texts(one: Item, limit: int) -> tuple[str, str]:
-    """What the reference and the target have, each in so many characters at most."""
+    """Return the values of both sides as texts of `limit` characters at most."""
     texts = [one_line(str(side)) for side in (one.reference, one.target)]
     if one.kind == "modules":
-        texts = [short(text) for text in texts]
+        texts = [short_name(text) for text in texts]
     ours, theirs = (text if len(text) <= limit else f"{text[: limit - 1]}…" for text in texts)
     return ours, theirs
 
 
 def common_modules(reference: Archive, target: Archive) -> dict[str, tuple[ModuleInfo, ModuleInfo]]:
-    """Modules that both runs have, by site, with what each says of them.
+    """Return the modules that both runs have, by site, with what each says of them.
 
     Raises:
         UnknownError: There are none.
@@ -95,12 +98,6 @@ def common_modules(reference: Archive, target: Archive) -> dict[str, tuple[Modul
     return common
 
 
-def class_of(archive: Archive, site: str) -> str:
-    """The class of a module without its package, "" where it is not known."""
-    module = archive.info.modules.get(site)
-    return module.short_class if module else ""
-
-
-def short(name: str) -> str:
-    """The name of a class without its package."""
+def short_name(name: str) -> str:
+    """Return the name of a class without its package."""
     return name.rpartition(".")[2]

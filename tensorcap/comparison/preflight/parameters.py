@@ -1,11 +1,11 @@
-"""Whether two models hold the same numbers: by value where both archives have them, else by shape."""
+"""Compare the parameters of two models: by value if both archives have them, else by shape."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from tensorcap.comparison.exact import parameter_rounding
-from tensorcap.comparison.preflight.item import Item, UnknownError, item
+from tensorcap.comparison.preflight.item import Item, UnknownError, make_item
 from tensorcap.metrics import measure
 from tensorcap.runs import is_parameter
 from tensorcap.wording import some
@@ -13,14 +13,16 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record
 
 
-def parameters(reference: Archive, target: Archive) -> Iterator[Item]:
-    """Parameters, and buffers that were recorded, that go by the same name."""
-    held = [
+def compare_parameters(reference: Archive, target: Archive) -> Iterator[Item]:
+    """Compare parameters, and buffers that were recorded, of the same name."""
+    recorded = [
         {r.key.text: r for r in archive.records if is_parameter(r.key)} for archive in (reference, target)
     ]
-    common_records = [key for key in held[0] if key in held[1]]
+    common_records = [key for key in recorded[0] if key in recorded[1]]
     if common_records:
-        yield from _parameter_values(reference, target, [(held[0][k], held[1][k]) for k in common_records])
+        yield from _parameter_values(
+            reference, target, [(recorded[0][k], recorded[1][k]) for k in common_records]
+        )
         return
     sides = [
         {
@@ -36,12 +38,12 @@ def parameters(reference: Archive, target: Archive) -> Iterator[Item]:
     for name in common:
         ours, theirs = (None if side[name] is None else list(side[name] or ()) for side in sides)
         if ours != theirs:
-            yield item("parameters", name, ours, theirs, "Its shapes differ.", explains=True)
-    for kind, one, other, sign in (("reference", 0, 1, "lacks"), ("target", 1, 0, "lacks")):
+            yield make_item("parameters", name, ours, theirs, "Its shapes differ.", explains=True)
+    for kind, one, other in (("reference", 0, 1), ("target", 1, 0)):
         lost = [name for name in sides[other] if name not in sides[one]]
         if lost:
-            text = f"The {kind} {sign} {len(lost)} parameters of the other: {some(lost)}."
-            yield item("parameters", lost[0], one, other, text, explains=False, rank=2)
+            text = f"The {kind} lacks {len(lost)} parameters of the other: {some(lost)}."
+            yield make_item("parameters", lost[0], one, other, text, explains=False, rank=2)
 
 
 def _parameter_values(
@@ -50,18 +52,13 @@ def _parameter_values(
     unlike = []
     for ours, theirs in pairs:
         if ours.shape != theirs.shape:
-            yield item(
-                "parameters",
-                ours.key.text,
-                list(ours.shape),
-                list(theirs.shape),
-                "Its shapes differ.",
-                explains=True,
-            )
+            shapes = list(ours.shape), list(theirs.shape)
+            yield make_item("parameters", ours.key.text, *shapes, "Its shapes differ.", explains=True)
         elif not _has_equal_bits(reference, ours, target, theirs) and ours.stored and theirs.stored:
-            found = measure(reference, ours, target, theirs, tolerance=parameter_rounding(ours, theirs))
-            if found.mismatches or found.mask_mismatches:
-                unlike.append((found.relative_frobenius or 0.0, ours))
+            tolerance = parameter_rounding(ours, theirs)
+            difference = measure(reference, ours, target, theirs, tolerance=tolerance)
+            if difference.mismatches or difference.mask_mismatches:
+                unlike.append((difference.relative_frobenius or 0.0, ours))
     if unlike:
         error, worst = max(unlike, key=lambda entry: entry[0])
         text = (
@@ -69,7 +66,7 @@ def _parameter_values(
             f"dtypes: {some([record.key.text for _, record in unlike])}; the worst is off by {error:.3g} "
             "of its norm."
         )
-        yield item("parameters", worst.key.text, 0.0, error, text, explains=True)
+        yield make_item("parameters", worst.key.text, 0.0, error, text, explains=True)
 
 
 def _has_equal_bits(reference: Archive, ours: Record, target: Archive, theirs: Record) -> bool:

@@ -1,4 +1,4 @@
-"""What the metadata of two runs differ in: mode, configuration, modules, settings, versions."""
+"""Compare the metadata of two runs: mode, configuration, modules, settings, versions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from tensorcap.comparison.preflight.configuration import ABSENT, CAUSES, config_differences
-from tensorcap.comparison.preflight.item import Item, UnknownError, common_modules, item, short
+from tensorcap.comparison.preflight.item import Item, UnknownError, common_modules, make_item, short_name
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.run_info import RunInfo
@@ -17,8 +17,8 @@ _PRECISIONS: Final = ("dtype", "compute_dtype", "device")
 _SETTINGS: Final = ("float32_matmul_precision", "deterministic_algorithms")
 
 
-def mode(reference: Archive, target: Archive) -> Iterator[Item]:
-    """Random modules, and runs of which one was in training mode."""
+def compare_modes(reference: Archive, target: Archive) -> Iterator[Item]:
+    """Compare training modes; dropout in training mode is random."""
     sides = [archive.info.modules for archive in (reference, target)]
     if not any(sides):
         raise UnknownError("no archive lists its modules")
@@ -31,19 +31,19 @@ def mode(reference: Archive, target: Archive) -> Iterator[Item]:
                 f"first {random[0]}."
             )
             flags = [random[0] in side and bool(side[random[0]].is_training) for side in sides]
-            yield item("mode", random[0], flags[0], flags[1], text, explains=True)
+            yield make_item("mode", random[0], flags[0], flags[1], text, explains=True)
     # only of the whole model: a child that somebody put in is in training mode, and mostly does not care
     roots = [side[ROOT_SITE].is_training if ROOT_SITE in side else None for side in sides]
     if None not in roots and roots[0] != roots[1]:
         text = "One run was in training mode, the other in evaluation mode."
-        yield item("mode", ROOT_SITE, roots[0], roots[1], text, explains=True, rank=1)
+        yield make_item("mode", ROOT_SITE, roots[0], roots[1], text, explains=True, rank=1)
 
 
-def config(reference: Archive, target: Archive) -> Iterator[Item]:
-    """Entries of the model's configuration."""
+def compare_configs(reference: Archive, target: Archive) -> Iterator[Item]:
+    """Compare the entries of the model's configuration."""
     ours, theirs = reference.info.config, target.info.config
-    for name, found in (("reference", ours), ("target", theirs)):
-        if not found:
+    for name, config in (("reference", ours), ("target", theirs)):
+        if not config:
             raise UnknownError(f"the {name} has no configuration")
     is_same_framework = reference.info.framework == target.info.framework
     for d in config_differences(ours, theirs):
@@ -52,47 +52,47 @@ def config(reference: Archive, target: Archive) -> Iterator[Item]:
         text = f"{d.why[:1].upper()}{d.why[1:]}." if d.why else "Its influence is not known."
         # what only matters in training, at the end of a table or for a special token alone explains nothing
         explains = d.rank < len(CAUSES) - 3
-        yield item("config", d.name, d.reference, d.target, text, explains=explains, rank=d.rank)
+        yield make_item("config", d.name, d.reference, d.target, text, explains=explains, rank=d.rank)
 
 
-def classes(reference: Archive, target: Archive) -> Iterator[Item]:
-    """Modules that are of another class, apart: some of a class, which were replaced, and all of one."""
+def compare_classes(reference: Archive, target: Archive) -> Iterator[Item]:
+    """Compare the classes of modules: some of a class, which were replaced, and all of one."""
     common = common_modules(reference, target)
-    found = {path: (one.class_name, other.class_name) for path, (one, other) in common.items()}
-    counts = Counter(found.values())
+    pairs = {path: (one.class_name, other.class_name) for path, (one, other) in common.items()}
+    counts = Counter(pairs.values())
     mostly: dict[str, str] = {}
     for ours, theirs in sorted(counts, key=lambda names: (names[0] != names[1], -counts[names])):
         mostly.setdefault(ours, theirs)
-    for path, (ours, theirs) in found.items():
+    for path, (ours, theirs) in pairs.items():
         if theirs != mostly[ours]:
-            stayed = "stayed what they are" if mostly[ours] == ours else f"became {short(mostly[ours])}"
+            stayed = "stayed what they are" if mostly[ours] == ours else f"became {short_name(mostly[ours])}"
             text = f"Other modules of this class {stayed}."
-            yield item("modules", path, ours, theirs, text, explains=True)
+            yield make_item("modules", path, ours, theirs, text, explains=True)
     for ours, theirs in mostly.items():
         if ours != theirs:
             text = f"All {counts[ours, theirs]} modules of this class are of another implementation."
-            yield item("modules", short(ours), ours, theirs, text, explains=False, rank=1)
+            yield make_item("modules", short_name(ours), ours, theirs, text, explains=False, rank=1)
 
 
-def attention(reference: Archive, target: Archive) -> Iterator[Item]:
-    """How attention is computed."""
+def compare_attention(reference: Archive, target: Archive) -> Iterator[Item]:
+    """Compare the implementations of attention."""
     ours, theirs = _attention_of(reference.info), _attention_of(target.info)
     if not (ours and theirs):
         raise UnknownError("not both runs say how attention is computed")
     if ours != theirs:
         text = "Attention is computed by another implementation: other rounding, and perhaps another mask."
-        yield item("attention", "attn_implementation", ours, theirs, text, explains=False)
+        yield make_item("attention", "attn_implementation", ours, theirs, text, explains=False)
 
 
 def _attention_of(info: RunInfo) -> Any:
     names = "_attn_implementation", "attn_implementation", "_attn_implementation_internal"
-    asked = info.workload.options.get("attn_implementation")
-    found = [asked, info.attention_implementation, *map(info.config.get, names)]
-    return next((value for value in found if value), None)
+    option = info.workload.options.get("attn_implementation")
+    values = [option, info.attention_implementation, *map(info.config.get, names)]
+    return next((value for value in values if value), None)
 
 
-def buffers(reference: Archive, target: Archive) -> Iterator[Item]:
-    """Tables that modules hold besides their parameters: their dtypes."""
+def compare_buffers(reference: Archive, target: Archive) -> Iterator[Item]:
+    """Compare the dtypes of buffers."""
     common = common_modules(reference, target)
     unlike = []
     for path, sides in common.items():
@@ -107,23 +107,22 @@ def buffers(reference: Archive, target: Archive) -> Iterator[Item]:
             f"{len(unlike)} of the buffers have another dtype, as after model.to(…), which rounds tables "
             "such as rotary frequencies; from_pretrained(dtype=…) keeps them."
         )
-        yield item("buffers", name, one, other, text, explains=True)
+        yield make_item("buffers", name, one, other, text, explains=True)
 
 
-def settings(reference: Archive, target: Archive) -> Iterator[Item]:
-    """Settings of the framework that change what its operators give."""
-    sides = [archive.info.settings for archive in (reference, target)]
-    if not all(sides):
+def compare_settings(reference: Archive, target: Archive) -> Iterator[Item]:
+    """Compare settings of the framework that change the results of its operators."""
+    ours, theirs = reference.info.settings, target.info.settings
+    if not (ours and theirs):
         raise UnknownError("not both runs say how their framework was set")
     for name in _SETTINGS:
-        one, other = sides[0].get(name), sides[1].get(name)
-        if name in sides[0] and name in sides[1] and one != other:
-            text = "The same operators give other numbers."
-            yield item("settings", name, one, other, text, explains=name == _SETTINGS[0])
+        if name in ours and name in theirs and ours[name] != theirs[name]:
+            text, explains = "The same operators give other numbers.", name == _SETTINGS[0]
+            yield make_item("settings", name, ours[name], theirs[name], text, explains=explains)
 
 
-def precision(reference: Archive, target: Archive) -> Iterator[Item]:
-    """Dtypes and devices of the runs."""
+def compare_precision(reference: Archive, target: Archive) -> Iterator[Item]:
+    """Compare dtypes and devices of the runs."""
     ours, theirs = ([i.dtype, i.compute_dtype, i.device] for i in (reference.info, target.info))
     known = [sides for sides in zip(_PRECISIONS, ours, theirs, strict=True) if all(sides)]
     if not known:
@@ -131,15 +130,15 @@ def precision(reference: Archive, target: Archive) -> Iterator[Item]:
     for name, one, other in known:
         if one != other:
             text = "Rounding differs; that alone is no mistake."
-            yield item("precision", name, one, other, text, explains=False)
+            yield make_item("precision", name, one, other, text, explains=False)
 
 
-def versions(reference: Archive, target: Archive) -> Iterator[Item]:
-    """Versions of packages."""
-    sides = [archive.info.packages for archive in (reference, target)]
-    if not all(sides):
+def compare_versions(reference: Archive, target: Archive) -> Iterator[Item]:
+    """Compare versions of packages."""
+    ours, theirs = reference.info.packages, target.info.packages
+    if not (ours and theirs):
         raise UnknownError("not both runs list their packages")
-    for name in sides[0]:
-        one, other = sides[0][name], sides[1].get(name)
+    for name, one in ours.items():
+        other = theirs.get(name)
         if other and one != other:
-            yield item("versions", name, one, other, "Another version of the code.", explains=False)
+            yield make_item("versions", name, one, other, "Another version of the code.", explains=False)

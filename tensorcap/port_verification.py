@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from tensorcap.adapters import adapter_for
-from tensorcap.alignment import Aligned, MappingSource, Order, align, order_between, sides
+from tensorcap.alignment import MappingSource, Order, align, order_between, sides
 from tensorcap.alignment.names import read_rules
 from tensorcap.comparison import Comparison, compare
 from tensorcap.comparison.preflight import preflight
@@ -21,7 +21,7 @@ from tensorcap.localization import (
     gather_evidence,
     rank_suspects,
 )
-from tensorcap.reports.verification_files import replaced_folder, write_files
+from tensorcap.reports.verification_files import replace_folder, write_files
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
 from tensorcap_formats.archive import Archive
@@ -95,7 +95,7 @@ def verify(
     """
     progress = progress or Silent()
     final = Path(output)
-    with replaced_folder(final, force=force) as folder, ExitStack() as stack:
+    with replace_folder(final, force=force) as folder, ExitStack() as stack:
         progress.stage("capturing the reference")
         reference_run = _make(reference_model, None)
         trusted = stack.enter_context(_open_side(reference_model, reference_run, folder / REFERENCE))
@@ -108,11 +108,12 @@ def verify(
             _open_side(target_model, target_run, folder / TARGET, injectable=("input",))
         )
         progress.stage("aligning")
-        aligned = _align_by_rules(trusted, tested, mapping, rules)
-        known = mapping if aligned is None else aligned.alignment
-        ours, theirs = (
-            sides(trusted, tested, mapping) if aligned is None else (aligned.reference, aligned.target)
-        )
+        known = mapping
+        if rules is None:
+            ours, theirs = sides(trusted, tested, mapping)
+        else:
+            aligned = align(trusted, tested, mapping=mapping, rules=rules, by="all")
+            known, ours, theirs = aligned.alignment, aligned.reference, aligned.target
         progress.stage("looking at what differs before any tensor does")
         checklist = preflight(ours, theirs)
         progress.stage("comparing")
@@ -136,6 +137,7 @@ def verify(
         progress.stage("localizing")
         localization = rank_suspects(ours, theirs, free, gathered.sources)
         injection = gathered.injection
+        injected = injection.comparison if injection else None
         why_not_injected = "" if target_run is not None else _NOT_RUN
         if gathered.injection_error is not None:
             why_not_injected = str(gathered.injection_error).replace(f"{folder}{os.sep}", "")
@@ -144,11 +146,11 @@ def verify(
             checklist,
             free.mapping.order if free.mapping else _order(free),
             free,
-            injection.comparison if injection else None,
+            injected,
             why_not_injected,
             gathered.injection_error is not None,
             localization,
-            _inheriting(free, injection.comparison if injection else None),
+            _inheriting(free, injected),
             weights,
             tested.info.control,
             [] if gathered.replay_error is None else [f"No replay: {gathered.replay_error}."],
@@ -195,7 +197,7 @@ def _compare_weights(
     rules: str | os.PathLike[str] | None,
     progress: Progress,
 ) -> WeightComparison | None:
-    """Compare the weights of unlike frameworks, which somebody had to convert; None of the same framework."""
+    """Compare the weights of two frameworks, which a port converts; None if both sides have the same one."""
     model = target_run.workload.model
     if trusted.info.framework == RunInfo.of(adapter_for(model).describe(model)).framework:
         return None
@@ -212,18 +214,6 @@ def _compare_weights(
 def _final_path(path: Path, folder: Path, final: Path) -> Path:
     """Where an archive is going to be, once the folder is in its place."""
     return final.absolute() / path.relative_to(folder) if path.is_relative_to(folder) else path
-
-
-def _align_by_rules(
-    reference: Archive,
-    target: Archive,
-    mapping: MappingSource | None,
-    rules: str | os.PathLike[str] | None,
-) -> Aligned | None:
-    """Align two archives by rules of the user's; None without rules."""
-    if rules is None:
-        return None
-    return align(reference, target, mapping=mapping, rules=rules, by="all")
 
 
 def _order(comparison: Comparison) -> Order | None:

@@ -1,4 +1,4 @@
-"""Staging: tensors go from a device to the recorder without making the model wait for the copy or the disk.
+"""A staging buffer: tensors reach the recorder without making the model wait for the copy or the disk.
 
 In the hook a tensor is copied on its device, and from there into a ring of pinned host memory on a stream
 of its own, which the model's stream never waits for; one thread gives copies that have arrived to the
@@ -59,7 +59,7 @@ class _PendingCopy:
         return self.start + -(-self.size // _ALIGNMENT) * _ALIGNMENT
 
 
-class Staging:
+class StagingBuffer:
     """The ring and its worker; both are made for the first tensor, and gone after the block."""
 
     def __init__(

@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 
 from tensorcap.adapters.huggingface.generation import Generation, quiet, tokens_fed
-from tensorcap.adapters.huggingface.inputs import load_arguments, vocabulary_size, with_forward_defaults
 from tensorcap.adapters.huggingface.model import load_config, load_model
+from tensorcap.adapters.huggingface.model_inputs import load_arguments, vocabulary_size, with_forward_defaults
 from tensorcap.adapters.torch.tensors import device_named
 from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.errors import UsageError, missing_package
@@ -88,7 +88,7 @@ def _check_options(path: str, options: Mapping[str, Any]) -> str:
     if unknown:
         raise UsageError(f"{path}: option {unknown[0]!r} is unknown for a Hugging Face model")
     try:
-        import transformers  # noqa: F401  # found missing now, with a hint
+        import transformers  # noqa: F401  # if it is absent, the error has a hint
     except ModuleNotFoundError:
         raise missing_package(f"a Hugging Face model ({path})", "transformers", extra="hf") from None
     return str(Path(path).expanduser()) if path.startswith("~") else path

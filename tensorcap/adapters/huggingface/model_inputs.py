@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ import torch
 
 from tensorcap.adapters.torch.tensors import dtype_named, from_stored
 from tensorcap.workload import StoredInput, archived_inputs
-from tensorcap_formats.errors import UsageError, abbreviate
+from tensorcap_formats.errors import UsageError, abbreviate, did_you_mean
 from tensorcap_formats.open import open_archive
 
 _IDS: Final = re.compile(r"\s*-?\d+(?:(?:\s*,\s*|\s+)-?\d+)*\s*")  # one row
@@ -35,7 +34,7 @@ def load_arguments(
     if inputs is None and not sources:
         raise UsageError(f"{path}: no inputs, expected --prompt, --input-ids or --inputs")
     if inputs is None and sources == ["prompt"]:
-        return _tokenized(path, model, options)
+        return _tokenize(path, model, options)
     if inputs is None and sources == ["input_ids"]:
         return {"input_ids": _parse_ids(options["input_ids"], model)}
     if inputs is None:
@@ -51,7 +50,7 @@ def load_arguments(
     return arguments
 
 
-def _tokenized(path: str, model: Any, options: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def _tokenize(path: str, model: Any, options: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     from transformers import AutoTokenizer
 
     trust = bool(options.get("trust_remote_code"))
@@ -89,10 +88,9 @@ def _check_names(path: str, model: Any, arguments: Mapping[str, torch.Tensor]) -
     parameters = inspect.signature(model.forward).parameters
     for name in arguments:
         if name not in parameters:
-            close = difflib.get_close_matches(name, list(parameters), n=3)
             raise UsageError(
                 f"{path}: {type(model).__name__} has no argument {abbreviate(name)!r}",
-                hint=f"Did you mean {' or '.join(map(repr, close))}?" if close else None,
+                hint=did_you_mean(name, parameters),
             )
 
 

@@ -1,4 +1,4 @@
-"""Whether two runs were fed the same, and whether the reference repeats itself."""
+"""Compare the inputs of two runs, and the reference with a second run of it."""
 
 from __future__ import annotations
 
@@ -7,35 +7,51 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.comparison.preflight.item import Item, UnknownError, class_of, item
+from tensorcap.comparison.preflight.item import Item, UnknownError, make_item
+from tensorcap.runs import is_result
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.records import Record
 
-_SMALL: Final = 1 << 22  # elements: inputs up to here are read where digests do not settle it
+_SMALL: Final = 1 << 22  # elements: inputs up to here are read if digests do not decide
 
 
-def inputs(reference: Archive, target: Archive) -> Iterator[Item]:
-    """Inputs of the whole model, by value; by their hashes where not both archives hold them."""
-    given = [r for r in reference.records if r.key.site == ROOT_SITE and r.key.slot.startswith("input")]
+def compare_inputs(reference: Archive, target: Archive) -> Iterator[Item]:
+    """Compare the inputs of the whole model, by value; by their hashes if not both archives have them."""
+    ours_in_order = [
+        r for r in reference.records if r.key.site == ROOT_SITE and r.key.slot.startswith("input")
+    ]
     theirs = {r.key: r for r in target.records if r.key.site == ROOT_SITE}
-    common = [(r, theirs[r.key]) for r in given if r.key in theirs]
+    common = [(r, theirs[r.key]) for r in ours_in_order if r.key in theirs]
+    results = [_results(archive) for archive in (reference, target)]
     if not common:
         yield from _input_hashes(reference.info.inputs, target.info.inputs)
         return
-    steps: set[int] = set()
     for ours, other in common:
-        if ours.key.step in steps or _is_same_input(reference, ours, target, other):
+        if _is_same_input(reference, ours, target, other):
             continue
-        steps.add(ours.key.step)
-        if ours.key.step == 0:
+        if _contents(ours) in results[0] and _contents(other) in results[1]:
+            continue  # such as a cache: computed by the runs, and compared as their results are
+        step = ours.key.step
+        text = f"From step {step} on the runs were fed other inputs: later steps are not comparable."
+        if step == 0:
             text = _unlike_text(reference, ours, target, other)
-            yield item("inputs", ours.key.text, list(ours.shape), list(other.shape), text, explains=True)
-            return
-        text = f"From step {ours.key.step} on the runs were fed other inputs: later steps are not comparable."
-        yield item("inputs", ours.key.text, list(ours.shape), list(other.shape), text, explains=True)
+        yield make_item("inputs", ours.key.text, list(ours.shape), list(other.shape), text, explains=True)
         return
+
+
+def _results(archive: Archive) -> set[tuple[object, ...]]:
+    """What the model returned, by contents."""
+    return {
+        _contents(record)
+        for record in archive.records
+        if record.digest and record.key.site == ROOT_SITE and is_result(record.key)
+    }
+
+
+def _contents(record: Record) -> tuple[object, ...]:
+    return record.digest, record.dtype.name, record.shape
 
 
 def _input_hashes(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[Item]:
@@ -48,7 +64,7 @@ def _input_hashes(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterato
         one, other = ours[key], theirs[key]
         if one and other and one != other:
             text = "The two runs were fed different inputs."
-            yield item("inputs", key, one, other, text, explains=True)
+            yield make_item("inputs", key, one, other, text, explains=True)
 
 
 def _is_same_input(reference: Archive, ours: Record, target: Archive, theirs: Record) -> bool:
@@ -58,7 +74,7 @@ def _is_same_input(reference: Archive, ours: Record, target: Archive, theirs: Re
     if ours.shape != theirs.shape:
         return False
     if not (ours.stored and theirs.stored) or ours.size > _SMALL:
-        return True  # nothing can be told
+        return True  # nothing is known
     if "float" in (ours.dtype.kind, theirs.dtype.kind) and ours.dtype.name != theirs.dtype.name:
         return True  # rounded to another precision: the comparison itself measures it
     return bool(np.array_equal(reference.load(ours), target.load(theirs)))
@@ -86,12 +102,12 @@ def _unlike_text(reference: Archive, ours: Record, target: Archive, theirs: Reco
 
 def _differ(one: Array, other: Array) -> Array:
     both_nan = (one != one) & (other != other)
-    found: Array = (one != other) & ~both_nan
-    return found
+    differ: Array = (one != other) & ~both_nan
+    return differ
 
 
-def repeated(reference: Archive, repeat: Archive | None) -> Iterator[Item]:
-    """A second run of the reference, by digests."""
+def compare_repeat(reference: Archive, repeat: Archive | None) -> Iterator[Item]:
+    """Compare the reference with a second run of it, by digests."""
     if repeat is None:
         raise UnknownError("no second run of the reference was given")
     if reference.algorithm is None or reference.algorithm != repeat.algorithm:
@@ -103,9 +119,10 @@ def repeated(reference: Archive, repeat: Archive | None) -> Iterator[Item]:
     unlike = [(r, other) for r, other in pairs if r.digest != other.digest or r.shape != other.shape]
     if unlike:
         first = unlike[0][0]
-        path = class_of(reference, first.key.site)
+        module = reference.info.modules.get(first.key.site)
+        class_name = module.short_class if module else ""
         text = (
             f"The reference is not deterministic: {len(unlike)} of {len(pairs)} tensors of its second run "
-            f"differ, first {first.key.text}{f' ({path})' if path else ''}."
+            f"differ, first {first.key.text}{f' ({class_name})' if class_name else ''}."
         )
-        yield item("repeat", first.key.text, first.digest, unlike[0][1].digest, text, explains=True)
+        yield make_item("repeat", first.key.text, first.digest, unlike[0][1].digest, text, explains=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorcap.adapters.max.engine import Buffer, MaxDType, TensorValue, Weight
 from tensorcap.adapters.max.graph_plan import CompiledGraph, InjectionPoint
-from tensorcap.adapters.max.inputs import ModelInputs
+from tensorcap.adapters.max.model_inputs import ModelInputs
 from tensorcap.adapters.max.tensors import from_stored, logical_dtype
 from tensorcap.adapters.max.trace_events import (
     EnterModule,

@@ -6,56 +6,54 @@ neither the archive nor another call sees a write in place. Gradients go through
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from tensorcap.adapters.protocol import NotCapturableError
 from tensorcap.adapters.torch.tensor_leaves import KINDS
-from tensorcap.adapters.torch.tensors import NotCapturableError, dtype_name, from_stored, plain
-from tensorcap.recording import Call, Kind, Substitution, no_fit, rebuilt, walk
+from tensorcap.adapters.torch.tensors import dtype_name, from_stored, plain
+from tensorcap.recording import Call, Kind, Substitution, leaf_slot, no_fit, rebuild, walk
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.float_formats import MASK_SENTINELS
-from tensorcap_formats.keys import Key, escape
+from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
 
-class Exchange:
-    """Replaces the leaves of calls by the archived tensors of a substitution."""
+def inject(
+    substitution: Substitution, call: Call, kind: Kind, slots: Sequence[str], values: list[Any]
+) -> list[Any]:
+    """Replace the values that a call goes on with, or its caller gets; containers stay the same.
 
-    def __init__(self, substitution: Substitution) -> None:
-        self._substitution = substitution
+    Args:
+        substitution: The archived tensors.
+        call: The call.
+        kind: Whether the values are its arguments or its result.
+        slots: The slot of each value.
+        values: The values, which are recorded already.
 
-    def values(self, call: Call, kind: Kind, slots: Sequence[str], values: list[Any]) -> list[Any]:
-        """Replace the values that a call goes on with, or its caller gets; containers stay the same.
-
-        Args:
-            call: The call.
-            kind: Whether the values are its arguments or its result.
-            slots: The slot of each value.
-            values: The values, which are recorded already.
-
-        Raises:
-            UsageError: A tensor does not fit.
-        """
-        planned = self._substitution.planned(call.point.site, call.step, call.number, kind)
-        if planned is None:
-            return values
-        try:
-            return _CallExchange(self._substitution, call, planned).replace(slots, values)
-        except UsageError as error:
-            self._substitution.failure = error
-            raise
+    Raises:
+        UsageError: A tensor does not fit.
+    """
+    planned = substitution.planned(call.point.site, call.step, call.number, kind)
+    if planned is None:
+        return values
+    try:
+        return _CallInjector(substitution, call, planned).replace(slots, values)
+    except UsageError as error:
+        substitution.failure = error
+        raise
 
 
-class _CallExchange:
-    """The replacement of the values of one call."""
+class _CallInjector:
+    """Replaces the values of one call."""
 
-    def __init__(self, substitution: Substitution, call: Call, planned: Any) -> None:
+    def __init__(self, substitution: Substitution, call: Call, planned: Mapping[str, Record]) -> None:
         self._substitution = substitution
         self._call = call
-        self._left: dict[str, Record] = dict(planned)
+        self._left = dict(planned)
         self._copies: dict[int, list[tuple[torch.Tensor, Array, torch.Tensor]]] = {}
 
     def replace(self, slots: Sequence[str], values: Sequence[Any]) -> list[Any]:
@@ -64,20 +62,14 @@ class _CallExchange:
         if self._left:
             names = {name for pair in zip(slots, values, strict=True) for name in _names(*pair)}
             for name in self._left:
-                self._substitution.note_left(self._key(name), is_held=name in names)
+                self._substitution.note_left(self._call.key(name), is_held=name in names)
         return replaced
 
     def _value(self, slot: str, value: Any) -> Any:
-        def change(name: str, natural: Any) -> Any:
-            return self._tensor(f"{slot}.{escape(name)}" if name else slot, natural)
-
-        return rebuilt(value, KINDS, change)
-
-    def _key(self, slot: str) -> Key:
-        return Key(self._call.point.site, slot, self._call.step, self._call.number)
+        return rebuild(value, KINDS, lambda name, natural: self._tensor(leaf_slot(slot, name), natural))
 
     def _tensor(self, slot: str, natural: Any) -> Any:
-        key, record = self._key(slot), self._left.pop(slot, None)
+        key, record = self._call.key(slot), self._left.pop(slot, None)
         if record is None:
             self._substitution.note_absent(key)
             return natural
@@ -95,14 +87,14 @@ class _CallExchange:
             if is_same and earlier_bits.tobytes() == bits.tobytes():
                 self._substitution.note_injected(key, "")
                 return copy
-        replacement, cast = self._fitted(key, bits, record.dtype, own)
+        replacement, cast = self._fit(key, bits, record.dtype, own)
         if torch.is_grad_enabled() and natural.requires_grad:
             replacement = _WithGradientOf.apply(natural, replacement)  # type: ignore[no-untyped-call] # torch's own
         self._copies.setdefault(id(natural), []).append((natural, bits, replacement))
         self._substitution.note_injected(key, cast)
         return replacement
 
-    def _fitted(self, key: Key, bits: Array, dtype: DType, own: torch.Tensor) -> tuple[torch.Tensor, str]:
+    def _fit(self, key: Key, bits: Array, dtype: DType, own: torch.Tensor) -> tuple[torch.Tensor, str]:
         """A tensor like the model's own with archived values; and how they were cast, or an empty text."""
         path = self._substitution.archive.path
         if tuple(own.shape) != bits.shape:
@@ -203,6 +195,4 @@ def _is_blocked(values: torch.Tensor) -> torch.Tensor:
 
 
 def _names(slot: str, value: Any) -> list[str]:
-    return [
-        f"{slot}.{escape(leaf.name)}" if leaf.name else slot for leaf in walk(value, KINDS) if leaf.is_tensor
-    ]
+    return [leaf_slot(slot, leaf.name) for leaf in walk(value, KINDS) if leaf.is_tensor]

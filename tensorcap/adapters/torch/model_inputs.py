@@ -38,7 +38,7 @@ def with_archived_inputs(
             names = [*parameters[: len(own)], *(f"args.{i}" for i in range(len(own) - len(parameters)))]
         values = dict(zip(names, own, strict=True))
     left = {name: from_stored(*value) for name, value in inputs.items()}
-    values = {name: _replaced(value, name, left) for name, value in values.items()}
+    values = {name: _replace(value, name, left) for name, value in values.items()}
     for name, tensor in left.items():
         if "." in name or not isinstance(own, Mapping):
             raise UsageError(f"input {name!r} of the archive is none of the workload's: {', '.join(values)}")
@@ -46,17 +46,17 @@ def with_archived_inputs(
     return values if isinstance(own, Mapping) else tuple(values.values())
 
 
-def _replaced(value: Any, name: str, left: dict[str, torch.Tensor]) -> Any:
+def _replace(value: Any, name: str, left: dict[str, torch.Tensor]) -> Any:
     """Replace the tensors of a value by those that `left` has, by the names of `structure.walk`."""
     if isinstance(value, torch.Tensor):
         return left.pop(name, value)
     if type(value) is dict:
-        return {key: _replaced(item, f"{name}.{key}", left) for key, item in value.items()}
+        return {key: _replace(item, f"{name}.{key}", left) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         fields = zip(value._fields, value, strict=True)
-        return type(value)(*(_replaced(item, f"{name}.{field}", left) for field, item in fields))
+        return type(value)(*(_replace(item, f"{name}.{field}", left) for field, item in fields))
     if type(value) in (list, tuple):
-        return type(value)(_replaced(item, f"{name}.{i}", left) for i, item in enumerate(value))
+        return type(value)(_replace(item, f"{name}.{i}", left) for i, item in enumerate(value))
     return left.pop(name, value)
 
 

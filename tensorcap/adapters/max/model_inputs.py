@@ -15,7 +15,7 @@ from tensorcap.adapters.max.graph_plan import GraphSource, source_of
 from tensorcap.adapters.max.modules import argument_names, module_of
 from tensorcap.adapters.max.playback import record_array
 from tensorcap.adapters.max.tensors import ARRAYS, as_buffer, from_stored, stored
-from tensorcap.recording import Call, Recorder, rebuilt, walk
+from tensorcap.recording import Call, Recorder, argument_slots, rebuild, walk
 from tensorcap.workload import StoredInput, Workload, class_name
 from tensorcap_formats.dtypes import DTYPES, decode, encode
 from tensorcap_formats.errors import UsageError
@@ -47,7 +47,7 @@ class ModelInputs:
             return value
 
         for name, value in name_arguments(model, args, kwargs):
-            rebuilt(value, ARRAYS, partial(note, name))
+            rebuild(value, ARRAYS, partial(note, name))
         self.names = [name for name, _ in arrays_by_name]
         arrays = [as_buffer(array) for _, array in arrays_by_name]
         model_class = class_name(model.module)
@@ -74,8 +74,8 @@ class ModelInputs:
         def change(path: str, array: Any) -> Any:
             return next(left)
 
-        args = tuple(rebuilt(value, ARRAYS, change) for value in self._args)
-        return args, {name: rebuilt(value, ARRAYS, change) for name, value in self._kwargs.items()}
+        args = tuple(rebuild(value, ARRAYS, change) for value in self._args)
+        return args, {name: rebuild(value, ARRAYS, change) for name, value in self._kwargs.items()}
 
     def _check(self, model_class: str, name: str, array: Any, wanted: Any) -> None:
         fits = array.dtype == wanted.dtype and len(array.shape) == len(wanted.shape)
@@ -107,10 +107,8 @@ def name_arguments(
         names = argument_names(type(model.module))
     else:
         names = tuple(inspect.signature(model.forward).parameters)[1:]
-    for i, value in enumerate(args):
-        yield (escape(names[i]) if i < len(names) else f"args.{i - len(names)}"), value
-    for name, value in kwargs.items():
-        yield escape(name), value
+    slots = argument_slots(names, len(args), kwargs)
+    return zip((slot.removeprefix("input.") for slot in slots), (*args, *kwargs.values()), strict=True)
 
 
 def _types(
@@ -162,7 +160,7 @@ def with_archived_inputs(
     else:
         values = {str(i): value for i, value in enumerate(own)}
     left = {name: from_stored(*value) for name, value in inputs.items()}
-    replaced = rebuilt(values, ARRAYS, lambda name, array: left.pop(name, array))
+    replaced = rebuild(values, ARRAYS, lambda name, array: left.pop(name, array))
     for name in left:
         raise UsageError(f"input {name!r} of the archive is none of the workload's: {', '.join(values)}")
     return replaced if isinstance(own, Mapping) else tuple(replaced.values())
@@ -189,7 +187,7 @@ def perturb(workload: Workload, dtype: str) -> Workload:
         values = decode(bits, own).astype(np.float64)
         return from_stored(encode(values * (1 + epsilon * signs.choice((-1, 1), values.shape)), own), own)
 
-    values = rebuilt(workload.inputs, ARRAYS, change)
+    values = rebuild(workload.inputs, ARRAYS, change)
     if not changed:
         raise UsageError(
             f"{class_name(module_of(workload.model))}: has no floating input to perturb",
@@ -206,4 +204,4 @@ def record_inputs(inputs: Any, recorder: Recorder) -> None:
         record_array(recorder, call, f"given.{escape(path)}", array, required=True)
         return array
 
-    rebuilt(inputs, ARRAYS, keep)
+    rebuild(inputs, ARRAYS, keep)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
@@ -24,9 +24,8 @@ from tensorcap.adapters.torch.storage import Ledger
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
 from tensorcap.recording import Call
 from tensorcap_formats.errors import WriteError
-from tensorcap_formats.keys import Key
 
-_COMPILED: Final = "inside a compiled graph (torch.compile)"
+_T = TypeVar("_T")
 _HIGHER_ORDER: Final = "a higher-order op, which is not looked into"
 _PLAIN_CLASSES: Final = (torch.Tensor, nn.Parameter)
 _NO_MEMORY: Final = -1  # in the place of the id of a parameter, or buffer, that had no memory at first
@@ -128,23 +127,21 @@ class OpRecorder:
             result = compute()
             self._note_writes(operator, args, kwargs)
             return result
-        facts: dict[str, Any] | None = None
-        with self._lock, untraced():
-            try:
-                facts = {**self._describe(operator, call, *place, args, kwargs), **further}
-            except WriteError:
-                raise
-            except Exception as error:
-                self._recorder.lose(call.point, "op", f"{type(error).__name__}: {error}")
+        facts = self._try(call, lambda: {**self._describe(operator, call, *place, args, kwargs), **further})
         result = compute()
+        self._try(call, lambda: self._record_outputs(operator, call, facts, args, kwargs, result))
+        return result
+
+    def _try(self, call: Call, action: Callable[[], _T]) -> _T | None:
+        """Do something to record an op, unseen by modes; an error is a loss, and None is returned."""
         with self._lock, untraced():
             try:
-                self._record_outputs(operator, call, facts, args, kwargs, result)
+                return action()
             except WriteError:
                 raise
             except Exception as error:
                 self._recorder.lose(call.point, "op", f"{type(error).__name__}: {error}")
-        return result
+                return None
 
     def _locate(
         self, func: Any, operator: Operator | None, frame: FrameType, gap: str
@@ -170,7 +167,7 @@ class OpRecorder:
             reason = f"{func}: {_HIGHER_ORDER}"
         if not reason:
             source = self._frames.source(frame)
-            reason = _COMPILED
+            reason = "inside a compiled graph (torch.compile)"
         if source is None:
             recorder.lose(call.point, "op", reason)
             self._count_skipped(reason)
@@ -281,7 +278,7 @@ class OpRecorder:
             return {"lost": "not asked for"}
         if not self._leaves.tensor(call, slot, tensor):
             return {"lost": call.point.lost.get(slot, ("beyond the limit of bytes", 1))[0]}
-        return {"record": _key(call, slot)}
+        return {"record": call.key(slot).text}
 
     def _hold_record(self, call: Call, slot: str, tensor: Any, required: bool) -> None:
         """Enter a new record of a tensor into the ledger; of equal records the first counts."""
@@ -293,7 +290,7 @@ class OpRecorder:
                 recorder = self._recorder
                 is_whole = required or not recorder.has_slices
                 is_whole = is_whole or recorder.part(call, slot, tuple(dense.shape)) is None
-                self._ledger.hold(dense, _key(call, slot), is_whole=is_whole)
+                self._ledger.hold(dense, call.key(slot).text, is_whole=is_whole)
 
     def _record_outputs(
         self,
@@ -338,7 +335,7 @@ class OpRecorder:
             if self._ledger.knows(dense):
                 view = self._ledger.view(dense)
                 if view is not None:
-                    self._ledger.hold_view(dense, _key(call, slot))
+                    self._ledger.hold_view(dense, call.key(slot).text)
                     return view
                 if self._ledger.is_unfilled(dense):
                     return {"unfilled": True}
@@ -346,10 +343,6 @@ class OpRecorder:
                 self._ledger.note_unfilled(dense)
                 return {"unfilled": True}
         return self._record_tensor(call, slot, tensor)
-
-
-def _key(call: Call, slot: str) -> str:
-    return Key(call.point.site, slot, call.step, call.number).text
 
 
 def _weights(name: str, module: nn.Module) -> list[tuple[str, torch.Tensor, bool]]:

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.metrics.value_blocks import read_value_blocks, values_shape
+from tensorcap.metrics.value_blocks import read_value_blocks, require_rows, unravel
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
@@ -66,13 +66,8 @@ def routing_metrics(
         UsageError: The shapes differ, the values are no integers, or a row has more than 64 of them.
         ReadError: One side cannot be read.
     """
-    shape = values_shape(reference_record)
+    shape = require_rows(reference_record, target_record)
     key = reference_record.key.text
-    if not shape or shape != values_shape(target_record):
-        raise UsageError(
-            f"{key}: shapes {list(shape)} and {list(values_shape(target_record))}, expected equal ones of "
-            "at least one axis"
-        )
     if {reference_record.dtype.kind, target_record.dtype.kind} - {"int", "uint"} or shape[-1] > WIDEST:
         raise UsageError(f"{key}: expected integers, at most {WIDEST} along the last axis")
     leading, columns = shape[:-1], shape[-1]
@@ -99,11 +94,7 @@ def routing_metrics(
         share=equal_sets / rows if rows else None,
         mean_overlap=overlap_sum / rows if rows else None,
         least_overlap=least if rows else None,
-        first_unequal=None
-        if first is None
-        else tuple(int(i) for i in np.unravel_index(first, leading))
-        if leading
-        else (),
+        first_unequal=unravel(first, leading),
     )
 
 
@@ -114,7 +105,7 @@ def _sort_rows(values: Array) -> Array:
 
 
 def _are_first(ordered: Array) -> Array:
-    """Which numbers of a sorted row are the first of their value."""
+    """Return which numbers of a sorted row are the first of their value."""
     out = np.ones(ordered.shape, np.bool_)
     out[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     return out

@@ -197,7 +197,7 @@ def find_settings(module: nn.Module) -> Mapping[str, Any]:
 
 
 @contextmanager
-def mutated_module(
+def mutate_module(
     module: nn.Module, slots: Mapping[str, TensorSlot], mutation: CallMutation
 ) -> Iterator[None]:
     """Mutate tensors and settings of a module within a block.

@@ -1,0 +1,76 @@
+"""Tests of what a model computed again from archived values: own error, ratio to a twin, bits (RPL-10)."""
+
+from __future__ import annotations
+
+import math
+
+from tensorcap.comparison import POLICY, Finding, Limits, Precision, count_tail, judge_own_error
+
+
+def judge_replayed(
+    error: float,
+    worst_rows: float | None,
+    precision: Precision,
+    *,
+    is_leaf: bool,
+    elements: int,
+    is_forward: bool = False,
+) -> tuple[Finding, ...]:
+    """Judge what a model computed from archived values, by its own error and that of the worst rows.
+
+    Args:
+        error: Row error, no unit.
+        worst_rows: Its 95th percentile; None if it is not known.
+        precision: The precision of the pair.
+        is_leaf: Whether a leaf of known kind computed it.
+        elements: Count of elements that the error is taken over.
+        is_forward: Whether the target was run on values that were rounded on the way in.
+    """
+    if is_forward:
+        limits = POLICY.leaf_own if is_leaf else POLICY.composite_own
+    else:
+        limits = POLICY.replayed_leaf if is_leaf else POLICY.replayed_composite
+    finding = judge_own_error(error, precision, is_leaf=is_leaf, elements=elements, limits=limits)
+    if worst_rows is None:
+        return (finding,)
+    tail = judge_own_error(
+        worst_rows,
+        precision,
+        is_leaf=is_leaf,
+        elements=count_tail(elements),
+        limits=limits.scaled(POLICY.replayed_tail),
+        where=" in the worst rows",
+    )
+    return finding, tail
+
+
+def judge_twin(ratio: float, elements: int) -> Finding:
+    """Judge how a leaf's own error compares with that of the same leaf in low precision: `twin_ratio`."""
+    limits = POLICY.sampled(POLICY.twin_ratio, elements)
+    text = f"{ratio:.3g} times the error of the model in that precision, at most {limits.green:.3g}"
+    return limits.finding("twin_ratio", ratio, text)
+
+
+def rounds_less(ratio: float, elements: int) -> bool:
+    """Whether a result was rounded less than the model itself rounds it in that precision."""
+    return ratio < POLICY.twin_precise / POLICY.widened_by(elements)
+
+
+def judge_bits(share: float, elements: int) -> Finding:
+    """Judge the share of elements that are more than one unit in the last place off: `ulp_share`."""
+    limits = Limits(_widen(POLICY.twin_bits.green, elements), _widen(POLICY.twin_bits.suspect, elements))
+    text = f"{100 * share:.2g} % of elements are more than 1 ulp off, at most {100 * limits.green:.2g} %"
+    return limits.finding("ulp_share", share, text)
+
+
+def judge_other_values(share: float, elements: int) -> Finding:
+    """Judge the share of an activation's elements that are not the twin's; at most suspect."""
+    limits = Limits(_widen(POLICY.twin_values, elements), math.inf)
+    text = f"{100 * share:.2g} % of elements are not the twin's, at most {100 * limits.green:.2g} %"
+    return limits.finding("ulp_share", share, text)
+
+
+def _widen(share: float, elements: int) -> float:
+    """Widen the limit of a share of some elements by what a count may be off by (POL-30)."""
+    count = max(1, elements)
+    return share + POLICY.few * math.sqrt(share / count) + 1 / count
