@@ -119,6 +119,18 @@ def test_steps_after_the_first_other_token_are_not_comparable(look: Look) -> Non
     assert item.text == "From step 1 on the runs were fed other inputs: later steps are not comparable."
 
 
+@pytest.mark.spec("PRE-3")
+def test_a_cache_is_computed_and_no_other_input(look: Look) -> None:
+    cache = np.linspace(1, 2, 32, dtype=np.float32)
+    runs = [
+        {"0/@root/output.cache.keys": values, "1/@root/input.cache.keys": values}
+        for values in (cache, cache * np.float32(1 + 1e-6))
+    ]
+    assert "inputs" in look({}, {}, tensors=(runs[0], runs[1])).equal
+    given = {**runs[1], "1/@root/input.cache.keys": cache * 2}
+    assert only(look({}, {}, tensors=(runs[0], given)), "inputs").name == "1/@root/input.cache.keys"
+
+
 @pytest.mark.spec("PRE-4")
 @pytest.mark.parametrize(
     ("target", "names"), [("max", ["rope_theta"]), ("torch", ["rope_theta", "mlp_bias"])]

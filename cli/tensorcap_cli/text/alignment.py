@@ -35,8 +35,8 @@ def print_aligned(aligned: Aligned, *, show_all: bool) -> None:
     for side in ("reference", "target"):
         _print_left_over([left for left in aligned.alignment.left_over if left.side == side], side)
     click.echo()
-    for tokens in aligned.tokens:
-        click.echo(one_line(tokens.text))
+    for sentence in aligned.summary.tokens:
+        click.echo(one_line(sentence))
     summary = aligned.summary
     if summary.order is not None:
         _print_order(summary.order)

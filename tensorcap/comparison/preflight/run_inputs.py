@@ -11,7 +11,7 @@ from tensorcap.comparison.preflight.item import Item, UnknownError, make_item
 from tensorcap.runs import is_state
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
-from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
 
 _SMALL: Final = 1 << 22  # elements: inputs up to here are read if digests do not decide
@@ -55,10 +55,15 @@ class _HandedOn:
             for other in self._archive.records:
                 if other.digest and other.key.slot.startswith("output"):
                     self._made.setdefault(other.digest, other.order)
-        if record.key.step > 0 and is_state(record.key):
+        if record.key.step > 0 and is_state(record.key) and not self._is_returned(record):
             return True
         made = self._made.get(record.digest) if record.digest and record.dtype.is_inexact else None
         return made is not None and made < record.order
+
+    def _is_returned(self, record: Record) -> bool:
+        """Whether the model returned a state of this name before, so that its content can be compared."""
+        slot = record.key.slot.replace("input", "output", 1)
+        return Key(ROOT_SITE, slot, record.key.step - 1, rank=record.key.rank).text in self._archive
 
 
 def _input_hashes(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[Item]:
