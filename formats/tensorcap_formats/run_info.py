@@ -226,6 +226,7 @@ class RunInfo:
         framework: Name of the framework, "" if unknown.
         settings: Settings of the framework that change the results of its operators.
         model_class: Class of the model with its package, "" if unknown.
+        model_file: File that the class stands in, "" if unknown.
         config: The model's configuration.
         attention_implementation: As the model names it, "" if unknown.
         modules: The model's modules by site, in the order of its tree; empty if they are not listed.
@@ -251,6 +252,7 @@ class RunInfo:
     framework: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     model_class: str = ""
+    model_file: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     attention_implementation: str = ""
     modules: Mapping[str, ModuleInfo] = field(default_factory=dict)
@@ -288,6 +290,7 @@ class RunInfo:
             framework=_text(framework.get("name")) or "",
             settings=_mapping(framework.get("settings")),
             model_class=_text(model.get("class")) or "",
+            model_file=_text(model.get("file")) or "",
             config=_mapping(model.get("config")),
             attention_implementation=_text(model.get("attn_implementation")) or "",
             modules={

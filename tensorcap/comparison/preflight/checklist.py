@@ -5,8 +5,8 @@ Their list and order are normative in `specs/preflight.md`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tensorcap.comparison.preflight.hyperparameters import compare_hyperparameters
@@ -22,6 +22,7 @@ from tensorcap.comparison.preflight.runs import (
     compare_settings,
     compare_versions,
 )
+from tensorcap.wording import is_product, joined_name, name_pattern
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.json_values import json_object
 
@@ -94,5 +95,27 @@ def preflight(reference: Archive, target: Archive, *, repeat: Archive | None = N
             continue
         if len(items) == before:
             equal.append(kind)
+    items = [_as_one(alike) for alike in _alike(items)]
     items.sort(key=lambda item: (not item.explains, item.rank))
     return Preflight(tuple(items), tuple(equal), unchecked)
+
+
+def _alike(items: Iterable[Item]) -> Iterator[Sequence[Item]]:
+    """Yield items together that differ in nothing but numbers in their names, such as those of layers."""
+    groups: dict[object, list[Item]] = {}
+    for item in items:
+        kind = item.kind, repr((item.reference, item.target)), item.text
+        groups.setdefault((*kind, name_pattern(item.name)), []).append(item)
+    for group in groups.values():
+        if is_product([item.name for item in group]):
+            yield group
+            continue
+        of_last: dict[str, list[Item]] = {}  # unlike ones in unlike layers: by what has one number
+        for item in group:
+            of_last.setdefault(name_pattern(item.name, last=True), []).append(item)
+        yield from of_last.values()
+
+
+def _as_one(alike: Sequence[Item]) -> Item:
+    first = alike[0]
+    return first if len(alike) == 1 else replace(first, name=joined_name([item.name for item in alike]))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from tensorcap.comparison.preflight.configuration import ABSENT, CAUSES, config_differences
+from tensorcap.comparison.preflight.configuration import ABSENT, config_differences
 from tensorcap.comparison.preflight.item import Item, UnknownError, common_modules, make_item, short_name
 from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
@@ -17,6 +17,15 @@ _QUANTISED: Final = ("int", "uint", "float8", "float4", "q")  # beginnings of dt
 _PRECISIONS: Final = ("dtype", "compute_dtype", "device")
 # Settings of a framework that change the numbers that the same operators give
 _SETTINGS: Final = ("float32_matmul_precision", "deterministic_algorithms")
+
+# Classes that run the one module in them as it is, and its name in them
+_WRAPPERS: Final = {
+    "OptimizedModule": "_orig_mod",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+}
 
 
 def compare_modes(reference: Archive, target: Archive) -> Iterator[Item]:
@@ -73,15 +82,21 @@ def compare_configs(reference: Archive, target: Archive) -> Iterator[Item]:
         if not is_same_framework and ABSENT in (d.reference, d.target):
             continue  # what another framework's configuration has no word for
         text = f"{d.why[:1].upper()}{d.why[1:]}." if d.why else "Its influence is not known."
-        # what only matters in training, at the end of a table or for a special token alone explains nothing
-        explains = d.rank < len(CAUSES) - 3
-        yield make_item("config", d.name, d.reference, d.target, text, explains=explains, rank=d.rank)
+        yield make_item("config", d.name, d.reference, d.target, text, explains=d.explains, rank=d.rank)
 
 
 def compare_classes(reference: Archive, target: Archive) -> Iterator[Item]:
-    """Compare the classes of modules: some of a class, which were replaced, and all of one."""
+    """Compare the classes of modules: some of a class, which were replaced, and all of one.
+
+    A wrapper that runs the module in it, as `torch.compile` makes, has that module's class.
+    """
     common = common_modules(reference, target)
-    pairs = {path: (one.class_name, other.class_name) for path, (one, other) in common.items()}
+    wrapped = [_wrapped_classes(archive) for archive in (reference, target)]
+    pairs = {
+        path: (wrapped[0].get(one.path, one.class_name), wrapped[1].get(other.path, other.class_name))
+        for path, (one, other) in common.items()
+    }
+    pairs = {path: names for path, names in pairs.items() if all(names)}
     counts = Counter(pairs.values())
     mostly: dict[str, str] = {}
     for ours, theirs in sorted(counts, key=lambda names: (names[0] != names[1], -counts[names])):
@@ -120,6 +135,18 @@ def _quantised_type(module: ModuleInfo) -> str:
         return ""
     dtype = short_name(str(module.settings.get("dtype", "")))
     return dtype if dtype.startswith("q") else "quantised"
+
+
+def _wrapped_classes(archive: Archive) -> dict[str, str]:
+    """The class within each wrapper, by its path; "" if the run does not list what it wraps."""
+    classes = {module.path: module.class_name for module in archive.info.modules.values()}
+    wrapped: dict[str, str] = {}
+    for path, name in sorted(classes.items(), reverse=True):  # what is within comes first
+        child = _WRAPPERS.get(short_name(name))
+        if child is not None:
+            inner = f"{path}.{child}" if path else child
+            wrapped[path] = wrapped.get(inner, classes.get(inner, ""))
+    return wrapped
 
 
 def compare_attention(reference: Archive, target: Archive) -> Iterator[Item]:
