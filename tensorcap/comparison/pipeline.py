@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from tensorcap.alignment import MappedArchive, MappingSource, in_reference_layout, sides
+from tensorcap.alignment import MappedArchive, MappingSource, OrderedArchive, in_reference_layout, sides
 from tensorcap.comparison.agreement import explain_by_agreement
 from tensorcap.comparison.baseline import RELATIVE_EPSILON, with_ratios
 from tensorcap.comparison.blind_spots import RunSummary
@@ -23,10 +24,11 @@ from tensorcap.comparison.exact import (
 )
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.judge import PolicyJudge, judge
-from tensorcap.comparison.mapping_provenance import token_warnings, with_hints, with_mapping
+from tensorcap.comparison.mapping_provenance import token_warnings, value_warnings, with_hints, with_mapping
 from tensorcap.comparison.pair import Decision, Pair, decide
 from tensorcap.comparison.pairing import Selection, pair_records, partner_texts
 from tensorcap.comparison.policy import POLICY, Precision
+from tensorcap.comparison.quantised_weights import quantised_precision
 from tensorcap.comparison.thresholds import KeyThresholds, Thresholds
 from tensorcap.comparison.warnings import digest_warnings, pair_warnings, run_warnings
 from tensorcap.metrics import Difference, Tolerance, measure_pairs
@@ -177,6 +179,8 @@ class _Run:
         reference, target, thresholds = self.reference, self.target, self.thresholds
         mapped = target if isinstance(target, MappedArchive) else None
         precision = POLICY.precision_of_runs(reference.info, target.info, self.compute_dtype)
+        if precision is not None and self.compute_dtype is None:
+            precision = quantised_precision(reference.info, target.info, precision)
         if self.calibration is not None:
             _require_precision(self.calibration, precision)
         judged = with_hints(self._by_metadata(target, pairs), reference, target)
@@ -191,7 +195,9 @@ class _Run:
         if baseline is not None:
             judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
         return Comparison(
-            reference=ArchiveSummary.of(reference),
+            reference=ArchiveSummary.of(
+                reference.source if isinstance(reference, OrderedArchive) else reference
+            ),
             target=ArchiveSummary.of(mapped.source if mapped else target),
             tolerance=thresholds.default,
             pairs=tuple(judged),
@@ -202,6 +208,7 @@ class _Run:
             warnings=(
                 *run_warnings(reference, target),
                 *token_warnings(target),
+                *value_warnings(target),
                 *pair_warnings(judged),
                 *digest_warnings(judged),
             ),
@@ -353,9 +360,7 @@ def _is_equal(ours: object, theirs: object) -> bool:
 
 def _exact_below(account: RunSummary) -> float:
     """Return the relative error up to which a run is exact."""
-    if not account.precision:
-        return RELATIVE_EPSILON
-    return min(RELATIVE_EPSILON, POLICY.precision(account.precision).unit / 4)
+    return min(RELATIVE_EPSILON, POLICY.units.get(account.precision, math.inf) / 4)
 
 
 def _needs_values(pair: Pair) -> bool:
@@ -369,8 +374,8 @@ def _needs_values(pair: Pair) -> bool:
 
 
 def _require_precision(calibration: Calibration, precision: Precision | None) -> None:
-    if precision is not None and precision.name != calibration.precision:
+    if precision is not None and precision.text != calibration.precision:
         raise UsageError(
-            f"{calibration.path}: is of {calibration.precision} runs, these are {precision.name}",
+            f"{calibration.path}: is of {calibration.precision} runs, these are {precision.text}",
             hint="Calibrate by runs of the same precision, or say --compute-dtype.",
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from tensorcap.alignment import OrderedArchive
 from tensorcap.comparison.exact import BY_RECORDED_DIGEST
 from tensorcap.comparison.injected import injection_text
 from tensorcap.comparison.pair import Pair
@@ -48,6 +49,8 @@ def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
         yield "What was injected into the target is not of this reference: errors are not its modules' own."
     if not reference.is_ordered:
         yield "The reference has no execution order: natural order of names is used instead."
+    elif isinstance(reference, OrderedArchive):
+        yield "The reference has no execution order: the target's is used instead."
     steps, others = _count_steps(reference), _count_steps(target)
     if steps and others and steps != others:
         limits = [

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Literal
 
 from tensorcap.alignment import MappingSource, sides
 from tensorcap.comparison import compare, digest_warnings
+from tensorcap.comparison.preflight import item_text, preflight
 from tensorcap.localization.evidence import gather_evidence
 from tensorcap.localization.ranking import noise_between, rank_suspects
 from tensorcap.localization.suspect import Localization
 from tensorcap.rerun import open_run
+from tensorcap.wording import FEW
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import Source, opened
 from tensorcap_formats.progress import Progress, Silent
@@ -83,8 +85,10 @@ def localize(
             for what, error in (("replay", gathered.replay_error), ("injection", gathered.injection_error))
             if error is not None
         ]
+        causes = [] if free.is_green else preflight(*compared).explaining[:FEW]
+        before = [f"Before any tensor: {item_text(item)}" for item in causes]
         return replace(
             localization,
-            notes=(*localization.notes, *notes, *digest_warnings(free.pairs)),
+            notes=(*before, *localization.notes, *notes, *digest_warnings(free.pairs)),
             is_incomplete=bool(notes),
         )

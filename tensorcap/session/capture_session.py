@@ -56,7 +56,7 @@ def capture(
     ops_in: str | Iterable[str] = (),
     watch: str | Iterable[str] = (),
     grads: bool = False,
-    params: bool = False,
+    params: bool | None = None,
     eager: bool = False,
     steps: str | Iterable[range | int] = (),
     sample: int | None = None,
@@ -95,7 +95,8 @@ def capture(
         watch: Local variables to record, as `package.module:Class.method:variable,variable`; `*` for all
             that hold tensors. What the function returns is recorded too.
         grads: Whether to record the gradients of activations and of parameters, if there is a backward.
-        params: Whether to record parameters and buffers, once.
+        params: Whether to record parameters and buffers, once. None keeps their digests and statistics
+            alone, False neither.
         eager: Whether what is compiled, and the fused layers of `torch.nn`, run in the block as the plain
             code that they were made from, so that all modules are seen; values may differ by rounding.
         steps: The steps to record: numbers and ranges, or a text, `0,1,5-9`; all if empty.
@@ -240,7 +241,9 @@ class Capture:
                 if self.substitution is not None:
                     raise UsageError("level export runs a graph, in which nothing can be substituted")
                 self._run_graph = self._adapter.export(self._require_workload(), self._options)
-            self._metadata = {**self._adapter.describe(self._model), **describe_process(), **self._run}
+            digests = self._options.params is None and self.path is not None
+            described = self._adapter.describe(self._model, digests=digests)
+            self._metadata = {**described, **describe_process(), **self._run}
             self._metadata["scope"] = self._options.describe()
             self._started_seconds = time.perf_counter()
             if self.path is not None:

@@ -493,12 +493,16 @@ def test_preflight_is_a_command_of_its_own(
     assert "\x1b" not in piped
 
 
-@pytest.mark.spec("PRE-9")
+@pytest.mark.spec("PRE-9", "PRE-10")
 @pytest.mark.usefixtures("folder")
-def test_preflight_does_not_change_the_outcome(tcap: Callable[..., Any], write: Callable[..., Path]) -> None:
+def test_preflight_does_not_change_the_outcome_and_alarms_nobody_if_all_agrees(
+    tcap: Callable[..., Any], write: Callable[..., Path]
+) -> None:
     for name, eps in (("ref.h5", 1e-6), ("tgt.h5", 1e-5)):
         write(name, {"0/a/output": np.ones(2)}, run={"model": {"config": {"rms_norm_eps": eps}}})
-    assert "BEFORE ANY TENSOR" in tcap("compare", "ref.h5", "tgt.h5").stdout
+    output = tcap("compare", "ref.h5", "tgt.h5").stdout
+    assert "BEFORE ANY TENSOR" not in output
+    assert "differs, though all that was compared agrees: rms_norm_eps (1e-06 / 1e-05)\n" in output
     tcap("preflight", "ref.h5", "tgt.h5", status=1)
 
 

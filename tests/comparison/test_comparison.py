@@ -501,10 +501,36 @@ def test_an_incomplete_archive_is_never_green(make_archive: MakeArchive, side: s
 
 
 def test_natural_order_stands_in_for_an_unknown_execution_order(make_archive: MakeArchive) -> None:
-    comparison = compare(make_archive(layers(2), is_ordered=False), make_archive(layers(2)))
+    comparison = compare(*(make_archive(layers(2), is_ordered=False) for _ in range(2)))
     assert comparison.warnings == (
         "The reference has no execution order: natural order of names is used instead.",
     )
+
+
+@pytest.mark.spec("ALN-84")
+@pytest.mark.parametrize("mapping", [None, "none"])
+def test_a_reference_without_order_is_compared_in_the_order_of_the_target(
+    make_archive: MakeArchive, mapping: str | None
+) -> None:
+    right = np.linspace(-1, 1, 32, dtype=np.float32)
+    dump = {
+        "0/act/output": right * 2,
+        "0/lost/output": right,
+        "0/down/output": right * 2,
+        "0/stem/output": right,
+    }
+    run = {"0/stem/output": right, "0/down/output": right, "0/act/output": right}
+    comparison = compare(make_archive(dump, is_ordered=False), make_archive(run), mapping=mapping)
+    assert [pair.key for pair in comparison.pairs] == [
+        "0/stem/output",
+        "0/down/output",
+        "0/act/output",
+        "0/lost/output",
+    ]
+    assert comparison.divergence is not None
+    assert comparison.divergence.pair.key == "0/down/output"
+    assert comparison.warnings == ("The reference has no execution order: the target's is used instead.",)
+    assert (comparison.reference.is_ordered, comparison.target.is_ordered) == (False, True)
 
 
 def test_progress_is_told_every_byte_of_the_reference(make_archive: MakeArchive) -> None:
