@@ -185,7 +185,9 @@ def _command(comparison: Comparison, compared_by: Mapping[str, Any]) -> str:
     words = ["tcap", "compare", str(comparison.reference.path), str(comparison.target.path)]
     for name, value in compared_by.items():
         option = _OPTIONS.get(name) or f"--{name.replace('_', '-')}"
-        if isinstance(value, (str, os.PathLike, int, float)):
+        if isinstance(value, bool):
+            words += [option] * value
+        elif isinstance(value, (str, os.PathLike, int, float)):
             words += [option, str(value)]
         elif isinstance(value, Collection):
             words += [word for item in value for word in (option, str(item))]

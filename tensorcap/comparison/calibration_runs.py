@@ -9,14 +9,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from tensorcap.alignment import NO_MAPPING, sides
-from tensorcap.comparison.calibration import CALIBRATED, Calibration, CalibrationBuilder, check_settings
+from tensorcap.comparison.calibration import (
+    CALIBRATED,
+    FORMAT,
+    Calibration,
+    CalibrationBuilder,
+    check_settings,
+)
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.divergence import has_only_grown
 from tensorcap.comparison.judge import LogitMeasure
 from tensorcap.comparison.pipeline import compare
 from tensorcap.runs import Calls
-from tensorcap_formats.errors import UsageError, WriteError
+from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import open_archive
+from tensorcap_formats.output_path import publish_text
 
 QUANTILE: Final = 0.99
 MARGIN: Final = 1.5
@@ -110,14 +117,12 @@ def write_calibration(calibration: Calibration, path: str | os.PathLike[str]) ->
     """Write limits to a file that `compare` takes.
 
     Raises:
-        WriteError: It cannot be written.
+        WriteError: Something else than such a file is there, or it cannot be written.
     """
     import tomlkit
 
-    try:
-        Path(path).write_text(tomlkit.dumps(calibration.document()), encoding="utf-8")
-    except OSError as error:
-        raise WriteError(f"{path}: {error.strerror}") from error
+    with publish_text(path, beginning=f'format="{FORMAT}"') as file:
+        file.write(tomlkit.dumps(calibration.document()))
 
 
 def _require_different(pairs: Sequence[tuple[str | os.PathLike[str], str | os.PathLike[str]]]) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
+from tensorcap.alignment import OrderedArchive
+from tensorcap.comparison.exact import BY_RECORDED_DIGEST
 from tensorcap.comparison.injected import injection_text
 from tensorcap.comparison.pair import Pair
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.open import is_same_file
 from tensorcap_formats.run_info import ErrorInfo
 
 
@@ -22,7 +23,7 @@ def _ending(error: ErrorInfo | None) -> str:
 
 def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
     """Yield warnings about two archives, a sentence each."""
-    if reference is target or _is_same_file(reference.path, target.path):
+    if reference is target or is_same_file(reference.path, target.path):
         yield "Reference and target are the same file: this shows nothing."
     for name, archive in (("reference", reference), ("target", target)):
         if not len(archive):
@@ -49,6 +50,8 @@ def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
         yield "What was injected into the target is not of this reference: errors are not its modules' own."
     if not reference.is_ordered:
         yield "The reference has no execution order: natural order of names is used instead."
+    elif isinstance(reference, OrderedArchive):
+        yield "The reference has no execution order: the target's is used instead."
     steps, others = _count_steps(reference), _count_steps(target)
     if steps and others and steps != others:
         limits = [
@@ -82,18 +85,22 @@ def pair_warnings(pairs: Sequence[Pair]) -> Iterator[str]:
             yield f"{name} in {len(keys)} of the reference tensors that were compared, first in {keys[0]}."
 
 
+def digest_warnings(pairs: Sequence[Pair]) -> Iterator[str]:
+    """Yield a warning if values that could be read were not, since digests were trusted."""
+    unread = sum(
+        pair.reason.endswith(BY_RECORDED_DIGEST) and pair.reference.stored and pair.target.stored
+        for pair in pairs
+        if pair.reference is not None and pair.target is not None
+    )
+    if unread:
+        yield f"{unread} tensors are identical by recorded digest: their bytes were not read."
+
+
 def _nonfinite(pair: Pair) -> tuple[int, int]:
     """Return the counts of NaN and of infinities in the reference of a pair."""
     statistics = pair.reference.statistics if pair.reference else None
     counts = pair.difference.nonfinite_reference if pair.difference is not None else statistics
     return (counts.nan, counts.posinf + counts.neginf) if counts else (0, 0)
-
-
-def _is_same_file(one: Path, other: Path) -> bool:
-    try:
-        return os.path.samefile(one, other)
-    except OSError:
-        return False
 
 
 def _count_steps(archive: Archive) -> int:

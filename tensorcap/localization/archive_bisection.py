@@ -19,7 +19,7 @@ from tensorcap.comparison import (
 )
 from tensorcap.runs import is_result
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import UsageError
+from tensorcap_formats.errors import ReadError, UsageError
 from tensorcap_formats.open import Source, opened
 from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
@@ -40,7 +40,7 @@ class Bisection:
         divergence: The first divergence of the module that made it, with its inputs; None if nothing of it
             is red.
         how: `search` for a binary search that held; `scan` if results do not stay bad once they are, so
-            that all of them up to the first bad one were read; `index` if digests settled it.
+            that all of them up to the first bad one were read; `index` if recorded digests settled it.
         read: Key texts of the results and inputs that were read, in that order.
         against: The first result that the search took for good or bad and is not; "" if there is none.
         lacking: Key texts of results of the reference that the target lacks, which nothing explains.
@@ -95,9 +95,9 @@ def bisect_archives(
 ) -> Bisection:
     """Find the first result of a module that is not green, reading about log2(n) tensors of each side.
 
-    Results whose digests are equal are identical without being read. Of the others, each that is looked at
-    is judged as `compare` judges it alone, without its inputs: by the tolerance given, else by how large an
-    error can be at its place (specs/bisection.md).
+    Results whose recorded digests are equal count as identical without being read. Of the others, each that
+    is looked at is judged as `compare` judges it alone, without its inputs: by the tolerance given, else by
+    how large an error can be at its place (specs/bisection.md).
 
     Args:
         reference: The trusted archive, open or a path.
@@ -156,7 +156,7 @@ class _Search:
         )
         self._pairs = sorted(results, key=lambda p: p.reference.order if p.reference else 0)
         for i, pair in enumerate(self._pairs):
-            settled = judge_by_metadata(reference, target, pair)
+            settled = judge_by_metadata(reference, target, pair, trust_digests=True)
             if settled.status != "unjudged":
                 self._known[i] = settled
 
@@ -222,6 +222,8 @@ class _Search:
             self._note(key)
             pairs = self._compare_only(key).pairs
             self._known[i] = next(pair for pair in pairs if pair.key == key)
+            if self._known[i].status == "unreadable":
+                raise ReadError(self._known[i].reason)
         return not self._known[i].is_green
 
     def _note(self, key: str) -> None:

@@ -230,7 +230,7 @@ class _Search:
         aligned = aligned_if_needed(reference, free, mapping)
         self._is_computed = mapping is None and aligned is not None
         self._mapping: Alignment | str = NO_MAPPING if aligned is None else aligned.alignment
-        self._source = reference if aligned is None else reverse(aligned, reference, free)
+        self._source = reference if aligned is None else reverse(aligned)
         self._precision = POLICY.precision_of_runs(reference.info, free.info, None)
         grafts = {record.key.text for record in self._source.records}
         self._results = [r for r in free.records if r.key.text in grafts and _is_graftable(r)]
@@ -388,7 +388,7 @@ class _Search:
         if last >= 0:
             part = PartialArchive(self._source, [self._source.get(r.key) for r in self._results[: last + 1]])
             options["substitution"] = Substitution(part, outputs=("*/output*",))
-        capture_workload(self._workload, path, **options)
+        capture_workload(self._workload, path, params=False, **options)
         return path
 
 

@@ -17,7 +17,8 @@ from typing import Any, Final, Literal, cast, get_args
 
 from tensorcap.localization import Suspect, runs_of
 from tensorcap.rerun import OwnError
-from tensorcap_formats.errors import ReadError, UsageError, WriteError, abbreviate
+from tensorcap_formats.errors import ReadError, UsageError, abbreviate
+from tensorcap_formats.output_path import publish_text
 
 Pattern = Literal["step", "spike", "error"]
 _CAUSES: Final = (  # R above which one is named; Equivalence's words
@@ -166,12 +167,11 @@ def write_stage(path: str | os.PathLike[str], content: Mapping[str, Any]) -> Non
     """Write the content of a file of either stage; an infinite R as `Infinity`, which Python reads.
 
     Raises:
-        WriteError: It cannot be written.
+        WriteError: Something else than a file of that stage is there, or it cannot be written.
     """
-    try:
-        Path(path).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise WriteError(f"{path}: cannot be written: {error.strerror}") from error
+    first = next(iter(content))
+    with publish_text(path, beginning=f'{{"{first}":') as file:
+        file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_faults(path: str | os.PathLike[str]) -> tuple[Fault, ...]:

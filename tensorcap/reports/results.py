@@ -33,7 +33,6 @@ from tensorcap.comparison import (
 )
 from tensorcap.comparison.preflight import Preflight
 from tensorcap.metrics import Difference, Location, LogitDifference, RoutingDifference, Tolerance
-from tensorcap.reports.exports import replace_file
 from tensorcap.reports.json_decoder import decode_as, json_converter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, dtype
@@ -44,9 +43,11 @@ from tensorcap_formats.errors import (
     TensorcapError,
 )
 from tensorcap_formats.keys import Key, module_of, module_path
+from tensorcap_formats.output_path import publish_text
 from tensorcap_formats.records import Record
 
 VERSION: Final = 1
+RESULT_BEGINNING: Final = '{"format":"tensorcap-comparison"'
 _HINTS: Final = get_type_hints(Comparison)
 _AS_THEY_ARE: Final = (  # members of a comparison that JSON has under the same names
     "reference",
@@ -82,9 +83,9 @@ def save_result(
     """Write a comparison to a file; one that was there is replaced once the new one is whole.
 
     Raises:
-        WriteError: It cannot be written.
+        WriteError: Something else than a comparison is there, or it cannot be written.
     """
-    with replace_file(path) as file:
+    with publish_text(path, beginning=RESULT_BEGINNING) as file:
         file.writelines(json_pieces(comparison, examination))
 
 

@@ -137,6 +137,23 @@ def load(archive: tensorcap.Archive, key: str) -> Any:
     return archive.load(archive.get(key))
 
 
+@pytest.mark.spec("CAP-67")
+@pytest.mark.parametrize(
+    ("option", "has_digest", "records"), [("", True, 0), ("--no-params", False, 0), ("--params", False, 8)]
+)
+def test_params_are_kept_as_digests_as_values_or_not_at_all(
+    tcap: Callable[..., Result], option: str, has_digest: bool, records: int
+) -> None:
+    tcap(f"capture torch w.py:plain -o a.h5 {option}")
+    tcap("capture torch w.py:plain --like a.h5 -o again.h5")
+    with tensorcap.open_archive("a.h5") as archive:
+        assert bool(archive.info.modules["first"].parameters["weight"].digest) is has_digest
+    for name in ("a.h5", "again.h5"):
+        with tensorcap.open_archive(name) as archive:
+            held = [r for r in archive.records if r.key.slot.startswith(("param", "buffer"))]
+            assert len(held) == records
+
+
 def test_a_function_of_a_file_is_captured(tcap: Callable[..., Result]) -> None:
     result = tcap("capture torch w.py:plain -o ref.h5")
     assert result.stdout == ""

@@ -223,7 +223,7 @@ def run_by_threads(path: Path, order: list[int], *, wrong: int = -1, alone: bool
     return path
 
 
-@pytest.mark.spec("CMP-34", "CAP-59")
+@pytest.mark.spec("CMP-34", "CAP-68")
 def test_steps_of_threads_are_paired_by_what_they_were_given(tmp_path: Path) -> None:
     reference = run_by_threads(tmp_path / "r.h5", [0, 1, 2])
     with tensorcap.open_archive(reference) as archive:

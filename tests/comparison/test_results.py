@@ -142,7 +142,7 @@ def test_values_in_doubt_stay_in_doubt(make_archive: MakeArchive, tmp_path: Path
     target.remark = lambda record: "1 of 2 chunks are missing"
     save_result(tmp_path / "r.json", compare(make_archive({KEY: np.ones(2)}), target))
     found = judge_again(load_result(tmp_path / "r.json"), Thresholds.parse(None, 9.0))
-    assert (found.pairs[0].status, found.exit_status) == ("suspect", 1)
+    assert (found.pairs[0].status, found.exit_status) == ("unreadable", 3)
 
 
 @pytest.mark.spec("RES-11")

@@ -40,7 +40,8 @@ def print_bisection(bisection: Bisection) -> None:
         if divergence is not None:
             _print_module(divergence)
     read = counted(len(bisection.read), "tensor")
-    click.echo(f"{read} of each side read, of {counted(bisection.results, 'result')} (by {bisection.how})")
+    how = "recorded digest" if bisection.how == "index" else bisection.how
+    click.echo(f"{read} of each side read, of {counted(bisection.results, 'result')} (by {how})")
 
 
 def print_live_bisection(bisection: LiveBisection) -> None:

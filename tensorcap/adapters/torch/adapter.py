@@ -92,9 +92,9 @@ class TorchAdapter(Adapter):
             ):
                 yield
 
-    def describe(self, model: nn.Module) -> dict[str, Any]:
+    def describe(self, model: nn.Module, *, digests: bool = False) -> dict[str, Any]:
         """Classes, parameters, configuration, settings."""
-        return describe(model)
+        return describe(model, digests=digests)
 
     def read_sources(self, model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
         """The text of the classes of the named modules."""
