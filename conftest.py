@@ -67,6 +67,8 @@ NEEDED_BY = {
         "tests/formats/test_zarr.py",
         "tests/hostile/test_hostile_zarr.py",
     ],
+    "gguf": ["formats/tensorcap_formats/foreign/gguf_file.py", "tests/formats/test_gguf.py"],
+    "onnx": ["formats/tensorcap_formats/foreign/onnx_file.py", "tests/formats/test_onnx.py"],
     "max": [
         "tensorcap/adapters/max",
         "tests/max/nets.py",

@@ -140,7 +140,7 @@ def verify(
         injected = injection.comparison if injection else None
         why_not_injected = "" if target_run is not None else _NOT_RUN
         if gathered.injection_error is not None:
-            why_not_injected = str(gathered.injection_error).replace(f"{folder}{os.sep}", "")
+            why_not_injected = _outside(gathered.injection_error, folder)
         verification = Verification(
             final,
             checklist,
@@ -153,7 +153,9 @@ def verify(
             _inheriting(free, injected),
             weights,
             tested.info.control,
-            [] if gathered.replay_error is None else [f"No replay: {gathered.replay_error}."],
+            []
+            if gathered.replay_error is None
+            else [f"No replay: {_outside(gathered.replay_error, folder)}."],
         )
         progress.stage("writing")
         return write_files(
@@ -209,6 +211,11 @@ def _compare_weights(
         count = weights.comparison.compared
         progress.stage(f"{len(weights.unlike)} of {count} weights are not the same numbers; going on")
     return weights
+
+
+def _outside(error: object, folder: Path) -> str:
+    """The text of an error, with paths relative to the folder in it."""
+    return str(error).replace(f"{folder}{os.sep}", "")
 
 
 def _final_path(path: Path, folder: Path, final: Path) -> Path:

@@ -169,9 +169,14 @@ def _difference(d: Difference) -> str:
     if d.max_abs is None or d.max_abs_index is None:
         return "no error was measured"
     relative = math.nan if d.relative_frobenius is None else d.relative_frobenius
+    is_elsewhere = d.mismatch_index not in (None, d.max_abs_index)
+    outside = (
+        f", the first element outside the tolerance at {list(d.mismatch_index or ())}" if is_elsewhere else ""
+    )
     return (
         f"max abs {d.max_abs:.4g} at {list(d.max_abs_index)} (reference {d.max_abs_reference:.7g}, target "
         f"{d.max_abs_target:.7g}), relative Frobenius {relative:.3g}, {d.unequal} of {d.elements} unequal"
+        f"{outside}"
     )
 
 
@@ -180,7 +185,9 @@ def _command(comparison: Comparison, compared_by: Mapping[str, Any]) -> str:
     words = ["tcap", "compare", str(comparison.reference.path), str(comparison.target.path)]
     for name, value in compared_by.items():
         option = _OPTIONS.get(name) or f"--{name.replace('_', '-')}"
-        if isinstance(value, (str, os.PathLike, int, float)):
+        if isinstance(value, bool):
+            words += [option] * value
+        elif isinstance(value, (str, os.PathLike, int, float)):
             words += [option, str(value)]
         elif isinstance(value, Collection):
             words += [word for item in value for word in (option, str(item))]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Iterable, Sequence
 from typing import Final
 
+_NUMBER: Final = re.compile(r"(?<![^./])\d+(?![^./])")  # a whole part of a name
 FEW: Final = 3  # items of a list that are named; the others are counted
 
 
@@ -27,6 +30,60 @@ def counted(count: int, noun: str) -> str:
         ('1 tensor', '2 tensors')
     """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def name_pattern(name: str, *, last: bool = False) -> str:
+    """A name with `{}` for each part that is a number, or for the last of them alone.
+
+    Example:
+        >>> name_pattern("0/model.layers.11.mlp/param.weight")
+        '{}/model.layers.{}.mlp/param.weight'
+    """
+    matches = list(_NUMBER.finditer(name))
+    for match in reversed(matches[-1:] if last else matches):
+        name = f"{name[: match.start()]}{{}}{name[match.end() :]}"
+    return name
+
+
+def name_numbers(name: str) -> list[int]:
+    """The numbers that are whole parts of a name.
+
+    Example:
+        >>> name_numbers("0/model.layers.11.fc1/param.weight")
+        [0, 11]
+    """
+    return [int(number) for number in _NUMBER.findall(name)]
+
+
+def is_product(names: Sequence[str]) -> bool:
+    """Whether names of one pattern are all that its numbers can be put together to."""
+    return math.prod(map(len, _places(names))) == len(names)
+
+
+def joined_name(names: Sequence[str]) -> str:
+    """One name for names of one pattern, with the numbers of each place that differ.
+
+    Example:
+        >>> joined_name([f"model.layers.{number}.mlp" for number in (0, 1, 2, 5)])
+        'model.layers.{0-2,5}.mlp'
+    """
+    texts = iter(str(n[0]) if len(n) == 1 else f"{{{_ranges(n)}}}" for n in _places(names))
+    return _NUMBER.sub(lambda _: next(texts), names[0])
+
+
+def _places(names: Sequence[str]) -> list[list[int]]:
+    """The numbers at each place of names of one pattern."""
+    return [sorted(set(numbers)) for numbers in zip(*map(name_numbers, names), strict=True)]
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def one_line(text: str) -> str:

@@ -51,6 +51,7 @@ class _Tcap(Group):
 
                 if not isinstance(error, TensorcapError):
                     if not _is_of_stdout(error):
+                        _show_frames_of_user()
                         raise
                     sys.stdout = _devnull()  # what is left in the buffer would fail again at exit
                     click.echo(f"Error: standard output: {error}", err=True)
@@ -74,6 +75,14 @@ def _is_of_stdout(error: BaseException) -> bool:
         trace = trace.tb_next
     is_printing = trace is not None and trace.tb_frame.f_globals.get("__name__") == "click.utils"
     return is_printing and isinstance(error, OSError) and not isinstance(error, BrokenPipeError)
+
+
+def _show_frames_of_user() -> None:
+    """Print an error that ends the process without the frames around the user's own."""
+    if sys.excepthook is sys.__excepthook__:
+        from tensorcap_cli.text.user_traceback import print_user_traceback
+
+        sys.excepthook = print_user_traceback
 
 
 def _devnull() -> TextIO:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.errors import ReadError, TensorNotFoundError, UsageError, no_such_tensor
-from tensorcap_formats.keys import Key, matches
+from tensorcap_formats.keys import Key, escape_bare, matches
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import RunInfo
 from tensorcap_formats.statistics import Statistics, StatisticsBuilder
@@ -44,10 +44,13 @@ class Archive(ABC):
         trusts_digests: Whether the digests are known to be those of the bytes, as far as that can be known
             without reading them: the archive is as we wrote it. False if another program may have altered
             tensors under an index that stayed as it was, or if there are no digests.
+        checks_digests: Whether a tensor that is read from its beginning to its end is checked against its
+            digest.
         skipped: Why other things in a file from elsewhere, such as arrays of text, were not read, by name.
     """
 
     is_direct = False
+    checks_digests = False
 
     def __init__(
         self,
@@ -112,14 +115,15 @@ class Archive(ABC):
         """Find one record by its key, or by a shorter text that fits one record only.
 
         A name may leave out the step if there is one step that fits, and the slot likewise; aliases of
-        shared modules resolve to the site that they share.
+        shared modules resolve to the site that they share. A tensor of a file from elsewhere may be named
+        as the file names it, unescaped.
 
         Raises:
             TensorNotFoundError: No record fits, or several do.
         """
         text = name.text if isinstance(name, Key) else name
         text = self.canonical(text)
-        record = self._by_text.get(text)
+        record = self._by_text.get(text) or self._by_text.get(escape_bare(text))
         if record is not None:
             return record
         fitting = [r for r in self.records if _fits(r.key, text)]
@@ -199,6 +203,17 @@ class Archive(ABC):
         self._require_range(record, start, start + out.size)
         if out.size:
             self._read_flat(record, start, out)
+
+    def verify(self, record: Record) -> None:
+        """Read a tensor's bytes and, if `checks_digests`, compare them with its digest.
+
+        Raises:
+            UsageError: The archive has no bytes of it.
+            CorruptArchiveError: They have another digest.
+            ReadError: The bytes cannot be read.
+        """
+        for _ in self.blocks(record):
+            pass
 
     def statistics(self, record: Record) -> Statistics:
         """The record's statistics; computed from its bytes if the archive has none."""

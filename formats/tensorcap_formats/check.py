@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.content import checked_blocks, holders
+from tensorcap_formats.content import holders
 from tensorcap_formats.digests import ALGORITHMS
 from tensorcap_formats.errors import ReadError
 from tensorcap_formats.index import root_hash
@@ -95,7 +95,7 @@ def _check(archive: Archive, progress: Progress) -> ArchiveCheck:
             continue
         try:
             if record.row in rows:
-                for block in checked_blocks(archive, record):
+                for block in archive.blocks(record):
                     done += block.nbytes
                     progress.advance(done, total)
             elif record.size:  # the bytes were checked under another name; this one must lead somewhere

@@ -1,4 +1,4 @@
-"""What a copy of an archive needs of it: an index, and bytes that are checked against their digests."""
+"""What a copy of an archive needs of it: an index, and which records share their bytes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM, check_digest
-from tensorcap_formats.dtypes import Array
+from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM
 from tensorcap_formats.errors import TensorcapError, WriteError
 from tensorcap_formats.index import Index
 from tensorcap_formats.records import Record
@@ -30,24 +29,6 @@ def holders(records: Iterable[Record]) -> dict[Content, Record]:
         if record.stored:
             first.setdefault(content_of(record), record)
     return first
-
-
-def checked_blocks(archive: Archive, record: Record) -> Iterator[Array]:
-    """Yield the stored elements as `Archive.blocks` does, and check the record's digest at the end.
-
-    They are not checked if there is no digest, or if its algorithm is not installed.
-
-    Raises:
-        CorruptArchiveError: The digest of what was read is not the record's.
-    """
-    make = ALGORITHMS.get(archive.algorithm or "")
-    hasher = make() if make and record.digest else None
-    for block in archive.blocks(record):
-        if hasher:
-            hasher.update(block.view("u1").data)
-        yield block
-    if hasher:
-        check_digest(archive.path, record, hasher)
 
 
 def build_index(source: Archive, records: Sequence[Record]) -> Index:

@@ -1,11 +1,12 @@
 """The 128-bit digest of a tensor's bytes: xxh3_128, or blake2b if xxhash is not installed.
 
-`RunningDigests` checks tensors while they are read, for archives whose bytes other programs may have altered.
+`RunningDigests` checks the tensors of an archive while they are read.
 """
 
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -48,29 +49,20 @@ def digest(data: Any, algorithm: str = DEFAULT_ALGORITHM) -> str:
     return hasher.hexdigest()
 
 
-def check_digest(path: Path, record: Record, hasher: Hasher) -> None:
-    """Compare the digest of a record of the archive at `path` with that of all its bytes.
-
-    Raises:
-        CorruptArchiveError: They differ.
-    """
-    if hasher.hexdigest() != record.digest:
-        raise CorruptArchiveError(
-            f"{path}: {record.key.text}: digest of its bytes is {hasher.hexdigest()}, "
-            f"expected {record.digest}"
-        )
-
-
 class RunningDigests:
-    """Checks the digest of each tensor that is read from its beginning to its end.
+    """Checks the digest of each tensor that one thread reads from its beginning to its end.
 
     Parts that are read out of order are not checked; nor is anything if the algorithm is not installed.
+
+    Attributes:
+        can_check: Whether the algorithm is installed.
     """
 
     def __init__(self, path: Path, algorithm: str) -> None:
         self._path = path
         self._make = ALGORITHMS.get(algorithm)
-        self._hashers: dict[int, tuple[int, Hasher]] = {}  # by row: elements hashed so far
+        self.can_check = self._make is not None
+        self._hashers: dict[tuple[int, int], tuple[int, Hasher]] = {}  # by thread and row: elements so far
 
     def add(self, record: Record, start: int, part: Array) -> None:
         """Add elements that were read, if they follow those of the record's last read.
@@ -80,14 +72,17 @@ class RunningDigests:
         """
         if self._make is None:
             return
-        # taken out while in use: of two threads that read one record, one goes unchecked
-        done, hasher = self._hashers.pop(record.row, (0, None))
+        at = threading.get_ident(), record.row
+        done, hasher = self._hashers.pop(at, (0, None))
         if start == 0:
             done, hasher = 0, self._make()
         if hasher is None or done != start:
             return
         hasher.update(part.view("u1").data)
         if start + part.size < record.size:
-            self._hashers[record.row] = start + part.size, hasher
-        else:
-            check_digest(self._path, record, hasher)
+            self._hashers[at] = start + part.size, hasher
+        elif hasher.hexdigest() != record.digest:
+            raise CorruptArchiveError(
+                f"{self._path}: {record.key.text}: is damaged: digest of its bytes is {hasher.hexdigest()}, "
+                f"expected {record.digest}"
+            )

@@ -108,6 +108,21 @@ def missing_package(purpose: str, package: str, *, extra: str) -> MissingPackage
     )
 
 
+def missing_reader(path: object, kind: str, package: str, *, extra: str) -> NotAnArchiveError:
+    """Build the one message for a file whose format is read by a package that is not installed.
+
+    Args:
+        path: Of the file.
+        kind: Name of the format.
+        package: The package that is missing.
+        extra: The extra of tensorcap that brings it.
+    """
+    return NotAnArchiveError(
+        f"{path}: is {kind}, which is read by the package {package!r}, and that is not installed",
+        hint=f"Install it with: pip install 'tensorcap[{extra}]'",
+    )
+
+
 def no_such_tensor(source: str, name: str, known: Collection[str]) -> TensorNotFoundError:
     """Build the one message that every layer uses for a name that is not there."""
     return TensorNotFoundError(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.digests import RunningDigests
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.index import Index
 from tensorcap_formats.input_file import InputFile
@@ -14,7 +16,10 @@ from tensorcap_formats.records import Record
 
 
 class IndexedArchive(Archive):
-    """Base class of the readers of our containers."""
+    """Base class of the readers of our containers.
+
+    A tensor that is read from its beginning to its end is checked against its digest.
+    """
 
     def __init__(
         self, path: Path, container: str, index: Index, resources: ExitStack, *, trusts_digests: bool = False
@@ -33,6 +38,28 @@ class IndexedArchive(Archive):
             trusts_digests=trusts_digests,
         )
         self._resources = resources.pop_all()
+        self._digests = RunningDigests(path, index.algorithm)
+        self._verified: set[Hashable] = set()  # places of bytes
+        self.checks_digests = self._digests.can_check
+
+    @abstractmethod
+    def _read_bytes(self, record: Record, start: int, out: Array) -> None:
+        """Fill `out` as `_read_flat` does, unchecked."""
+
+    def _place(self, record: Record) -> Hashable:
+        """Where the bytes of a record are: records of one place share them."""
+        return record.row
+
+    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+        self._read_bytes(record, start, out)
+        self._digests.add(record, start, out)
+
+    def verify(self, record: Record) -> None:
+        """As `Archive.verify`; bytes that several records share are read once."""
+        content = self._place(record), record.nbytes, record.digest
+        if content not in self._verified:
+            super().verify(record)
+            self._verified.add(content)
 
     def close(self) -> None:
         """Close the files; a second call does nothing."""
@@ -67,5 +94,8 @@ class FlatArchive(IndexedArchive):
         self._file = file
         self._offsets = offsets
 
-    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+    def _place(self, record: Record) -> Hashable:
+        return self._offsets[record.row]
+
+    def _read_bytes(self, record: Record, start: int, out: Array) -> None:
         self._file.read_into(self._offsets[record.row] + start * record.dtype.itemsize, out)

@@ -18,15 +18,21 @@ _MAX_RATIO: Final = 200
 
 
 class InputFile:
-    """A regular file open for reading; reads do not move a position, so threads may share it.
+    """A regular file, or a part of one, open for reading.
+
+    Reads do not move a position, so threads may share it.
 
     Attributes:
         path: As it was given.
         size: In bytes, when it was opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, part: tuple[int, int] | None = None) -> None:
         """Open the file.
+
+        Args:
+            path: Of the file.
+            part: Offset and size in bytes of the part that counts as the file, which is within it.
 
         Raises:
             NotAnArchiveError: There is no regular file at `path` (a pipe or a device would block).
@@ -43,7 +49,7 @@ class InputFile:
         if not stat.S_ISREG(status.st_mode):
             self.close()
             raise NotAnArchiveError(f"{path}: is no regular file")
-        self.size = status.st_size
+        self._origin, self.size = part or (0, status.st_size)
 
     def read_into(self, offset: int, out: Array) -> None:
         """Fill a contiguous array with the bytes from `offset` on.
@@ -56,7 +62,7 @@ class InputFile:
         done = 0
         while done < len(data):
             try:
-                count = os.preadv(self._fd, [data[done:]], offset + done)
+                count = os.preadv(self._fd, [data[done:]], self._origin + offset + done)
             except OSError as error:
                 raise ReadError(f"{self.path}: cannot be read: {_reason(error)}") from None
             if not count:

@@ -103,7 +103,7 @@ class Key:
         rank, step, site, call, slot = match.groups()
         if not _SAFE.fullmatch(site) and not _is_escaped_site(site):
             raise UsageError(f"key {abbreviate(text)!r}: {site!r} is not in escaped form (NAM-4)")
-        if not _SAFE.fullmatch(slot) and escape(unescape(slot)) != slot:
+        if not _SAFE.fullmatch(slot) and not _is_escaped_slot(slot):
             raise UsageError(f"key {abbreviate(text)!r}: {slot!r} is not in escaped form (NAM-4)")
         key = cls(site, slot, int(step), int(call or 0), int(rank or 0))
         if rank == "0" or call == "0":
@@ -201,6 +201,13 @@ def _unescape(run: str) -> str:
         return bytes.fromhex(run.replace("%", "")).decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:  # not the escaped form of any text
         return run
+
+
+def _is_escaped_slot(slot: str) -> bool:
+    """Whether each part between dots is escaped as a name of its own: a field may be called `.` or `..`."""
+    return escape(slot) != "%2E" * len(slot) and all(
+        escape(unescape(part)) == part for part in slot.split(".")
+    )
 
 
 def _is_escaped_site(site: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -10,9 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import NotAnArchiveError, ReadError, UnfinishedArchiveError
+from tensorcap_formats.errors import (
+    NotAnArchiveError,
+    ReadError,
+    UnfinishedArchiveError,
+    missing_reader,
+)
 from tensorcap_formats.folder import list_folder
-from tensorcap_formats.hdf5 import is_hdf5, open_hdf5
+from tensorcap_formats.hdf5 import is_hdf5, open_hdf5, open_hdf5_part
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.output_path import is_locked
 
@@ -21,8 +27,12 @@ Source = Archive | str | os.PathLike[str]
 _MAX_CHECKPOINT: Final = bytes.fromhex("93f09f94a52b2b93")
 _MAX_SAFETENSORS_HEADER: Final = 100_000_000
 _KINDS: Final = (
-    "HDF5, zarr, safetensors, .npz, .npy, a torch .pt, a .max, or a folder of .npy, .pt, .max or .safetensors"
+    "HDF5, zarr, safetensors, .npz, .npy, a torch .pt, a .max, .gguf, .onnx, .keras, or a folder of .npy, "
+    ".pt, .max or .safetensors"
 )
+_ALONE: Final = (".gguf", ".h5", ".hdf5", ".keras", ".npz", ".onnx")  # files that are opened one by one
+_KERAS_WEIGHTS: Final = "model.weights.h5"
+_ONNX_START: Final = re.compile(rb"\x08[\x01-\x7f](?:\x12[\x01-\x7f][\x20-\x7e]|\x3a[\x80-\xff])")
 
 
 def open_archive(path: str | os.PathLike[str]) -> Archive:
@@ -62,6 +72,27 @@ def opened(source: Source) -> Iterator[Archive]:
         yield archive
 
 
+@contextmanager
+def opened_both(reference: Source, target: Source) -> Iterator[tuple[Archive, Archive]]:
+    """Open two archives for as long as a block lasts; one file under two names is opened once."""
+    with opened(reference) as trusted:
+        if not (isinstance(reference, Archive) or isinstance(target, Archive)) and is_same_file(
+            reference, target
+        ):
+            yield trusted, trusted
+            return
+        with opened(target) as tested:
+            yield trusted, tested
+
+
+def is_same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
+    """Whether two paths lead to one file or folder."""
+    try:
+        return os.path.samefile(one, other)
+    except (OSError, ValueError):
+        return False
+
+
 def open_present(path: Path) -> Archive:
     """Open what is at `path` now, even if it is being written anew; else as `open_archive`."""
     return _folder_opener(path)(path) if path.is_dir() else _file_opener(path)(path)
@@ -88,7 +119,13 @@ def _folder_opener(path: Path) -> Callable[[Path], Archive]:
         from tensorcap_formats.zarr import open_zarr
 
         return open_zarr
-    from tensorcap_formats.foreign import is_dump, open_dump, open_npy_folder, open_torch_folder
+    from tensorcap_formats.foreign import (
+        is_dump,
+        open_dump,
+        open_npy_folder,
+        open_torch_folder,
+        refuse_known_folder,
+    )
 
     if is_dump(path, listed):
         return open_dump
@@ -98,47 +135,103 @@ def _folder_opener(path: Path) -> Callable[[Path], Archive]:
         return open_safetensors_folder
     if ".npy" in suffixes:
         return open_npy_folder
+    refuse_known_folder(path, names)
     if suffixes & {".pt", ".pth", ".bin"}:
         return open_torch_folder
-    raise NotAnArchiveError(f"{path}: holds nothing that is one of: {_KINDS}")
+    alone = [name for name in sorted(listed) if name.lower().endswith(_ALONE)]
+    raise NotAnArchiveError(
+        f"{path}: holds nothing that is one of: {_KINDS}",
+        hint=f"Name one file, as {path / alone[0]}" if alone else None,
+    )
 
 
 def _file_opener(path: Path) -> Callable[[Path], Archive]:
-    file = InputFile(path)
-    try:
-        first = file.read(0, min(16, file.size))
+    from tensorcap_formats.foreign import (
+        MAX_SUFFIX,
+        SIGNATURE_BYTES,
+        open_max,
+        open_npy,
+        open_torch_file,
+        raw_file_hint,
+        refuse_known_file,
+        refuse_other_file,
+    )
+
+    with closing(InputFile(path)) as file:
+        first = file.read(0, min(SIGNATURE_BYTES, file.size))
         if is_hdf5(file):
             return open_hdf5
-    finally:
-        file.close()
-    from tensorcap_formats.foreign import open_max, open_npy, open_torch_file, raw_file_hint
-
     if first.startswith(b"\x93NUMPY"):
         return open_npy
-    if first.startswith(_MAX_CHECKPOINT) or path.suffix == ".max":
+    if first.startswith(_MAX_CHECKPOINT):
         return open_max
     if first.startswith(b"PK"):
         return _zip_opener(path)
+    if first.startswith(b"GGUF"):
+        return _gguf_opener(path)
     length = int.from_bytes(first[:8], "little")
-    if path.suffix == ".safetensors" or (first[8:9] == b"{" and 0 < length <= _MAX_SAFETENSORS_HEADER):
+    is_safetensors = first[8:9] == b"{" and 0 < length <= _MAX_SAFETENSORS_HEADER
+    if not is_safetensors:
+        refuse_known_file(path, first)
+    if is_safetensors or path.suffix == ".safetensors":
         from tensorcap_formats.safetensors import open_safetensors
 
         return open_safetensors
+    if path.suffix == MAX_SUFFIX:
+        return open_max
+    if path.suffix == ".onnx" or _ONNX_START.match(first):
+        return _onnx_opener(path)
     if first[:1] == b"\x80" or path.suffix in (".pt", ".pth", ".pkl", ".bin"):
         return open_torch_file
-    if first and not any(first):
+    if first and not any(first[:16]):
         raise UnfinishedArchiveError(
             f"{path}: begins with zeros: an archive whose writer did not end, or a damaged file",
             hint="Give `tcap recover` the path without .partial.",
         )
+    refuse_other_file(path, first)
     raise NotAnArchiveError(
-        f"{path}: begins with {first!r}, expected one of: {_KINDS}", hint=raw_file_hint(path)
+        f"{path}: begins with {first[:16]!r}, expected one of: {_KINDS}", hint=raw_file_hint(path)
     )
 
 
 def _zip_opener(path: Path) -> Callable[[Path], Archive]:
-    from tensorcap_formats.foreign import ZipMembers, open_npz, open_torch_file
+    from tensorcap_formats.foreign import ZipMembers, open_npz, open_torch_file, refuse_known_zip
 
     with closing(ZipMembers(path)) as members:
+        if _KERAS_WEIGHTS in members.sizes:
+            return _open_keras
+        refuse_known_zip(path, members.sizes)
         is_torch = any(name.endswith("/data.pkl") for name in members.sizes)
     return open_torch_file if is_torch else open_npz
+
+
+def _gguf_opener(path: Path) -> Callable[[Path], Archive]:
+    try:
+        from tensorcap_formats.foreign.gguf_file import open_gguf
+    except ImportError:
+        raise missing_reader(path, "a GGUF file", "gguf", extra="gguf") from None
+    return open_gguf
+
+
+def _onnx_opener(path: Path) -> Callable[[Path], Archive]:
+    try:
+        from tensorcap_formats.foreign.onnx_file import open_onnx
+    except ImportError:
+        raise missing_reader(path, "an ONNX model", "onnx", extra="onnx") from None
+    return open_onnx
+
+
+def _open_keras(path: Path) -> Archive:
+    """Open the weights of a .keras file: an HDF5 file within a zip file, which Keras does not compress."""
+    from tensorcap_formats.foreign import ZipMembers
+
+    with closing(ZipMembers(path)) as members:
+        members.check(_KERAS_WEIGHTS)
+        if not members.is_stored(_KERAS_WEIGHTS):
+            raise NotAnArchiveError(
+                f"{path}: its weights are compressed, expected plain bytes",
+                hint=f"Unpack {_KERAS_WEIGHTS}, and give that.",
+            )
+        part = members.offset(_KERAS_WEIGHTS), members.sizes[_KERAS_WEIGHTS]
+        skipped = {name: "no weights" for name in members.sizes if name != _KERAS_WEIGHTS}
+    return open_hdf5_part(path, part, container="keras", skipped=skipped)

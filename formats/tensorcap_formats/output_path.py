@@ -15,9 +15,9 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
-from tensorcap_formats.errors import UsageError
+from tensorcap_formats.errors import UsageError, WriteError
 
 OPEN_TO_READ: Final = (  # a pipe at the path does not block, and no link is followed
     os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
@@ -77,6 +77,63 @@ def refuse_overlap(source: Path, path: Path) -> None:
         raise UsageError(
             f"{path}: is the source or overlaps with it, expected another path", hint="Choose another path."
         )
+
+
+def refuse_to_replace_unlike(path: Path, beginning: str) -> None:
+    """Refuse the path of a text that is taken by anything but a file that begins as the text does.
+
+    Args:
+        path: Where the text is to go.
+        beginning: How texts of its kind begin, without white space.
+
+    Raises:
+        WriteError: There is an archive, another file, a folder or a device; or no folder to write in.
+    """
+    path = resolved(path)
+    if not os.path.lexists(path):
+        if not path.parent.is_dir():
+            raise WriteError(f"{path}: there is no folder {str(path.parent)!r}", hint="Create it first.")
+        return
+    if not path.is_file():
+        kind = "a folder" if path.is_dir() else "no regular file"
+        raise WriteError(f"{path}: is {kind} and is not overwritten", hint="Write to another path.")
+    try:
+        with path.open("rb") as file:
+            first = file.read(4 * len(beginning) + 64)
+    except OSError as error:
+        raise WriteError(
+            f"{path}: what is there cannot be read and is not overwritten: {error.strerror or error}",
+            hint="Move it away first, or write to another path.",
+        ) from error
+    if first and not b"".join(first.split()).startswith(beginning.encode()):
+        raise WriteError(
+            f"{path}: begins with {first[:16]!r}, expected {beginning!r} or no file: it is not overwritten",
+            hint="Move it away first, or write to another path.",
+        )
+
+
+@contextmanager
+def publish_text(path: str | os.PathLike[str], *, beginning: str) -> Iterator[IO[str]]:
+    """Write a text beside its place, and rename it when it is whole; what was there stays until then.
+
+    Args:
+        path: Where to put it; if it is a link, what it links to.
+        beginning: As for `refuse_to_replace_unlike`.
+
+    Raises:
+        WriteError: Something of another kind is there, or it cannot be written.
+    """
+    place = resolved(Path(path))
+    try:
+        refuse_to_replace_unlike(place, beginning)
+        with build_beside(place) as building:
+            with building.open("x", encoding="utf-8", newline="") as file:
+                yield file
+            put_in_place(building, place)
+    except WriteError:
+        raise
+    except OSError as error:
+        raise WriteError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tensorcap_formats.keys import module_site
+from tensorcap_formats.statistics import Statistics
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -27,10 +28,17 @@ class TensorInfo:
     Attributes:
         shape: Its shape; None if it is not known.
         dtype: Its dtype, "" if it is not known.
+        class_name: Class of a tensor that stands for other values than it holds, as a quantised one; "" of
+            a plain one.
+        digest: Algorithm and digest of its bytes, `xxh3_128:…`; "" if they were not read.
+        statistics: Statistics of its values; None if they were not read.
     """
 
     shape: tuple[int, ...] | None = None
     dtype: str = ""
+    class_name: str = ""
+    digest: str = ""
+    statistics: Statistics | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,7 @@ class ModuleInfo:
         is_training: Whether it was in training mode; None if unknown.
         parameters: Its own parameters, by name.
         buffers: Its own buffers, by name.
+        settings: Its attributes that are plain values, and what its printed form says, by name.
     """
 
     path: str
@@ -50,6 +59,7 @@ class ModuleInfo:
     is_training: bool | None = None
     parameters: Mapping[str, TensorInfo] = field(default_factory=dict)
     buffers: Mapping[str, TensorInfo] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def short_class(self) -> str:
@@ -216,6 +226,7 @@ class RunInfo:
         framework: Name of the framework, "" if unknown.
         settings: Settings of the framework that change the results of its operators.
         model_class: Class of the model with its package, "" if unknown.
+        model_file: File that the class stands in, "" if unknown.
         config: The model's configuration.
         attention_implementation: As the model names it, "" if unknown.
         modules: The model's modules by site, in the order of its tree; empty if they are not listed.
@@ -230,6 +241,7 @@ class RunInfo:
         points: Whether each site was captured.
         steps: Count of steps; None if unknown.
         phases: Of each step `prefill`, `decode` or `forward`, "" if unknown.
+        threads: Of each step the thread that began it, if there were several; -1 if unknown.
         stopped: Where recording stopped at its limit of bytes; None if it did not.
         injected: The injection; None for a run of its own values.
         error: The error that the run ended with; None if nothing is known.
@@ -241,6 +253,7 @@ class RunInfo:
     framework: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     model_class: str = ""
+    model_file: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     attention_implementation: str = ""
     modules: Mapping[str, ModuleInfo] = field(default_factory=dict)
@@ -255,6 +268,7 @@ class RunInfo:
     points: tuple[PointInfo, ...] = ()
     steps: int | None = None
     phases: tuple[str, ...] = ()
+    threads: tuple[int, ...] = ()
     stopped: StopInfo | None = None
     injected: InjectionInfo | None = None
     error: ErrorInfo | None = None
@@ -278,6 +292,7 @@ class RunInfo:
             framework=_text(framework.get("name")) or "",
             settings=_mapping(framework.get("settings")),
             model_class=_text(model.get("class")) or "",
+            model_file=_text(model.get("file")) or "",
             config=_mapping(model.get("config")),
             attention_implementation=_text(model.get("attn_implementation")) or "",
             modules={
@@ -292,6 +307,7 @@ class RunInfo:
                 _parse(PointInfo, entry, site=entry["site"]) for entry in _mappings(run.get("points"), "site")
             ),
             phases=tuple(_text(phase) or "" for phase in _list(run.get("phases"))),
+            threads=tuple(n if type(n) is int else -1 for n in _list(run.get("threads"))),
         )
 
 
@@ -326,9 +342,19 @@ def _injected_slots(value: object) -> tuple[InjectedSlot, ...]:
 def _tensors(value: object) -> dict[str, TensorInfo]:
     entries = {name: _mapping(entry) for name, entry in _mapping(value).items()}
     return {
-        name: TensorInfo(_shape(entry.get("shape")), _text(entry.get("dtype")) or "")
+        name: _parse(TensorInfo, entry, statistics=_statistics(entry.get("statistics")))
         for name, entry in entries.items()
     }
+
+
+def _statistics(value: object) -> Statistics | None:
+    """Statistics by name; None unless each is a number, or null if it may be."""
+    numbers = {spec.name: _mapping(value).get(spec.name) for spec in fields(Statistics)}
+    counts = [_count(numbers[name]) for name in ("nan", "posinf", "neginf", "zeros")]
+    values = [numbers[name] for name in ("minimum", "maximum", "mean", "l2")]
+    if None in counts or any(v is not None and _number(v) is None for v in values):
+        return None
+    return Statistics(**numbers)  # type: ignore[arg-type] # each was looked at
 
 
 def _error(value: object) -> ErrorInfo | None:
@@ -396,6 +422,7 @@ _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     "int": _count,
     "int | None": _count,
     "float | None": _number,
+    "tuple[int, ...] | None": _shape,
     "tuple[str, ...]": _texts,
     "tuple[Mapping[str, Any], ...]": lambda value: tuple(_mappings(value)),
     "tuple[InjectedSlot, ...]": _injected_slots,

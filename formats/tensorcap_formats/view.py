@@ -59,6 +59,7 @@ class ArchiveView(Archive):
             skipped=source.skipped,
         )
         self.is_direct = is_direct
+        self.checks_digests = source.checks_digests
         self.source = source
         self.sources = sources
         self._kept: tuple[object, Sequence[Array]] | None = None
@@ -67,6 +68,11 @@ class ArchiveView(Archive):
     def info(self) -> RunInfo:
         """The run metadata, parsed, as they are for the view's records."""
         return self.source.info
+
+    def verify(self, record: Record) -> None:
+        """Read the source's tensors behind the record, and check them."""
+        for one in self.sources.get(record.key.text, ()):
+            self.source.verify(one)
 
     def remark(self, record: Record) -> str:
         """The remarks on the source's tensors behind the record."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.content import checked_blocks, write_errors
+from tensorcap_formats.content import write_errors
 from tensorcap_formats.errors import UsageError, WriteError, missing_package
 from tensorcap_formats.foreign import MAX_DTYPE_CODES, MAX_SUFFIX, NAMES_FILE, label_of, write_max
 from tensorcap_formats.output_path import build_beside, put_in_place, refuse_overlap
@@ -129,7 +129,7 @@ def _check_torch() -> None:
 
 def _save(archive: Archive, record: Record, path: Path, label: str) -> None:
     if path.suffix == MAX_SUFFIX:
-        write_max(path, label, record.dtype, record.shape, checked_blocks(archive, record))
+        write_max(path, label, record.dtype, record.shape, archive.blocks(record))
         return
     from tensorcap.adapters.torch.tensors import save_tensor
 

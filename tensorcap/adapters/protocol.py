@@ -154,8 +154,13 @@ class Adapter(Protocol):
             eager: Whether compiled and fused parts will run as plain code.
         """
 
-    def describe(self, model: Any) -> dict[str, Any]:
-        """The run's metadata that the framework knows (`specs/archive.md`)."""
+    def describe(self, model: Any, *, digests: bool = False) -> dict[str, Any]:
+        """The run's metadata that the framework knows (`specs/archive.md`).
+
+        Args:
+            model: The model.
+            digests: Whether parameters and buffers are read, for their digests and statistics.
+        """
 
     def read_sources(self, model: Any, names: Iterable[str]) -> dict[str, Any]:
         """Read the source text of the classes of the named sites, by qualified class name."""

@@ -22,7 +22,7 @@ from tensorcap.alignment.map_file import map_text, write_map
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver, parse_values, values_text
 from tensorcap.alignment.order import Order, order_between
 from tensorcap.alignment.resolution import resolve
-from tensorcap.alignment.views import GatheredArchive, MappedArchive, ReversedArchive
+from tensorcap.alignment.views import GatheredArchive, MappedArchive, OrderedArchive, ReversedArchive
 
 __all__ = [
     "NO_MAPPING",
@@ -37,6 +37,7 @@ __all__ = [
     "MappingSource",
     "MappingSummary",
     "Order",
+    "OrderedArchive",
     "Reasons",
     "ReversedArchive",
     "align",

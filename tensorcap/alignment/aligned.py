@@ -12,16 +12,27 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+from tensorcap.alignment.common_part import cut_texts, in_common
 from tensorcap.alignment.coverage import MappingSummary
 from tensorcap.alignment.equivalence_map import read_mapping
-from tensorcap.alignment.links import Link
+from tensorcap.alignment.links import Link, place_of
 from tensorcap.alignment.map_file import parse_map
-from tensorcap.alignment.mapping import Alignment, Entry
-from tensorcap.alignment.match import WEIGHTS, By, match_tokens, pair_equal_keys, propose
-from tensorcap.alignment.names import Rules, read_rules
+from tensorcap.alignment.mapping import SIDE_NAMES, Alignment, Entry
+from tensorcap.alignment.match import (
+    WEIGHTS,
+    By,
+    find_systematic_layouts,
+    match_tokens,
+    pair_equal_keys,
+    pair_moved_results,
+    propose,
+    without_lone_moves,
+)
+from tensorcap.alignment.names import Rules, graph_rules, names_results, read_rules
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_fitting
+from tensorcap.alignment.step_order import in_step_order
 from tensorcap.alignment.tokens import TokenAlignment
-from tensorcap.alignment.views import GatheredArchive, MappedArchive, apply_mapping
+from tensorcap.alignment.views import GatheredArchive, MappedArchive, OrderedArchive, apply_mapping
 from tensorcap.runs import ArchiveSummary, PartialArchive, is_inner
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
@@ -73,7 +84,7 @@ class Aligned:
             "target": ArchiveSummary.of(self.target.source),
             "entries": [_public(entry) for entry in self.alignment.entries],
             "left_over": self.alignment.left_over,
-            "tokens": [tokens.text for tokens in self.tokens],
+            "tokens": self.summary.tokens,
             "weights": WEIGHTS,
             "summary": self.summary,
             "exit_status": self.summary.exit_status,
@@ -97,9 +108,11 @@ def align(
 ) -> Aligned:
     """Find which records of two archives belong together, and check it; no tensor is compared.
 
-    1. The entries of a given mapping are resolved.
-    2. A mapping is computed for the sites that they leave, unless `by` is `none`.
-    3. Both archives are viewed through the two mappings together.
+    1. What only one run has, rows of a batch and words of a vocabulary, is cut off (ALN-41, ALN-42).
+    2. The entries of a given mapping are resolved; if it only says how tokens are matched, it has entries for
+       all equal keys, or a mapping is computed if those leave modules of both sides without a partner.
+    3. A mapping is computed for the sites that they leave, unless `by` is `none`.
+    4. Both archives are viewed through the two mappings together.
 
     Args:
         reference: The trusted archive.
@@ -119,19 +132,50 @@ def align(
         written = mapping
     elif mapping is not None:
         path, written = str(mapping), read_mapping(mapping)
-    if by is None:
-        by = "all" if mapping is None else "none"
     if rules is not None and not isinstance(rules, Rules):
         rules = read_rules(rules)
     with opened(reference) as trusted, opened(target) as tested:
+        if not _says_which_part(written):
+            trusted, tested = in_common(trusted, tested)
+        if by is None and written.tokens is not None and not written.entries:
+            by = "all" if both_lack_partners(trusted, tested) else "none"
+            written = replace(written, entries=_equal_keys(trusted, tested)) if by == "none" else written
+        elif by is None:
+            by = "all" if mapping is None else "none"
         resolved = resolve(written, trusted, tested)
         if by == "none":
             return Aligned.of(resolved, path=path)
         rest = _without(trusted, resolved.links, 0), _without(tested, resolved.links, 1)
+        rules = _with_graph_names(rules or Rules(), trusted, tested, may_read=read_values)
         computed = match_tokens(propose(*rest, rules=rules, by=by, read_values=read_values))
+        if by != "names":
+            computed = pair_moved_results(*rest, computed) or computed
         if mapping is not None:  # its tokens count for the computed entries, too
             computed = resolve(_join(written, computed.alignment), trusted, tested)
         return Aligned.of(computed, path=path)
+
+
+def _with_graph_names(rules: Rules, reference: Archive, target: Archive, *, may_read: bool = True) -> Rules:
+    """The rules, and one for names of another runtime, if one side has such and the other has sites."""
+    archives = reference, target
+    for side, dump, run in zip(SIDE_NAMES, archives, reversed(archives), strict=True):
+        if names_results(dump) and any(not record.key.is_bare for record in run.records):
+            return rules.before(graph_rules(dump, run, side, may_read=may_read))
+    return rules
+
+
+def _says_which_part(mapping: Alignment) -> bool:
+    """Whether a given mapping itself says which rows and tokens of two runs are compared."""
+    steps = (step for entry in mapping.entries for step in entry.steps)
+    return mapping.tokens is not None or any(step.startswith("slice ") for step in steps)
+
+
+def _equal_keys(reference: Archive, target: Archive) -> tuple[Entry, ...]:
+    """An entry for each place of which both sides have a record of one key."""
+    places = (place_of(record) for record in reference.records if record.key.text in target)
+    return tuple(
+        Entry((place,), (place,), evidence="name", reason="the same key") for place in dict.fromkeys(places)
+    )
 
 
 def _without(archive: Archive, links: Sequence[Link], side: int) -> Archive:
@@ -168,12 +212,17 @@ def sides(
 ) -> tuple[Archive, Archive]:
     """View two archives so that records that belong together have equal keys and layouts.
 
-    1. A target that is mapped already, and `"none"`: the archives as they are.
+    1. A target that is mapped already, and `"none"`: the archives as they are, but for steps that threads
+       numbered by chance (CMP-34).
     2. A mapping that is given, or else the one that the target was injected through (INJ-23).
-    3. A mapping that is computed because modules lack a partner, see `compute_if_needed`. Its entries of
-       equal names move no elements: that is an error until somebody allows it.
-    4. Equal keys of unlike shapes: a rule for runs without an axis for rows, packed ones, or ones of last
-       tokens (ALN-39, ALN-40).
+    3. Of what only one run has, rows of a batch and words of a vocabulary are cut off (ALN-41, ALN-42).
+    4. A mapping that is computed because modules lack a partner, see `compute_if_needed`. Its entries of
+       equal names move elements only if the whole target has that layout.
+    5. Equal keys: a rule for runs without an axis for rows, packed ones, ones of last tokens, or ones in
+       another layout throughout (ALN-39, ALN-40, ALN-43).
+    6. Results that are equal bit for bit under other names, see `pair_moved_results`.
+
+    A reference without an order of execution gets the target's.
 
     Args:
         reference: The trusted archive.
@@ -187,6 +236,19 @@ def sides(
         UsageError: An entry of the mapping makes no sense, or does not fit the archives.
         ReadError: A file cannot be read.
     """
+    if not isinstance(target, MappedArchive):
+        target = in_step_order(reference, target)
+    trusted, tested = _paired_sides(reference, target, mapping)
+    lacks_order = tested.is_ordered and not trusted.is_ordered
+    if lacks_order and any(record.key.text in trusted for record in tested.records):
+        trusted = OrderedArchive(trusted, tested)
+    return trusted, tested
+
+
+def _paired_sides(
+    reference: Archive, target: Archive, mapping: MappingSource | Literal["none"] | None
+) -> tuple[Archive, Archive]:
+    """The two archives, or views of them, with equal keys for what belongs together."""
     if isinstance(target, MappedArchive) or mapping == NO_MAPPING:
         return reference, target
     if mapping is not None:
@@ -196,11 +258,14 @@ def sides(
     if injected is not None:
         with suppress(UsageError):  # a part of the run was recorded, which lacks what entries name
             return apply_mapping(resolve(injected, reference, target))
+    reference, target = in_common(reference, target)
     resolved = compute_if_needed(reference, target)
     if resolved is not None:
-        resolved = resolved.with_entries(map(_without_moves, resolved.alignment.entries))
+        resolved = without_lone_moves(resolved)
     else:
-        resolved = pair_equal_keys(reference, target)
+        resolved = _with_layouts(pair_equal_keys(reference, target), reference, target)
+        resolved = resolved or _with_cuts(reference, target)
+    resolved = pair_moved_results(reference, target, resolved)
     return (reference, target) if resolved is None else apply_mapping(resolved)
 
 
@@ -225,25 +290,43 @@ def aligned_if_needed(
         return None
     if mapping is not None:
         return align(reference, target, mapping=mapping)
-    resolved = compute_if_needed(reference, target)
+    reference, target = in_common(reference, target)
+    resolved = compute_if_needed(reference, target) or _with_cuts(reference, target)
+    resolved = pair_moved_results(reference, target, resolved)
     return None if resolved is None else Aligned.of(resolved)
+
+
+def _with_cuts(reference: Archive, target: Archive) -> ResolvedMapping | None:
+    """The mapping of equal keys of archives of which something is cut off; None if nothing is."""
+    is_cut = cut_texts(reference) or cut_texts(target)
+    return resolve(Alignment(()), reference, target) if is_cut else None
 
 
 def compute_if_needed(reference: Archive, target: Archive) -> ResolvedMapping | None:
     """Compute a mapping if equal keys leave modules of both sides without a partner.
 
-    It goes by all evidence between runs that list their modules, else by names alone, since values alone are
-    no reason to call a file of other names equal (CMP-20).
+    It goes by all evidence between runs that list their modules, and between one and a file of results that
+    have only names; else by names alone, since values alone are no reason to call a file of other names equal
+    (CMP-20).
 
     Returns:
-        The mapping; None if equal keys, or the names that it finds, pair the records as they are.
+        The mapping; None if equal keys, or the keys that it finds, pair the records as they are.
     """
     if not both_lack_partners(reference, target):
         return None
-    by: By = "all" if all(archive.info.modules for archive in (reference, target)) else "names"
-    resolved = match_tokens(propose(reference, target, by=by))
-    is_plain = all(entry.reference == entry.target for entry in resolved.alignment.entries)
+    is_known = all(archive.info.modules or names_results(archive) for archive in (reference, target))
+    by: By = "all" if is_known and (reference.info.modules or target.info.modules) else "names"
+    rules = _with_graph_names(Rules(), reference, target)
+    resolved = match_tokens(propose(reference, target, rules=rules, by=by))
+    is_plain = all(
+        link.entry.reference == link.entry.target and (link.gathers or _have_equal_keys(link))
+        for link in resolved.links
+    )
     return None if is_plain else resolved
+
+
+def _have_equal_keys(link: Link) -> bool:
+    return [record.key for record in link.reference] == [record.key for record in link.target]
 
 
 def both_lack_partners(reference: Archive, target: Archive) -> bool:
@@ -261,9 +344,17 @@ def _parse_injected_map(target: Archive) -> Alignment | None:
     return parse_map(text, f"{target.path}: its map") if text else None
 
 
-def _without_moves(entry: Entry) -> Entry:
-    """The entry; without its steps if they move elements between equal names."""
-    return replace(entry, steps=()) if entry.reference == entry.target and entry.layout().moves else entry
+def _with_layouts(
+    mapping: ResolvedMapping | None, reference: Archive, target: Archive
+) -> ResolvedMapping | None:
+    """A mapping of equal keys with the layouts that the whole target has otherwise (ALN-43)."""
+    layouts = find_systematic_layouts(reference, target)
+    if not layouts:
+        return mapping
+    entries = () if mapping is None else mapping.alignment.entries
+    moved = {place for entry in layouts for place in entry.reference}
+    kept = tuple(entry for entry in entries if not moved.intersection(entry.reference))
+    return resolve(Alignment((*kept, *layouts)), reference, target)
 
 
 def in_reference_layout(

@@ -167,6 +167,8 @@ class LinkMaker:
             records = tuple(record for run in target for record in run)
             return Link(reference, records, layout, entry, gathers, remark)
         same = next((run for run in target if run[0].key.step == step), None)
+        if same is None and (reference[0].key.is_bare or target[0][0].key.is_bare):
+            same = target[0]  # a name without a step means any
         return None if same is None else Link(reference, same, layout, entry, (), remark)
 
     def _require_one_dtype(self, runs: Sequence[tuple[Record, ...]]) -> None:

@@ -52,9 +52,9 @@ def parse_map(text: str, path: str | os.PathLike[str]) -> Alignment:
     pairs, lefts = (_tables(path, tables, kind, header_lines(text, kind)) for kind in _KINDS)
     entries = [_entry(table, where) for table, where in pairs]
     left = [_left(table, where) for table, where in lefts]
-    if not entries:
-        raise UsageError(f"{path}: has no [[pair]]")
     rule = _token_rule(tables["tokens"], f"{path}: [tokens]") if "tokens" in tables else None
+    if not entries and rule is None:
+        raise UsageError(f"{path}: has no [[pair]] and no [tokens]")
     return Alignment(tuple(entries), tuple(left), rule)
 
 

@@ -1,8 +1,8 @@
 """A mapping: which sites of the reference are which of the target, written with variables for indices.
 
-An entry has places of both sides. A place is a site, or `SITE/SLOT`; `rank3/` before it takes that rank's
-tensor, `rank*/` one of each rank. `{i}` stands for each value of the variable `i`, `{i+1}` for the next
-index.
+An entry has places of both sides. A place is a site, or `SITE/SLOT`; `SITE@CALL` is one call of it; `rank3/`
+before it takes that rank's tensor, `rank*/` one of each rank. `{i}` stands for each value of the variable
+`i`, `{i+1}` for the next index.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ SIDE_NAMES: Final[tuple[SideName, SideName]] = ("reference", "target")
 
 _VARIABLE: Final = re.compile(r"\{([A-Za-z_]\w*)([+-]\d+)?\}")
 _RANGE: Final = re.compile(r"(\d+)-(\d+)")
+_CALL: Final = re.compile(r"[^/]@\d+(?:/|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,20 @@ class Entry:
         """The entry in one line."""
         return f"{' + '.join(self.reference)} = {' + '.join(self.target)}"
 
+    @property
+    def moves_equal_names(self) -> bool:
+        """Whether steps move elements between two places of one name."""
+        return len(self.reference) == 1 and self.reference == self.target and self.layout().moves
+
     def refuse(self, reason: str, hint: str | None = None) -> UsageError:
         """The error that says what is wrong with the entry, and where it stands."""
         where = f"{self.where}: " if self.where else ""
         return UsageError(f"{where}{abbreviate(self.text, 200)}: {reason}", hint=hint)
+
+    @property
+    def names_call(self) -> bool:
+        """Whether a place names one call of its site."""
+        return any(_CALL.search(place) for place in (*self.reference, *self.target))
 
     @property
     def token_steps(self) -> tuple[str, ...]:
@@ -155,6 +166,18 @@ class LeftOver:
     places: tuple[str, ...]
     reason: str
     is_explained: bool = True
+
+
+def layout_texts(entries: Iterable[Entry]) -> Iterator[str]:
+    """Which places of equal names a rule compares after which steps, a sentence for each layout."""
+    by_steps: dict[tuple[str, ...], list[str]] = {}
+    for entry in entries:
+        if entry.evidence == "rule" and entry.moves_equal_names:
+            places = [place for (place,), _ in entry.expanded()]
+            by_steps.setdefault(entry.steps, []).extend(places)
+    for steps, places in by_steps.items():
+        more = f" and {len(places) - 1} more places" if len(places) > 1 else ""
+        yield f"{places[0]}{more}: compared after {', '.join(steps)}, the target's layout in all layers"
 
 
 def unexplained(reference: Iterable[str], target: Iterable[str], reason: str) -> list[LeftOver]:

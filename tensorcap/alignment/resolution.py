@@ -6,23 +6,31 @@ A mapping is resolved once; its users pass on the `ResolvedMapping`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
+
+import numpy as np
 
 from tensorcap.alignment.layout import Layout
 from tensorcap.alignment.links import Gatherings, Link, LinkMaker
 from tensorcap.alignment.mapping import SIDE_NAMES, Alignment, Entry
 from tensorcap.alignment.tokens import TokenAlignment
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import UsageError
+from tensorcap_formats.dtypes import decode
+from tensorcap_formats.errors import ReadError, UsageError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
 # What the main tensor of a structured result is called, the first that is there (a block's hidden states).
 _MAIN: Final = ("output", "output.hidden_states", "output.last_hidden_state", "output.0", "output.logits")
 
+_NEAR: Final = 0.02  # of the largest value: what rounding to bfloat16 does over many layers
 _RANK: Final = re.compile(r"rank[1-9][0-9]*/")
+_CALL: Final = re.compile(r"(.+)@(0|[1-9][0-9]*)")
+_NAMED: Final = -1  # stands for the number of a call that a place names
+
+Place = tuple[str, str, str]  # site, with its rank, slot and number of the call; "" for all of them
 
 
 class _Side:
@@ -36,19 +44,20 @@ class _Side:
             self._by_site.setdefault(site, []).append(record)
         self._ranks = sorted({record.key.rank for record in archive.records})
 
-    def places(self, place: str) -> list[tuple[str, str]]:
-        """Site, with its rank, and slot of a place; several for `rank*/`."""
+    def places(self, place: str) -> list[Place]:
+        """What a place says; several for `rank*/`."""
         head, slash, rest = place.partition("/")
         if head == "rank*" and slash:
             return [self._place(_ranked(rank, rest)) for rank in self._ranks]
         return [self._place(place)]
 
-    def _place(self, place: str) -> tuple[str, str]:
+    def _place(self, place: str) -> Place:
         if place in self._by_site:
-            return place, ""
+            return place, "", ""
         rank = _RANK.match(place)
         site, _, slot = place[rank.end() if rank else 0 :].partition("/")
-        return (rank[0] if rank else "") + site, slot
+        call = _CALL.fullmatch(site)
+        return (rank[0] if rank else "") + (call[1] if call else site), slot, call[2] if call else ""
 
     def records(self, site: str) -> list[Record]:
         """The records of a site, those of a shared module under any of its names."""
@@ -97,7 +106,7 @@ class ResolvedMapping:
 
 
 def resolve(alignment: Alignment, reference: Archive, target: Archive) -> ResolvedMapping:
-    """Find the records of all entries, and check their shapes; no tensor is read, save ids and masks.
+    """Find the records of all entries, and check their shapes; few tensors are read, see `_pair_bare`.
 
     Raises:
         UsageError: An entry fits no record of a side; the shapes contradict its steps; it maps a record that
@@ -138,63 +147,96 @@ def resolve_fitting(
 
 def resolve_each(
     alignment: Alignment, reference: Archive, target: Archive, gatherings: Gatherings
-) -> Iterator[tuple[Entry, list[Link] | UsageError]]:
-    """Find the links of each entry, or the error that says why it has none."""
-    sides = _Side(reference), _Side(target)
-    mapped: dict[str, Entry] = {}
-    for entry in alignment.entries:
+) -> list[tuple[Entry, list[Link] | UsageError]]:
+    """Find the links of each entry, or the error that says why it has none.
+
+    Entries that name a call go before the others, which are of the calls that those leave.
+    """
+    sides, mapped = (_Side(reference), _Side(target)), _Mapped()
+    outcomes: dict[int, list[Link] | UsageError] = {}
+    for number, entry in sorted(enumerate(alignment.entries), key=lambda item: not item[1].names_call):
         try:
-            links = _links(entry, sides, LinkMaker(entry, gatherings.for_entry(entry)), mapped)
+            outcomes[number] = _links(entry, sides, LinkMaker(entry, gatherings.for_entry(entry)), mapped)
         except UsageError as error:
-            yield entry, error
-            continue
-        mapped |= {record.key.text: entry for link in links for record in link.reference}
-        yield entry, links
+            outcomes[number] = error
+    return [(entry, outcomes[number]) for number, entry in enumerate(alignment.entries)]
 
 
-def _links(
-    entry: Entry, sides: tuple[_Side, _Side], making: LinkMaker, mapped: Mapping[str, Entry]
-) -> list[Link]:
+class _Mapped:
+    """The records that entries have linked so far."""
+
+    def __init__(self) -> None:
+        self._references: dict[str, Entry] = {}
+        self._of_calls: set[tuple[int, str]] = set()  # those of entries that name a call, with their side
+
+    def add(self, entry: Entry, links: Sequence[Link]) -> None:
+        """Add the links of an entry."""
+        self._references |= {record.key.text: entry for link in links for record in link.reference}
+        if entry.names_call:
+            for link in links:
+                self._of_calls |= {(0, record.key.text) for record in link.reference}
+                self._of_calls |= {(1, record.key.text) for record in link.target}
+
+    def goes_before(self, entry: Entry, link: Link) -> bool:
+        """Whether an entry that names a call has a record of a link of one that names none.
+
+        Raises:
+            UsageError: Another entry has one, which goes before none.
+        """
+        sides = enumerate((link.reference, link.target))
+        if not entry.names_call and any(
+            (i, record.key.text) in self._of_calls for i, side in sides for record in side
+        ):
+            return True
+        for record in link.reference:
+            before = self._references.get(record.key.text)
+            if before is not None:
+                where = f", at {before.where}" if before.where else f" by {before.text}"
+                raise entry.refuse(f"{record.key.text} is mapped already{where}")
+        return False
+
+
+def _links(entry: Entry, sides: tuple[_Side, _Side], making: LinkMaker, mapped: _Mapped) -> list[Link]:
     """The links of an entry, none of whose records of the reference others have mapped."""
-    links, are_there = [], dict.fromkeys(SIDE_NAMES, False)
+    possible: list[Link] = []
+    are_there = dict.fromkeys(SIDE_NAMES, False)
     for names in entry.expanded():
         placed = [
             [place for name in side_names for place in side.places(name)]
             for side, side_names in zip(sides, names, strict=True)
         ]
         for side_name, side, places in zip(SIDE_NAMES, sides, placed, strict=True):
-            are_there[side_name] |= any(side.records(site) for site, _ in places)
+            are_there[side_name] |= any(side.records(site) for site, *_ in places)
         for ours, theirs in _groups(sides, placed[0], placed[1], making.steps, entry.layout()):
             link = making.link(ours, theirs)
-            if link is None:
-                continue
-            for record in link.reference:
-                before = mapped.get(record.key.text)
-                if before is not None:
-                    raise entry.refuse(
-                        f"{record.key.text} is mapped already"
-                        + (f", at {before.where}" if before.where else f" by {before.text}")
-                    )
-            links.append(link)
-    if not links:
+            if link is not None:
+                possible.append(link)
+    if not possible:
         lacking = [name for name, is_there in are_there.items() if not is_there]
         if lacking:
             raise entry.refuse(f"fits no record of the {' and none of the '.join(lacking)}")
         raise entry.refuse("both sides have records there, but none with the same step and call")
+    links = [link for link in possible if not mapped.goes_before(entry, link)]
+    mapped.add(entry, links)
     return links
 
 
 def _groups(
     sides: tuple[_Side, _Side],
-    reference: Sequence[tuple[str, str]],
-    target: Sequence[tuple[str, str]],
+    reference: Sequence[Place],
+    target: Sequence[Place],
     steps_of: Callable[[int], tuple[int, ...]],
     layout: Layout,
 ) -> Iterable[tuple[tuple[Record, ...], list[tuple[Record, ...]]]]:
     """Records of all places, for each step and call of the reference and the target's steps for it."""
-    by_call = [_calls(sides[0].records(site), slot) for site, slot in reference]
-    target_by_call = [_calls(sides[1].records(site), slot) for site, slot in target]
+    by_call = [_calls(sides[0].records(site), slot, call) for site, slot, call in reference]
+    target_by_call = [_calls(sides[1].records(site), slot, call) for site, slot, call in target]
     if not by_call or not target_by_call:
+        return
+    if len(by_call) == len(target_by_call) == 1 and _is_bare(by_call[0]) != _is_bare(target_by_call[0]):
+        pair = _pair_bare((sides[0].archive, sides[1].archive), (by_call[0], target_by_call[0]), layout)
+        if pair is not None:
+            yield (pair[0],), [(pair[1],)]
         return
     for (step, call), slots in by_call[0].items():
         calls = [(target_call, call) for target_call in steps_of(step)]
@@ -217,13 +259,72 @@ def _groups(
                 yield tuple(filter(None, mains)), [tuple(filter(None, run)) for run in target_mains]
 
 
-def _calls(records: Iterable[Record], slot: str) -> dict[tuple[int, int], dict[str, Record]]:
-    """Records by step and call, then by slot; of one slot only, if one is named."""
+_ByCall = dict[tuple[int, int], dict[str, Record]]
+
+
+def _is_bare(by_call: _ByCall) -> bool:
+    """Whether it is a tensor of a file from elsewhere, which has a name and neither step nor slot."""
+    return any(record.key.is_bare for slots in by_call.values() for record in slots.values())
+
+
+def _pair_bare(
+    archives: tuple[Archive, Archive], by_call: tuple[_ByCall, _ByCall], layout: Layout
+) -> tuple[Record, Record] | None:
+    """Pair a tensor that has only a name with a record of the place that it belongs to.
+
+    1. Any step, call and slot of the place may be meant: of results if there are some, main ones first.
+    2. Those count of which the layout makes the other's shape, or all main ones if it makes it of none.
+    3. Of several it is the first with nearly the same values, or the first of all.
+
+    Args:
+        archives: The reference and the target.
+        by_call: Records of the place in each, by step and call, and by slot.
+        layout: From the target's tensor to the reference's.
+    """
+    if not by_call[0] or not by_call[1]:
+        return None
+    is_first = _is_bare(by_call[0])
+    bare = next(iter(next(iter(by_call[1 - is_first].values())).values()))
+    calls = list(by_call[is_first].values())
+    mains = [main for slots in calls if (main := main_of(_results(slots))) is not None]
+    results = [record for slots in calls for record in _results(slots).values()]
+    kinds = [mains, results] if mains else [results or [r for slots in calls for r in slots.values()]]
+
+    def paired(record: Record) -> tuple[Record, Record]:
+        return (bare, record) if is_first else (record, bare)
+
+    fitting = [[record for record in kind if _fits(layout, *paired(record))] for kind in kinds]
+    candidates = next(filter(None, fitting), kinds[0])
+    pairs = map(paired, candidates)
+    near = (pair for pair in pairs if len(candidates) > 1 and _are_near(archives, pair, layout))
+    return next(near, paired(candidates[0]))
+
+
+def _results(slots: Mapping[str, Record]) -> dict[str, Record]:
+    return {slot: record for slot, record in slots.items() if slot.partition(".")[0] == "output"}
+
+
+def _are_near(archives: tuple[Archive, Archive], pair: tuple[Record, Record], layout: Layout) -> bool:
+    """Whether the values of a pair differ by no more than rounding."""
+    if not all(record.stored for record in pair) or not _fits(layout, *pair):
+        return False
+    try:
+        stored = [archive.read(record) for archive, record in zip(archives, pair, strict=True)]
+        outputs, dtype = layout.apply([stored[1]], [pair[1].dtype])
+    except (ReadError, UsageError):
+        return False
+    reference, target = decode(stored[0], pair[0].dtype), decode(outputs[0], dtype)
+    scale = float(np.abs(reference).max(initial=0))
+    return np.allclose(target, reference, rtol=0, atol=_NEAR * scale, equal_nan=True)
+
+
+def _calls(records: Iterable[Record], slot: str, call: str) -> dict[tuple[int, int], dict[str, Record]]:
+    """Records by step and call, then by slot; of one slot or call only, if one is named."""
     calls: dict[tuple[int, int], dict[str, Record]] = {}
     for record in records:
         key: Key = record.key
-        if not slot or key.slot == slot:
-            calls.setdefault((key.step, key.call), {})[key.slot] = record
+        if (not slot or key.slot == slot) and (not call or key.call == int(call)):
+            calls.setdefault((key.step, _NAMED if call else key.call), {})[key.slot] = record
     return calls
 
 

@@ -1,7 +1,8 @@
 """Views of two archives through a resolved mapping.
 
 `MappedArchive` is the target under the reference's keys and in its layouts, `GatheredArchive` the reference
-reduced to the tokens that both sides have, `ReversedArchive` the reference as the target would have it.
+reduced to the tokens that both sides have, `OrderedArchive` the reference in the target's order,
+`ReversedArchive` the reference as the target would have it.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from tensorcap.alignment.common_part import cut_texts
 from tensorcap.alignment.coverage import MappingSummary, summary_of
 from tensorcap.alignment.layout import Layout, Shape, Sum
 from tensorcap.alignment.links import Link
-from tensorcap.alignment.mapping import LeftOver
+from tensorcap.alignment.mapping import Alignment, LeftOver, layout_texts
 from tensorcap.alignment.resolution import ResolvedMapping
 from tensorcap.alignment.tokens import Gather, TokenAxes
 from tensorcap.runs import is_fact
@@ -40,6 +42,7 @@ class MappedArchive(ArchiveView):
 
     Attributes:
         links: The link that made a record, by key text.
+        alignment: The mapping as it is written; None for a view by links alone.
         left_over: What the mapping says has no counterpart.
     """
 
@@ -49,13 +52,14 @@ class MappedArchive(ArchiveView):
         target: Archive,
         links: Sequence[Link],
         *,
-        left_over: Sequence[LeftOver] = (),
+        alignment: Alignment | None = None,
         map_path: str = "",
         tokens: Sequence[str] = (),
     ) -> None:
-        self.left_over = left_over
+        self.alignment = alignment
+        self.left_over: Sequence[LeftOver] = alignment.left_over if alignment else ()
         self._summed_up = partial(
-            summary_of, links, left_over, reference, target, path=map_path, tokens=tokens
+            summary_of, links, self.left_over, reference, target, path=map_path, tokens=tokens
         )
         self._names = names = _names(links)
         self.links: dict[str, Link] = {}
@@ -114,9 +118,13 @@ class MappedArchive(ArchiveView):
 
     def remark(self, record: Record) -> str:
         """What is to be known of the tensors behind it, and of what the link does to them."""
-        link = self.links.get(record.key.text)
-        remarks = super().remark(record), link.remark if link else ""
+        remarks = super().remark(record), self.doubt(record)
         return "; ".join(dict.fromkeys(remark for remark in remarks if remark))
+
+    def doubt(self, record: Record) -> str:
+        """Why the tensor may not be the one that the key means; "" if nothing is in doubt."""
+        link = self.links.get(record.key.text)
+        return link.remark if link else ""
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         text = record.key.text
@@ -214,9 +222,14 @@ def apply_mapping(mapping: ResolvedMapping, *, path: str = "") -> tuple[Gathered
         mapping.reference,
         mapping.target,
         links,
-        left_over=mapping.alignment.left_over,
+        alignment=mapping.alignment,
         map_path=path,
-        tokens=tuple(tokens.text for tokens in mapping.tokens),
+        tokens=(
+            *cut_texts(mapping.reference),
+            *cut_texts(mapping.target),
+            *layout_texts(mapping.alignment.entries),
+            *(tokens.text for tokens in mapping.tokens),
+        ),
     )
     return GatheredArchive(mapping.reference, links), tested
 
@@ -407,3 +420,26 @@ class GatheredArchive(ArchiveView):
         (whole,) = self.sources[text]
         (rows,) = self._computed(whole, lambda: [self.gathers[text].of_reference(self.source.read(whole))])
         out[:] = rows[start : start + out.size]
+
+
+class OrderedArchive(ArchiveView):
+    """A reference without an order of execution, in the target's.
+
+    A record that the target has not comes after the one that it follows by name.
+    """
+
+    def __init__(self, reference: Archive, target: Archive) -> None:
+        orders = {record.key.text: record.order for record in target.records}
+        known = -1
+        places: dict[str, int] = {}
+        for record in reference.records:
+            known = places[record.key.text] = orders.get(record.key.text, known)
+        records = sorted(reference.records, key=lambda record: places[record.key.text])
+        super().__init__(
+            reference,
+            [replace(record, order=order) for order, record in enumerate(records)],
+            {record.key.text: (record,) for record in records},
+            root=reference.root,
+            is_direct=reference.is_direct,
+        )
+        self.is_ordered = True

@@ -50,6 +50,7 @@ from tensorcap.comparison.policy_tests import (
 from tensorcap.comparison.ranking import by_error, by_module, contents, error_of, shade, worst
 from tensorcap.comparison.robust_errors import sample
 from tensorcap.comparison.thresholds import METRICS, KeyThresholds, Thresholds, judge_metric, metric_named
+from tensorcap.comparison.warnings import digest_warnings
 
 __all__ = [
     "ABSENT",
@@ -93,6 +94,7 @@ __all__ = [
     "contents",
     "count_tail",
     "describe_test",
+    "digest_warnings",
     "error_of",
     "explain",
     "first_divergence",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Final
 
+from tensorcap.alignment import MappedArchive
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
 from tensorcap.comparison.pairing import Absences, Selection
 from tensorcap.comparison.ranking import error_of
@@ -48,11 +49,17 @@ def explain_by_agreement(
         reason = ""
         if pair.status in _MISSING and not selection.is_required(pair.key):
             reason = agreement.why_missing(pair.reference)
-        elif pair.status in _DIFFERENT and pair.is_required:
+        elif pair.status in _DIFFERENT and pair.is_required and not _is_of_another_layer(pair, target):
             reason = agreement.why_different(pair)
         return decide(pair, Decision("agreement", "explained", reason, pair.findings)) if reason else pair
 
     return [explained(pair) for pair in pairs]
+
+
+def _is_of_another_layer(pair: Pair, target: Archive) -> bool:
+    """Whether a tensor has not the layout that the other layers of the target have."""
+    link = target.links.get(pair.key) if isinstance(target, MappedArchive) else None
+    return link is not None and link.entry.evidence == "rule" and link.entry.moves_equal_names
 
 
 class _Agreement:
@@ -66,6 +73,7 @@ class _Agreement:
 
     def __init__(self, reference: Archive, target: Archive, pairs: Sequence[Pair]) -> None:
         self._target = target
+        self._classes = {site: module.short_class for site, module in reference.info.modules.items()}
         self._calls = [
             {point.site: point.calls for point in archive.info.points if not point.slots}
             for archive in (target, reference)
@@ -92,8 +100,8 @@ class _Agreement:
         key = record.key
         if self._absences.is_left_out(record) or not self._target.info.modules or is_gradient(key):
             return ""
-        if (same := self._equal_and_agreeing(record)) is not None:
-            return f"it holds what {same} holds, which agrees"
+        if same := self._equal_and_agreeing(record):
+            return f"it holds what {same[0].key} holds, which agrees"
         if is_inner(key):
             return self._computed_without(key, module_of(key.site)) if self._has_ops else ""
         if is_parameter(key):
@@ -115,7 +123,8 @@ class _Agreement:
 
         1. A tensor that is the argument of calls: all of their results agree, with an error at most an
            eighth of its own.
-        2. Any other one: the nearest module around it agrees, with an error at most 1e-4 of its own.
+        2. A tensor that a later argument holds, too, which agrees: the target has another one in its place.
+        3. Any other one: the nearest module around it agrees, with an error at most 1e-4 of its own.
 
         Both only where the module around it, and the model, have results that agree.
         """
@@ -134,6 +143,8 @@ class _Agreement:
         if self._undo(takers, error):
             names = dict.fromkeys(taker.reference.key.site for taker in takers if taker.reference)
             return f"it differs, and what {some(list(names), 2)} makes of it agrees"
+        if (later := self._agreeing_later(pair)) and all(f.test != "pass_through" for f in pair.findings):
+            return f"it differs, and {later}, which holds the same in the reference, agrees"
         if not is_inner(key) and _is_much_smaller(around[1], error, _UNDONE_AROUND):
             return f"it differs, and what {_name(around[0])} makes of it agrees"
         return ""
@@ -158,18 +169,30 @@ class _Agreement:
         return self._green_models.get((key.rank, key.step), False)
 
     @cached_property
-    def _agreeing(self) -> dict[tuple[object, ...], str]:
-        """Keys of pairs that agree, by what they hold."""
-        return {
-            _contents(p.reference): p.key
-            for p in reversed(self._pairs)
-            if p.reference and p.is_green and _is_telling(p.reference)
-        }
+    def _agreeing(self) -> dict[tuple[object, ...], list[Pair]]:
+        """Pairs that agree, in order, by what their record of the reference holds."""
+        agreeing: dict[tuple[object, ...], list[Pair]] = {}
+        for pair in self._pairs:
+            if pair.reference is not None and pair.is_green and _is_telling(pair.reference):
+                agreeing.setdefault(_contents(pair.reference), []).append(pair)
+        return agreeing
 
-    def _equal_and_agreeing(self, record: Record) -> str | None:
-        if not (self._has_digests and _is_telling(record)):
-            return None
-        return self._agreeing.get(_contents(record))
+    def _equal_and_agreeing(self, record: Record) -> list[Pair]:
+        """Pairs whose record of the reference holds the same, and that agree."""
+        is_known = self._has_digests and _is_telling(record)
+        return self._agreeing.get(_contents(record), []) if is_known else []
+
+    def _agreeing_later(self, pair: Pair) -> str:
+        """Key of a later pair that agrees, equal in the reference and not in the target; "" if none is."""
+        record, tested = pair.reference, pair.target
+        if record is None or tested is None:
+            return ""
+        for other in self._equal_and_agreeing(record):
+            if other.reference is None or other.target is None or not other.target.digest:
+                continue
+            if other.reference.order > record.order and other.target.digest != tested.digest:
+                return other.key
+        return ""
 
     def _of_known_call(self, key: Key, results: Sequence[Pair]) -> str:
         """Of a call that the target makes too, with fewer arguments or results."""
@@ -184,8 +207,11 @@ class _Agreement:
         return "the target's call returns no such value, and its other results agree"
 
     def _is_not_called(self, key: Key) -> bool:
-        """Whether the target has no such module, does not call it, or calls it less often."""
-        if self._absences.is_never_called(key) or key.site not in self._target.info.modules:
+        """Whether the target has no such module, or one of another class, does not call it, or less often."""
+        tested, trusted = self._target.info.modules.get(key.site), self._classes.get(key.site, "")
+        if tested is None or self._absences.is_never_called(key):
+            return True
+        if trusted and tested.short_class not in ("", trusted):
             return True
         calls, of_reference = (calls.get(key.site) for calls in self._calls)
         return calls is not None and of_reference is not None and calls < of_reference

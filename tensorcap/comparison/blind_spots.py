@@ -130,7 +130,7 @@ def summarize_runs(
     blind += unexercised(reference)
     return RunSummary(
         policy=POLICY,
-        precision=coarsest.name if coarsest else "",
+        precision=coarsest.text if coarsest else "",
         growth=growth,
         worst_gain=worst,
         gains=len(gains),
@@ -233,7 +233,7 @@ def _has_gelu(reference: Archive) -> bool:
 
 def _commands(reference: Archive, target: Archive, precision: Precision | None) -> tuple[str, ...]:
     """Return the commands that compare the target's error with that of a twin in its precision."""
-    if reference.is_foreign or precision is None or precision.is_wide:
+    if reference.is_foreign or precision is None or precision.is_wide or precision.weights:
         return ()
     ours, theirs = shlex.quote(str(reference.path)), shlex.quote(str(target.path))
     return (

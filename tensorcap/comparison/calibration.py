@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +13,8 @@ import numpy as np
 
 from tensorcap.comparison.pair import Finding, Pair
 from tensorcap.comparison.policy import Limits
-from tensorcap.comparison.thresholds import METRICS, metric_named, read_toml
+from tensorcap.comparison.thresholds import LOGIT_METRICS, is_better_if_higher, metric_named, read_toml
+from tensorcap.metrics import LogitDifference, are_logits
 from tensorcap.runs import Calls
 from tensorcap_formats.errors import UsageError, abbreviate
 from tensorcap_formats.keys import Key
@@ -24,6 +25,7 @@ CALIBRATED: Final = ("row_error_median", "row_error_p95", "relative_frobenius", 
 FEWEST_RUNS: Final = 2
 FEWEST_SAMPLES: Final = 20  # of one metric and kind: a quantile of fewer is no more than their maximum
 
+MeasuresLogits = Callable[[Pair], LogitDifference | None]
 Kind = tuple[str, str]  # class of the module, and `input` or `output`
 
 
@@ -47,13 +49,13 @@ class Calibration:
     limits: Mapping[Kind, Mapping[str, tuple[float, int]]]
     path: Path | None = None
 
-    def judge(self, pair: Pair, calls: Calls) -> list[Finding]:
+    def judge(self, pair: Pair, calls: Calls, logits: MeasuresLogits) -> list[Finding]:
         """Judge a measured pair by the limits of its kind; no findings if there are none."""
         if pair.difference is None or pair.reference is None:
             return []
         findings = []
         for metric, (limit, count) in self.limits.get(kind_of(pair.reference.key, calls), {}).items():
-            value = getattr(pair.difference, metric)
+            value = _value(pair, metric, logits)
             if value is None:
                 continue
             text = f"{metric} is {value:.3g}, expected at most {limit:.3g} by {count} of known-good ports"
@@ -123,6 +125,14 @@ class Calibration:
         )
 
 
+def _value(pair: Pair, metric: str, logits: MeasuresLogits) -> Any:
+    """A metric of a pair that was measured; None if it is undefined, or of logits and the pair holds none."""
+    if metric not in LOGIT_METRICS:
+        return getattr(pair.difference, metric, None)
+    is_one = pair.reference is not None and are_logits(pair.reference.key)
+    return getattr(logits(pair), metric, None) if is_one else None
+
+
 def _text(table: Mapping[str, Any], name: str, where: str) -> str:
     value = table.get(name)
     if not isinstance(value, str):
@@ -142,7 +152,7 @@ def _shown(value: object) -> str:
 
 
 def _require_error(metric: str, where: str) -> None:
-    if METRICS[metric] == "higher":
+    if is_better_if_higher(metric):
         raise UsageError(f"{where}: metric {metric!r}: more of it is better, expected a metric of errors")
 
 
@@ -180,7 +190,7 @@ class CalibrationBuilder:
         self._precisions: dict[str, None] = {}
         self._runs = 0
 
-    def add(self, pairs: Sequence[Pair], calls: Calls, precision: str) -> None:
+    def add(self, pairs: Sequence[Pair], calls: Calls, precision: str, logits: MeasuresLogits) -> None:
         """Add the pairs of one run."""
         self._runs += 1
         self._precisions[precision] = None
@@ -188,7 +198,7 @@ class CalibrationBuilder:
             if pair.reference is None or not pair.reference.dtype.is_inexact:
                 continue
             kind = self._samples.setdefault(kind_of(pair.reference.key, calls), {})
-            for metric, value in self._values(pair):
+            for metric, value in self._values(pair, logits):
                 kind.setdefault(metric, []).append(value)
 
     def result(self, *, quantile: float, margin: float) -> Calibration:
@@ -217,8 +227,8 @@ class CalibrationBuilder:
             )
         return Calibration(next(iter(self._precisions)), quantile, margin, self._runs, limits)
 
-    def _values(self, pair: Pair) -> Iterator[tuple[str, float]]:
+    def _values(self, pair: Pair, logits: MeasuresLogits) -> Iterator[tuple[str, float]]:
         for metric in self._metrics:
-            value: Any = 0.0 if pair.status == "identical" else getattr(pair.difference, metric, None)
+            value = 0.0 if pair.status == "identical" else _value(pair, metric, logits)
             if value is not None and math.isfinite(value):
                 yield metric, float(value)

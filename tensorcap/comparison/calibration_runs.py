@@ -8,13 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tensorcap.comparison.calibration import CALIBRATED, Calibration, CalibrationBuilder, check_settings
+from tensorcap.alignment import NO_MAPPING, sides
+from tensorcap.comparison.calibration import (
+    CALIBRATED,
+    FORMAT,
+    Calibration,
+    CalibrationBuilder,
+    check_settings,
+)
 from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.divergence import has_only_grown
+from tensorcap.comparison.judge import LogitMeasure
 from tensorcap.comparison.pipeline import compare
 from tensorcap.runs import Calls
-from tensorcap_formats.errors import UsageError, WriteError
+from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import open_archive
+from tensorcap_formats.output_path import publish_text
 
 QUANTILE: Final = 0.99
 MARGIN: Final = 1.5
@@ -85,28 +94,35 @@ def calibrate(
     builder = CalibrationBuilder(metrics)
     failing = []
     for reference, target in runs:
-        with open_archive(reference) as trusted:
-            comparison = compare(trusted, target, compute_dtype=compute_dtype)
+        with open_archive(reference) as original, open_archive(target) as tested:
+            trusted, tested = sides(original, tested, None)
+            comparison = compare(trusted, tested, mapping=NO_MAPPING, compute_dtype=compute_dtype)
             reason = _failure(comparison)
             if reason:
                 failing.append((Path(reference), Path(target), reason))
             elif comparison.account is not None:
-                builder.add(comparison.pairs, Calls(trusted), comparison.account.precision)
-    return Calibrated(builder.result(quantile=quantile, margin=margin), tuple(failing))
+                logits = LogitMeasure(trusted, tested, compute_dtype)
+                builder.add(comparison.pairs, Calls(trusted), comparison.account.precision, logits)
+    try:
+        calibration = builder.result(quantile=quantile, margin=margin)
+    except UsageError as error:
+        if not failing:
+            raise
+        left_out = "; ".join(f"{ours} against {theirs}: {reason}" for ours, theirs, reason in failing)
+        raise UsageError(f"{error}; left out: {left_out}", hint=error.hint) from None
+    return Calibrated(calibration, tuple(failing))
 
 
 def write_calibration(calibration: Calibration, path: str | os.PathLike[str]) -> None:
     """Write limits to a file that `compare` takes.
 
     Raises:
-        WriteError: It cannot be written.
+        WriteError: Something else than such a file is there, or it cannot be written.
     """
     import tomlkit
 
-    try:
-        Path(path).write_text(tomlkit.dumps(calibration.document()), encoding="utf-8")
-    except OSError as error:
-        raise WriteError(f"{path}: {error.strerror}") from error
+    with publish_text(path, beginning=f'format="{FORMAT}"') as file:
+        file.write(tomlkit.dumps(calibration.document()))
 
 
 def _require_different(pairs: Sequence[tuple[str | os.PathLike[str], str | os.PathLike[str]]]) -> None:
@@ -124,9 +140,14 @@ def _failure(comparison: Comparison) -> str:
 
     Identical runs are no evidence. A pair whose error only grew may well be good: that is what is calibrated.
     """
+    for side, archive in (("reference", comparison.reference), ("target", comparison.target)):
+        if not archive.is_complete:
+            return f"the {side} is incomplete"
     for pair in comparison.pairs:
         if pair.is_required and not pair.is_green and not has_only_grown(pair):
             return f"{pair.key} is {pair.status}"
     if not any(pair.difference is not None for pair in comparison.pairs):
         return "nothing differs"
+    if any(value.is_red for value in comparison.value_differences):
+        return "a number that a module returned differs"
     return ""

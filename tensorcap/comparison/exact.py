@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
@@ -20,16 +21,22 @@ from tensorcap.runs import is_inner, is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.float_formats import DTYPE_FORMATS, MASK_SENTINELS, UNIT_ROUNDOFFS
+from tensorcap_formats.progress import Progress
 from tensorcap_formats.records import Record
 
+BY_RECORDED_DIGEST: Final = "by recorded digest"
+_THREADS: Final = 2
+_LEAST_BYTES: Final = 64 * 1024  # of a pair on average: smaller ones are read faster by one thread
 
-def judge_by_metadata(reference: Archive, target: Archive, pair: Pair) -> Pair:
+
+def judge_by_metadata(reference: Archive, target: Archive, pair: Pair, *, trust_digests: bool) -> Pair:
     """Find the status of a pair that has both sides, if no values are needed for it.
 
     Args:
         reference: The trusted archive.
         target: The archive under test.
         pair: One of their pairs.
+        trust_digests: Whether recorded digests stand for values that could be read.
 
     Returns:
         The pair with its status, or as it was, `unjudged`, if its values have to be measured.
@@ -40,11 +47,83 @@ def judge_by_metadata(reference: Archive, target: Archive, pair: Pair) -> Pair:
     if trusted.shape != tested.shape or trusted.dtype.packed != tested.dtype.packed:
         reason = _mismatch_text(reference, trusted, target, tested)
         return decide(pair, Decision("metadata", "shape-mismatch", reason))
-    if has_equal_digest(reference, target, trusted, tested):
-        return decide(pair, Decision("metadata", "identical", pair.reason))
-    if not (trusted.stored and tested.stored):
-        return _judge_by_counts(pair, trusted, tested)
-    return pair
+    is_readable = (trusted.stored and tested.stored) or _can_verify(reference, target, pair)
+    if (trust_digests or not is_readable) and has_equal_digest(reference, target, trusted, tested):
+        return decide(pair, Decision("metadata", "identical", _with_reason(pair, BY_RECORDED_DIGEST)))
+    return pair if is_readable else _judge_by_counts(pair, trusted, tested)
+
+
+def _can_verify(reference: Archive, target: Archive, pair: Pair) -> bool:
+    """Whether two records have equal digests, and those that have bytes are checked when they are read."""
+    trusted, tested = pair.reference, pair.target
+    return (
+        trusted is not None
+        and tested is not None
+        and (trusted.stored or tested.stored)
+        and _is_same_digest(reference, target, trusted, tested)
+        and all(a.checks_digests or not r.stored for a, r in ((reference, trusted), (target, tested)))
+    )
+
+
+def verify_equal_digests(
+    reference: Archive, target: Archive, pairs: Sequence[Pair], progress: Progress | None
+) -> list[Pair]:
+    """Judge the pairs of equal digests: read the bytes of both sides and compare them with the digest.
+
+    Of two records of one content whose bytes lie in one place, one is read.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test.
+        pairs: Their pairs, judged by metadata.
+        progress: Receives the bytes of the reference that are read, of pairs that have bytes of both sides,
+            and those of all such pairs.
+
+    Returns:
+        All pairs in their order; those of equal digests are `identical`, or `unreadable` if a side is
+        damaged.
+    """
+    groups: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        if pair.status == "unjudged" and pair.reference and _can_verify(reference, target, pair):
+            groups.setdefault(pair.reference.digest, []).append(pair)
+
+    def verify(group: Sequence[Pair]) -> list[Pair]:
+        return [_verified(reference, target, pair) for pair in group]
+
+    total = sum(_both_nbytes(pair) for group in groups.values() for pair in group)
+    done = 0
+    is_large = total >= _LEAST_BYTES * len(groups)
+    verified: dict[str, Pair] = {}
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for group in threads.map(verify, groups.values()) if is_large else map(verify, groups.values()):
+            verified.update((pair.key, pair) for pair in group)
+            done += sum(map(_both_nbytes, group))
+            if progress is not None and done:
+                progress.advance(done, total)
+    return [verified.get(pair.key, pair) for pair in pairs]
+
+
+def _both_nbytes(pair: Pair) -> int:
+    """The bytes of the reference's record, if both sides are read."""
+    trusted, tested = pair.reference, pair.target
+    return trusted.nbytes if trusted and tested and trusted.stored and tested.stored else 0
+
+
+def _verified(reference: Archive, target: Archive, pair: Pair) -> Pair:
+    sides = (reference, pair.reference), (target, pair.target)
+    read = [(archive, record) for archive, record in sides if record is not None and record.stored]
+    try:
+        for archive, record in read:
+            archive.verify(record)
+    except OSError as error:  # one of ours, or one of the system
+        return decide(pair, Decision("values", "unreadable", str(error)))
+    reason = pair.reason if len(read) == len(sides) else _with_reason(pair, BY_RECORDED_DIGEST)
+    return decide(pair, Decision("values", "identical", reason))
+
+
+def _with_reason(pair: Pair, text: str) -> str:
+    return f"{pair.reason}; {text}" if pair.reason else text
 
 
 def _judge_by_counts(pair: Pair, trusted: Record, tested: Record) -> Pair:
@@ -57,13 +136,18 @@ def _judge_by_counts(pair: Pair, trusted: Record, tested: Record) -> Pair:
 
 
 def has_equal_digest(reference: Archive, target: Archive, trusted: Record, tested: Record) -> bool:
-    """Whether digests prove two records equal, unless another tool edited an archive (CMP-2)."""
+    """Whether recorded digests say that two records are equal, and no other tool edited an archive."""
+    return _is_same_digest(reference, target, trusted, tested) and all(
+        a.trusts_digests or not r.stored for a, r in ((reference, trusted), (target, tested))
+    )
+
+
+def _is_same_digest(reference: Archive, target: Archive, trusted: Record, tested: Record) -> bool:
     return (
         trusted.digest != ""
         and trusted.digest == tested.digest
         and reference.algorithm == target.algorithm
         and trusted.dtype.name == tested.dtype.name
-        and all(a.trusts_digests or not r.stored for a, r in ((reference, trusted), (target, tested)))
     )
 
 
@@ -162,8 +246,9 @@ def judge_pass_through(
         contents = record.key.rank, record.key.step, record.digest, record.dtype.name, record.shape
         same = earlier.setdefault(contents, [])
         is_open = pair.status in _OPEN and not is_inner(record.key) and not thresholds.limits_for(pair.key)
-        if same and is_open and not _is_repeated(target, pair, same):
-            text = f"equal to {same[-1].key} in the reference, not in the target"
+        agreeing = [other for other in same if other.is_green]  # else it may be another tensor in the target
+        if agreeing and is_open and not _is_repeated(target, pair, agreeing):
+            text = f"equal to {agreeing[-1].key} in the reference, not in the target"
             finding = Finding("pass_through", 1, 0, "diverged", text)
             findings = (finding, *pair.findings)
             broken[pair.key] = decide(pair, Decision("pass-through", "diverged", pair.reason, findings))

@@ -27,7 +27,7 @@ from tensorcap.comparison.routing import (
     shuffled_calls,
 )
 from tensorcap.comparison.thresholds import KeyThresholds, Thresholds
-from tensorcap.metrics import is_routing
+from tensorcap.metrics import LogitDifference, is_routing, logit_metrics, shared_vocabulary
 from tensorcap.runs import Calls, is_inner, ops_of
 from tensorcap_formats.archive import Archive
 
@@ -35,7 +35,46 @@ _MOVED: Final = "experts flipped before it, so that its rows are not those of th
 _WHOLE_ERRORS: Final = {"row_error_median", "row_error_p95", "relative_frobenius"}  # as `growth` limits
 
 
-def judge(pair: Pair, limits: KeyThresholds, remark: str = "") -> Pair:
+@dataclass(frozen=True)
+class LogitMeasure:
+    """Measures pairs as logits, if a limit of a metric of logits asks for it.
+
+    Attributes:
+        reference: The trusted archive.
+        target: The archive under test.
+        compute_dtype: Precision of the target's run, which says what a tie is; the record's if None.
+    """
+
+    reference: Archive
+    target: Archive
+    compute_dtype: str | None = None
+
+    def __call__(self, pair: Pair) -> LogitDifference | None:
+        """Measure a pair; None if it cannot be logits.
+
+        Raises:
+            ReadError: One side cannot be read.
+        """
+        ours, theirs = pair.reference, pair.target
+        if (
+            ours is None
+            or theirs is None
+            or not ours.shape
+            or "complex" in (ours.dtype.kind, theirs.dtype.kind)
+        ):
+            return None
+        vocabulary = shared_vocabulary(self.reference, self.target)
+        return logit_metrics(
+            self.reference,
+            ours,
+            self.target,
+            theirs,
+            vocabulary=vocabulary,
+            compute_dtype=self.compute_dtype,
+        )
+
+
+def judge(pair: Pair, limits: KeyThresholds, remark: str = "", logits: LogitDifference | None = None) -> Pair:
     """Judge a pair that was measured, if it needs no policy.
 
     1. Values that may not be those that the key names are `suspect`, whatever they are.
@@ -46,6 +85,7 @@ def judge(pair: Pair, limits: KeyThresholds, remark: str = "") -> Pair:
         pair: The pair with its difference.
         limits: The user's thresholds for its key; the difference was measured with this tolerance.
         remark: Why the values may not be those that the key names (CMP-17), or "".
+        logits: The pair as logits, if a metric of these is limited.
     """
     difference = pair.difference
     if difference is None:
@@ -64,7 +104,7 @@ def judge(pair: Pair, limits: KeyThresholds, remark: str = "") -> Pair:
     pair = decide(pair, Decision("values", None, f"{difference.unequal} of {difference.elements} differ"))
     if not limits:
         return pair
-    return decide(pair, Decision.of_findings("tolerance", limits.judge(difference), pair.reason))
+    return decide(pair, Decision.of_findings("tolerance", limits.judge(difference, logits), pair.reason))
 
 
 @dataclass(frozen=True)
@@ -170,7 +210,7 @@ class PolicyJudge:
         pair = decide(pair, Decision.of_findings("policy", findings, pair.reason))
         if self.calibration is None or pair.difference is None:
             return pair
-        calibrated = self.calibration.judge(pair, self._calls)
+        calibrated = self.calibration.judge(pair, self._calls, LogitMeasure(self.reference, self.target))
         if not calibrated:
             return pair
         replaced = _replaced_by(calibrated)

@@ -10,6 +10,7 @@ from tensorcap.alignment import MappedArchive, Reasons
 from tensorcap.alignment.layout import find_layout
 from tensorcap.comparison.pair import Decision, Origin, Pair, decide
 from tensorcap.comparison.pairing import Selection
+from tensorcap.runs import is_result
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.records import Record
@@ -60,6 +61,25 @@ def token_warnings(target: Archive) -> Iterator[str]:
         )
 
 
+def value_warnings(target: Archive) -> Iterator[str]:
+    """That values, and not names, decided between the target's results."""
+    if not isinstance(target, MappedArchive):
+        return
+    moved = [
+        f"{text} with {source.key.text}"
+        for text, link in target.links.items()
+        if link.entry.evidence == "values" and link.is_renaming and text in target.source
+        for source in target.sources[text]
+        if is_result(source.key) and source.key.text != text
+    ]
+    if moved:
+        more = f", … {len(moved)} in all" if len(moved) > _NAMED else ""
+        yield (
+            "Paired by values, since the target's records of these names hold others: "
+            f"{', '.join(moved[:_NAMED])}{more}."
+        )
+
+
 def _with_origin(
     pair: Pair, target: MappedArchive, ours: Reasons, theirs: Reasons, sites: Collection[str]
 ) -> Pair:
@@ -74,12 +94,14 @@ def _with_origin(
         if pair.reference is None and not pair.reason:
             left = theirs.of(sources[0].key)
             return replace(pair, reason=left.reason if left and left.is_explained else "")
+        if pair.status == "unexpected" and (left := theirs.of(sources[0].key)) and left.is_explained:
+            return decide(pair, Decision("mapping", "missing-in-reference", left.reason))
         return pair
     if pair.reference is None or pair.status != "missing-in-target":
         return pair
     left = ours.of(pair.reference.key)
     if left is None:
-        is_known = pair.reason or pair.reference.key.site in sites
+        is_known = not target.links or pair.reason or pair.reference.key.site in sites
         decision = Decision("mapping", "unmapped", "no entry of the mapping has it")
         return pair if is_known else decide(pair, decision)
     if left.is_explained:

@@ -26,6 +26,7 @@ Status = Literal[
     "explained",
     "excluded",
     "missing-in-reference",
+    "unexpected",
 ]
 STATUSES: Final[tuple[Status, ...]] = Status.__args__  # type: ignore[attr-defined] # no public name for it
 GREEN: Final[frozenset[Status]] = frozenset({"identical", "match", "within-rounding"})
@@ -45,6 +46,7 @@ SEVERITY: Final[tuple[Status, ...]] = (  # from best to worst
     "not-capturable",
     "never-called",
     "missing-in-target",
+    "unexpected",
     "suspect",
     "shape-mismatch",
     "diverged",
@@ -194,7 +196,7 @@ class Pair:
 
     @property
     def is_required(self) -> bool:
-        """Whether it has a reference record, neither excluded nor explained, that may not be missing."""
+        """Whether it may neither be missing nor differ: not if it is excluded, explained or a surplus."""
         may_lack = self.is_optional and self.status in ABSENT
         return self.status not in ("excluded", "explained", "missing-in-reference") and not may_lack
 

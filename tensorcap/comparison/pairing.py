@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
 from tensorcap.recording import CaptureOptions, RecordFilter, parse_steps
-from tensorcap.runs import Ops, enclosing_sites, is_gradient, is_inner, is_parameter, ops_of
+from tensorcap.runs import Ops, enclosing_sites, is_gradient, is_inner, is_parameter, is_result, ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError, no_such_tensor
-from tensorcap_formats.keys import PROBES, Key, matches, module_of
+from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, matches, module_of
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import PointInfo, ScopeInfo
 
@@ -115,15 +115,43 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
         pairs.append(decide(pair, Decision("pairing", status, reason)))
     pairs += _losses(reference.info.points, selection)
     known = {pair.key for pair in pairs}
+    surplus = _Surplus(reference)
     pairs += [  # an op of the same key, which is paired with another one, may stand there already
         decide(
             Pair(f"{text} (target)" if text in known else text, "unjudged", None, record),
-            Decision("pairing", "missing-in-reference"),
+            surplus.decision(record, is_optional=selection.is_optional(text)),
         )
         for text, record in targets.items()
         if not selection.why_not(text)
     ]
     return pairs
+
+
+class _Surplus:
+    """What a record is that only the target has: one more tensor, or a step that the reference lacks (CMP-7).
+
+    Args:
+        reference: The trusted archive.
+    """
+
+    def __init__(self, reference: Archive) -> None:
+        scope = reference.info.scope
+        is_whole = not (reference.info.stopped or (scope and (scope.steps or scope.sample is not None)))
+        keys = [record.key for record in reference.records if not record.key.is_bare] if is_whole else []
+        self._ranks = {key.rank for key in keys if _is_result_of_model(key)}
+        self._steps = {(key.rank, key.step) for key in keys}
+
+    def decision(self, record: Record, *, is_optional: bool) -> Decision:
+        """Return the status of a record of the target without a partner."""
+        key = record.key
+        is_further_step = key.rank in self._ranks and (key.rank, key.step) not in self._steps
+        if is_optional or not (is_further_step and _is_result_of_model(key)):
+            return Decision("pairing", "missing-in-reference")
+        return Decision("pairing", "unexpected", f"the reference's run has no step {key.step}")
+
+
+def _is_result_of_model(key: Key) -> bool:
+    return not key.is_bare and key.site == ROOT_SITE and is_result(key)
 
 
 def _losses(points: Iterable[PointInfo], selection: Selection) -> Iterator[Pair]:

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from tensorcap.alignment import MappedArchive, MappingSource, in_reference_layout, sides
+from tensorcap.alignment import MappedArchive, MappingSource, OrderedArchive, in_reference_layout, sides
 from tensorcap.comparison.agreement import explain_by_agreement
 from tensorcap.comparison.baseline import RELATIVE_EPSILON, with_ratios
 from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import Calibration
 from tensorcap.comparison.comparison import Comparison, ValueDifference, is_number
 from tensorcap.comparison.divergence import first_divergence
-from tensorcap.comparison.exact import is_blocked, judge_by_metadata, judge_pass_through, parameter_rounding
+from tensorcap.comparison.exact import (
+    is_blocked,
+    judge_by_metadata,
+    judge_pass_through,
+    parameter_rounding,
+    verify_equal_digests,
+)
 from tensorcap.comparison.injected import Injected
-from tensorcap.comparison.judge import PolicyJudge, judge
-from tensorcap.comparison.mapping_provenance import token_warnings, with_hints, with_mapping
+from tensorcap.comparison.judge import LogitMeasure, PolicyJudge, judge
+from tensorcap.comparison.mapping_provenance import token_warnings, value_warnings, with_hints, with_mapping
 from tensorcap.comparison.pair import Decision, Pair, decide
 from tensorcap.comparison.pairing import Selection, pair_records, partner_texts
 from tensorcap.comparison.policy import POLICY, Precision
+from tensorcap.comparison.quantised_weights import quantised_precision
 from tensorcap.comparison.thresholds import KeyThresholds, Thresholds
-from tensorcap.comparison.warnings import pair_warnings, run_warnings
+from tensorcap.comparison.warnings import digest_warnings, pair_warnings, run_warnings
 from tensorcap.metrics import Difference, Tolerance, measure_pairs
 from tensorcap.runs import FACTS, ArchiveSummary, is_fact, ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key, escape
-from tensorcap_formats.open import Source, opened
+from tensorcap_formats.open import Source, opened, opened_both
 from tensorcap_formats.progress import Progress
 
 
@@ -46,6 +54,7 @@ def compare(
     only: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
     mapping: MappingSource | None = None,
+    trust_digests: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
     """Compare two archives, each record with the one that it belongs to.
@@ -67,6 +76,7 @@ def compare(
         mapping: What belongs together, as an `Alignment` or a map file; `"none"` for equal keys alone. If it
             is None, a mapping is computed if keys leave records of both sides without a partner, or rules
             say how tensors of equal keys and unlike shapes are laid out.
+        trust_digests: Take tensors of equal recorded digests for identical without reading them.
         progress: Receives the bytes of the reference that are compared, and those of all pairs.
 
     Returns:
@@ -83,12 +93,12 @@ def compare(
     selection = Selection(*map(_globs, (only, exclude, require)))
     calibrated = None if calibration is None else Calibration.read(calibration)
     with ExitStack() as stack:
-        trusted, tested = (stack.enter_context(opened(source)) for source in (reference, target))
+        trusted, tested = stack.enter_context(opened_both(reference, target))
         twin = None if baseline is None else stack.enter_context(opened(baseline))
         trusted, tested = sides(trusted, tested, mapping)
         pairs = paired(trusted, tested, selection)
         limits.require_hits(pair.key for pair in pairs)
-        run = _Run(trusted, tested, limits, compute_dtype, progress, calibrated)
+        run = _Run(trusted, tested, limits, compute_dtype, progress, trust_digests, calibrated)
         return run.compare(pairs, selection, twin)
 
 
@@ -101,6 +111,7 @@ def compare_records(
     rtol: float | None = None,
     atol: float | None = None,
     compute_dtype: str | None = None,
+    trust_digests: bool = False,
     steps: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Comparison:
@@ -114,6 +125,7 @@ def compare_records(
         rtol: As for `compare`.
         atol: As for `compare`.
         compute_dtype: As for `compare`.
+        trust_digests: As for `compare`.
         steps: Layout steps from the target's tensor to the reference's, as in a map file.
         progress: As for `compare`.
 
@@ -126,7 +138,7 @@ def compare_records(
         ReadError: One of the archives cannot be opened.
     """
     limits = Thresholds.parse(rtol, atol)
-    with opened(reference) as trusted, opened(target) as tested:
+    with opened_both(reference, target) as (trusted, tested):
         if steps:
             tested = in_reference_layout(trusted, reference_key, tested, target_key, steps)
             target_key = trusted.get(reference_key).key.text
@@ -134,7 +146,8 @@ def compare_records(
         pairs = [Pair(record.key.text, "unjudged", record, partner)]
         if isinstance(tested, MappedArchive):
             pairs = with_mapping(pairs, tested, Selection())
-        return _Run(trusted, tested, limits, compute_dtype, progress).compare(pairs, None, None)
+        run = _Run(trusted, tested, limits, compute_dtype, progress, trust_digests)
+        return run.compare(pairs, None, None)
 
 
 def _globs(globs: str | Iterable[str]) -> tuple[str, ...]:
@@ -156,6 +169,7 @@ class _Run:
     thresholds: Thresholds
     compute_dtype: str | None
     progress: Progress | None
+    trust_digests: bool
     calibration: Calibration | None = None
 
     def compare(
@@ -165,9 +179,11 @@ class _Run:
         reference, target, thresholds = self.reference, self.target, self.thresholds
         mapped = target if isinstance(target, MappedArchive) else None
         precision = POLICY.precision_of_runs(reference.info, target.info, self.compute_dtype)
+        if precision is not None and self.compute_dtype is None:
+            precision = quantised_precision(reference.info, target.info, precision)
         if self.calibration is not None:
             _require_precision(self.calibration, precision)
-        judged = with_hints((judge_by_metadata(reference, target, pair) for pair in pairs), reference, target)
+        judged = with_hints(self._by_metadata(target, pairs), reference, target)
         judged = self._measured(judged)
         injected = Injected(target)
         policy_judge = PolicyJudge(reference, target, precision, thresholds, self.calibration, injected)
@@ -179,7 +195,9 @@ class _Run:
         if baseline is not None:
             judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
         return Comparison(
-            reference=ArchiveSummary.of(reference),
+            reference=ArchiveSummary.of(
+                reference.source if isinstance(reference, OrderedArchive) else reference
+            ),
             target=ArchiveSummary.of(mapped.source if mapped else target),
             tolerance=thresholds.default,
             pairs=tuple(judged),
@@ -187,7 +205,13 @@ class _Run:
             value_differences=(*self._value_differences(selection), *self._arguments(judged))
             if selection
             else (),
-            warnings=(*run_warnings(reference, target), *token_warnings(target), *pair_warnings(judged)),
+            warnings=(
+                *run_warnings(reference, target),
+                *token_warnings(target),
+                *value_warnings(target),
+                *pair_warnings(judged),
+                *digest_warnings(judged),
+            ),
             is_of_archives=selection is not None,
             account=account,
             thresholds=thresholds.path,
@@ -230,15 +254,25 @@ class _Run:
                 if not (_is_equal(one, other) or (is_blocked(one) and is_blocked(other))):
                     yield ValueDifference(f"{place}/{FACTS}.{escape(name)}", one, other)
 
+    def _by_metadata(self, target: Archive, pairs: Iterable[Pair]) -> Iterator[Pair]:
+        """Judge the pairs that need no values."""
+        for pair in pairs:
+            yield judge_by_metadata(self.reference, target, pair, trust_digests=self.trust_digests)
+
     def _measured(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Measure the pairs that need it, and judge those that need no policy."""
+        """Read the pairs that need it, and judge those that need no policy."""
+        total = sum(p.reference.nbytes for p in pairs if _needs_values(p) and p.reference)
+        progress = _Shares(self.progress, total) if self.progress else None
+        pairs = verify_equal_digests(self.reference, self.target, pairs, progress)
+        if progress is not None:
+            progress.begin_next()
         limits = {pair.key: self.thresholds.limits_for(pair.key) for pair in pairs if _needs_values(pair)}
         tolerances = [
             limits[p.key].tolerance or parameter_rounding(p.reference, p.target)
             for p in pairs
             if _needs_values(p) and p.reference and p.target
         ]
-        differences = self._differences(self.target, pairs, tolerances, self.progress)
+        differences = self._differences(self.target, pairs, tolerances, progress)
         measured = dict(zip(limits, differences, strict=True))
         return [
             self._judged(pair, limits[pair.key], measured[pair.key]) if _needs_values(pair) else pair
@@ -249,22 +283,34 @@ class _Run:
         if isinstance(difference, OSError):  # one of ours, or one of the system
             return decide(pair, Decision("values", "unreadable", str(difference)))
         sides = (self.reference, pair.reference), (self.target, pair.target)
-        remarks = [r for archive, record in sides if record and (r := archive.remark(record))]
-        return judge(replace(pair, difference=difference), limits, "; ".join(remarks))
+        remark = "; ".join(r for archive, record in sides if record and (r := archive.remark(record)))
+        doubt = ""
+        if isinstance(self.target, MappedArchive) and pair.target is not None:
+            doubt = self.target.doubt(pair.target)
+        if remark != doubt:  # bytes of a side are missing
+            return decide(pair, Decision("values", "unreadable", remark))
+        logits = None
+        if limits.needs_logits and difference.unequal:
+            try:
+                logits = LogitMeasure(self.reference, self.target, self.compute_dtype)(pair)
+            except OSError as error:
+                return decide(pair, Decision("values", "unreadable", str(error)))
+        return judge(replace(pair, difference=difference), limits, doubt, logits)
 
     def _against(self, baseline: Archive, pairs: Sequence[Pair]) -> dict[str, Difference | None]:
         """Measure the baseline against the reference, of pairs that were compared; None if identical."""
         partner_text = partner_texts(self.reference, baseline)
         others = [
-            judge_by_metadata(
-                self.reference, baseline, Pair(p.key, "unjudged", p.reference, baseline.get(text))
-            )
+            Pair(p.key, "unjudged", p.reference, baseline.get(text))
             for p in pairs
             if p.reference is not None
             and p.is_compared
             and (text := partner_text(p.reference)) is not None
             and text in baseline
         ]
+        others = verify_equal_digests(
+            self.reference, baseline, list(self._by_metadata(baseline, others)), None
+        )
         by_key: dict[str, Difference | None] = {p.key: None for p in others if p.status == "identical"}
         open_pairs = [p for p in others if _needs_values(p)]
         differences = self._differences(baseline, open_pairs, [None] * len(open_pairs), None)
@@ -284,6 +330,33 @@ class _Run:
         return measure_pairs(self.reference, target, records, tolerance=tolerances, progress=progress)
 
 
+class _Shares:
+    """The progress of stages one after the other, as that of one stage.
+
+    Args:
+        whole: Is shown it.
+        total: Of all stages.
+    """
+
+    def __init__(self, whole: Progress, total: int) -> None:
+        self._whole = whole
+        self._total = total
+        self._before = self._done = 0
+
+    def begin_next(self) -> None:
+        """Begin the next stage."""
+        self._before = self._done
+
+    def stage(self, text: str) -> None:
+        """Show what the stages do."""
+        self._whole.stage(text)
+
+    def advance(self, done: int, total: int | None) -> None:
+        """Show how far all stages are."""
+        self._done = self._before + done
+        self._whole.advance(self._done, self._total)
+
+
 def _is_equal(ours: object, theirs: object) -> bool:
     """Whether two arguments are equal: numbers by value, whatever their type, and NaN to NaN (CMP-15)."""
     if is_number(ours) and is_number(theirs):
@@ -293,9 +366,7 @@ def _is_equal(ours: object, theirs: object) -> bool:
 
 def _exact_below(account: RunSummary) -> float:
     """Return the relative error up to which a run is exact."""
-    if not account.precision:
-        return RELATIVE_EPSILON
-    return min(RELATIVE_EPSILON, POLICY.precision(account.precision).unit / 4)
+    return min(RELATIVE_EPSILON, POLICY.units.get(account.precision, math.inf) / 4)
 
 
 def _needs_values(pair: Pair) -> bool:
@@ -309,8 +380,8 @@ def _needs_values(pair: Pair) -> bool:
 
 
 def _require_precision(calibration: Calibration, precision: Precision | None) -> None:
-    if precision is not None and precision.name != calibration.precision:
+    if precision is not None and precision.text != calibration.precision:
         raise UsageError(
-            f"{calibration.path}: is of {calibration.precision} runs, these are {precision.name}",
+            f"{calibration.path}: is of {calibration.precision} runs, these are {precision.text}",
             hint="Calibrate by runs of the same precision, or say --compute-dtype.",
         )

@@ -103,11 +103,23 @@ class Precision:
         name: Its dtype.
         unit: `u`, half the distance from 1 to the next value, no unit.
         rounding: `rho`, the relative error of one rounding of many values, no unit.
+        weights: What the weights were rounded to, if that is coarser, as `int8`; else "".
     """
 
     name: str
     unit: float
     rounding: float
+    weights: str = ""
+
+    @property
+    def text(self) -> str:
+        """The dtype, and what weights were rounded to.
+
+        Example:
+            >>> Precision("float32", 0.02, 0.009, "int8").text
+            'float32 with int8 weights'
+        """
+        return f"{self.name} with {self.weights} weights" if self.weights else self.name
 
     @property
     def is_wide(self) -> bool:

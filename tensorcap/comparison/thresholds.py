@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from tensorcap.comparison.pair import Finding, Status
-from tensorcap.metrics import Difference, Tolerance
+from tensorcap.metrics import Difference, LogitDifference, Tolerance
 from tensorcap_formats.errors import ReadError, UsageError, abbreviate
 from tensorcap_formats.keys import matches
 
@@ -49,6 +49,17 @@ METRICS: Final[Mapping[str, Literal["lower", "higher"]]] = {  # which of two val
     "zero_rows": "lower",
     "needed_rtol": "lower",
     "needed_atol": "lower",
+}
+LOGIT_METRICS: Final[Mapping[str, Literal["lower", "higher"]]] = {  # of specs/logits.md
+    "kl_mean": "lower",
+    "kl_max": "lower",
+    "js_mean": "lower",
+    "js_max": "lower",
+    "top1": "higher",
+    "top5": "higher",
+    "top10": "higher",
+    "rank_mean": "lower",
+    "rank_max": "lower",
 }
 _MEMBERS: Final = ("match", "rtol", "atol", "metric", "limit")
 
@@ -85,9 +96,26 @@ class KeyThresholds:
     def __bool__(self) -> bool:
         return self.tolerance is not None or bool(self.limits)
 
-    def judge(self, difference: Difference) -> tuple[Finding, ...]:
-        """Judge a difference, measured with this tolerance, by all thresholds."""
-        findings = [judge_metric(difference, name, limit) for name, limit in self.limits.items()]
+    @property
+    def needs_logits(self) -> bool:
+        """Whether a metric of logits is limited."""
+        return not self.limits.keys().isdisjoint(LOGIT_METRICS)
+
+    def judge_metrics(self, difference: Difference, logits: LogitDifference | None) -> list[Finding]:
+        """Judge a difference by all limits of metrics.
+
+        Args:
+            difference: The errors.
+            logits: The same tensors as logits; None if they are none, or no metric of logits is limited.
+        """
+        return [
+            judge_metric(logits if name in LOGIT_METRICS else difference, name, limit)
+            for name, limit in self.limits.items()
+        ]
+
+    def judge(self, difference: Difference, logits: LogitDifference | None = None) -> tuple[Finding, ...]:
+        """Judge a difference, measured with this tolerance, by all thresholds; `logits` as for metrics."""
+        findings = self.judge_metrics(difference, logits)
         if self.tolerance is not None and difference.mismatches is not None:
             status: Status = "diverged" if difference.mismatches else "match"
             text = f"{difference.mismatches} of {difference.measured} elements are outside rtol "
@@ -149,15 +177,20 @@ class Thresholds:
                 )
 
 
-def judge_metric(difference: Difference, metric: str, limit: float) -> Finding:
-    """Judge one metric of a difference by a limit; one that is undefined there is unjudged."""
-    value = getattr(difference, metric)
+def judge_metric(measures: Difference | LogitDifference | None, metric: str, limit: float) -> Finding:
+    """Judge one metric by a limit; one that is undefined here is unjudged."""
+    value = getattr(measures, metric, None)
     if value is None:
         return Finding(metric, math.nan, limit, "unjudged", f"{metric} is undefined here")
-    is_higher = METRICS[metric] == "higher"
+    is_higher = is_better_if_higher(metric)
     is_within = value >= limit if is_higher else value <= limit
     text = f"{metric} is {value:.4g}, expected at {'least' if is_higher else 'most'} {limit:g}"
     return Finding(metric, float(value), limit, "match" if is_within else "diverged", text)
+
+
+def is_better_if_higher(metric: str) -> bool:
+    """Whether more of a metric is better."""
+    return {**METRICS, **LOGIT_METRICS}[metric] == "higher"
 
 
 def metric_named(name: str, where: str = "metric") -> str:
@@ -166,11 +199,12 @@ def metric_named(name: str, where: str = "metric") -> str:
     Raises:
         UsageError: There is none of that name; the hint says which was meant.
     """
-    if name in METRICS:
+    known = (*METRICS, *LOGIT_METRICS)
+    if name in known:
         return name
     raise UsageError(
         f"{where}: metric {abbreviate(name)!r} is unknown",
-        hint=_did_you_mean(name, METRICS, cutoff=0.5) or f"Known are: {', '.join(METRICS)}.",
+        hint=_did_you_mean(name, known, cutoff=0.5) or f"Known are: {', '.join(known)}.",
     )
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
+from tensorcap.alignment import OrderedArchive
+from tensorcap.comparison.exact import BY_RECORDED_DIGEST
 from tensorcap.comparison.injected import injection_text
 from tensorcap.comparison.pair import Pair
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.open import is_same_file
 from tensorcap_formats.run_info import ErrorInfo
 
 
@@ -21,7 +23,7 @@ def _ending(error: ErrorInfo | None) -> str:
 
 def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
     """Yield warnings about two archives, a sentence each."""
-    if reference is target or _is_same_file(reference.path, target.path):
+    if reference is target or is_same_file(reference.path, target.path):
         yield "Reference and target are the same file: this shows nothing."
     for name, archive in (("reference", reference), ("target", target)):
         if not len(archive):
@@ -48,6 +50,8 @@ def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
         yield "What was injected into the target is not of this reference: errors are not its modules' own."
     if not reference.is_ordered:
         yield "The reference has no execution order: natural order of names is used instead."
+    elif isinstance(reference, OrderedArchive):
+        yield "The reference has no execution order: the target's is used instead."
     steps, others = _count_steps(reference), _count_steps(target)
     if steps and others and steps != others:
         limits = [
@@ -57,6 +61,16 @@ def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
         ]
         why = f" ({', '.join(limits)})" if limits else ""
         yield f"The runs have unlike numbers of steps: {steps} in the reference, {others} in the target{why}."
+    if order := _other_order(reference, target):
+        yield (
+            "Both runs were given the same inputs, in another order: step 0 of the reference is step "
+            f"{order[0]} of the target."
+        )
+    if len(set(reference.info.threads)) > 1:
+        yield (
+            "Several threads called the model of the reference, so that chance numbered its steps: those of "
+            "the target are paired with them by what they were given, if threads called it too."
+        )
     unlike = _unlike_inputs(reference.info.inputs, target.info.inputs)
     if unlike:
         yield f"The two runs were fed different inputs: {', '.join(unlike)}."
@@ -71,6 +85,17 @@ def pair_warnings(pairs: Sequence[Pair]) -> Iterator[str]:
             yield f"{name} in {len(keys)} of the reference tensors that were compared, first in {keys[0]}."
 
 
+def digest_warnings(pairs: Sequence[Pair]) -> Iterator[str]:
+    """Yield a warning if values that could be read were not, since digests were trusted."""
+    unread = sum(
+        pair.reason.endswith(BY_RECORDED_DIGEST) and pair.reference.stored and pair.target.stored
+        for pair in pairs
+        if pair.reference is not None and pair.target is not None
+    )
+    if unread:
+        yield f"{unread} tensors are identical by recorded digest: their bytes were not read."
+
+
 def _nonfinite(pair: Pair) -> tuple[int, int]:
     """Return the counts of NaN and of infinities in the reference of a pair."""
     statistics = pair.reference.statistics if pair.reference else None
@@ -78,16 +103,26 @@ def _nonfinite(pair: Pair) -> tuple[int, int]:
     return (counts.nan, counts.posinf + counts.neginf) if counts else (0, 0)
 
 
-def _is_same_file(one: Path, other: Path) -> bool:
-    try:
-        return os.path.samefile(one, other)
-    except OSError:
-        return False
-
-
 def _count_steps(archive: Archive) -> int:
     """Count the steps that have records; 0 for names without steps."""
     return len({record.key.step for record in archive.records if not record.key.is_bare})
+
+
+def _other_order(reference: Archive, target: Archive) -> list[int]:
+    """Which step of the target has the inputs of each step of the reference; empty if it is the same one."""
+    ours, theirs = _inputs_by_step(reference), _inputs_by_step(target)
+    is_telling = len(set(ours)) == len(ours) and ours != theirs
+    return [theirs.index(inputs) for inputs in ours] if is_telling and set(ours) == set(theirs) else []
+
+
+def _inputs_by_step(archive: Archive) -> list[frozenset[tuple[str, str]]]:
+    """What the model was given in each step, by digests; empty if the archive has none."""
+    steps: dict[int, set[tuple[str, str]]] = {}
+    for record in archive.records if archive.trusts_digests else ():
+        key = record.key
+        if key.site == ROOT_SITE and key.slot.startswith("input.") and record.digest:
+            steps.setdefault(key.step, set()).add((key.slot, record.digest))
+    return [frozenset(steps[step]) for step in sorted(steps)]
 
 
 def _unlike_inputs(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:

@@ -19,7 +19,7 @@ from tensorcap.comparison import (
 )
 from tensorcap.runs import is_result
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import UsageError
+from tensorcap_formats.errors import ReadError, UsageError
 from tensorcap_formats.open import Source, opened
 from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
@@ -40,10 +40,11 @@ class Bisection:
         divergence: The first divergence of the module that made it, with its inputs; None if nothing of it
             is red.
         how: `search` for a binary search that held; `scan` if results do not stay bad once they are, so
-            that all of them up to the first bad one were read; `index` if digests settled it.
+            that all of them up to the first bad one were read; `index` if recorded digests settled it.
         read: Key texts of the results and inputs that were read, in that order.
         against: The first result that the search took for good or bad and is not; "" if there is none.
         lacking: Key texts of results of the reference that the target lacks, which nothing explains.
+        incomplete: Which of `reference` and `target` is a run that ended early.
     """
 
     results: int
@@ -54,11 +55,12 @@ class Bisection:
     read: tuple[str, ...]
     against: str
     lacking: tuple[str, ...]
+    incomplete: tuple[str, ...] = ()
 
     @property
     def exit_status(self) -> int:
-        """0 if all results that were read are green, and none is lacking, else 1 (BIS-5)."""
-        return 0 if self.first is None and not self.lacking else 1
+        """0 if all results that were read are green, none is lacking, and both runs are whole (BIS-5)."""
+        return int(self.first is not None or bool(self.lacking or self.incomplete))
 
     def to_json(self) -> dict[str, Any]:
         """The members that `tcap bisect --json` prints, as JSON values."""
@@ -76,6 +78,7 @@ class Bisection:
             "against": self.against or None,
             "read": list(self.read),
             "lacking": list(self.lacking),
+            "incomplete": list(self.incomplete),
             "exit_status": self.exit_status,
         }
 
@@ -92,9 +95,9 @@ def bisect_archives(
 ) -> Bisection:
     """Find the first result of a module that is not green, reading about log2(n) tensors of each side.
 
-    Results whose digests are equal are identical without being read. Of the others, each that is looked at
-    is judged as `compare` judges it alone, without its inputs: by the tolerance given, else by how large an
-    error can be at its place (specs/bisection.md).
+    Results whose recorded digests are equal count as identical without being read. Of the others, each that
+    is looked at is judged as `compare` judges it alone, without its inputs: by the tolerance given, else by
+    how large an error can be at its place (specs/bisection.md).
 
     Args:
         reference: The trusted archive, open or a path.
@@ -153,7 +156,7 @@ class _Search:
         )
         self._pairs = sorted(results, key=lambda p: p.reference.order if p.reference else 0)
         for i, pair in enumerate(self._pairs):
-            settled = judge_by_metadata(reference, target, pair)
+            settled = judge_by_metadata(reference, target, pair, trust_digests=True)
             if settled.status != "unjudged":
                 self._known[i] = settled
 
@@ -193,6 +196,11 @@ class _Search:
             read=tuple(self._read),
             against=against,
             lacking=self._lacking,
+            incomplete=tuple(
+                side
+                for side, archive in (("reference", self._reference), ("target", self._target))
+                if not archive.is_complete
+            ),
         )
 
     def _find_contradiction(self, low: int, high: int, last: int) -> str:
@@ -214,6 +222,8 @@ class _Search:
             self._note(key)
             pairs = self._compare_only(key).pairs
             self._known[i] = next(pair for pair in pairs if pair.key == key)
+            if self._known[i].status == "unreadable":
+                raise ReadError(self._known[i].reason)
         return not self._known[i].is_green
 
     def _note(self, key: str) -> None:

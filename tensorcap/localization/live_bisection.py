@@ -31,6 +31,7 @@ from tensorcap_formats.keys import ROOT_SITE, Key, module_of
 from tensorcap_formats.open import Source, open_archive, opened
 from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
+from tensorcap_formats.view import ArchiveView
 
 if TYPE_CHECKING:
     from tensorcap.workload import Workload
@@ -227,8 +228,9 @@ class _Search:
         self._full = 0.0  # error with everything grafted
         free = stack.enter_context(open_archive(self._capture("free.h5", -1, injectable=("output",))))
         aligned = aligned_if_needed(reference, free, mapping)
+        self._is_computed = mapping is None and aligned is not None
         self._mapping: Alignment | str = NO_MAPPING if aligned is None else aligned.alignment
-        self._source = reference if aligned is None else reverse(aligned, reference, free)
+        self._source = reference if aligned is None else reverse(aligned)
         self._precision = POLICY.precision_of_runs(reference.info, free.info, None)
         grafts = {record.key.text for record in self._source.records}
         self._results = [r for r in free.records if r.key.text in grafts and _is_graftable(r)]
@@ -357,9 +359,17 @@ class _Search:
                         f"{self._reference.path}: has no ops, expected those of {wrong.site}",
                         hint="Capture it with --level op, or so that its run can be repeated.",
                     )
-                trusted = reference_ops(self._folder / "reference.h5", sites)
+                trusted = reference_ops(self._folder / "reference.h5", self._sites_in_reference(wrong))
         path = self._capture("within.h5", at - 1, **options)
+        if level == "op" and self._is_computed:  # of a run without ops: it does not say which of them pair
+            return compare(trusted, path)
         return self._compare(trusted, path)
+
+    def _sites_in_reference(self, wrong: Key) -> tuple[str, ...]:
+        """The modules of the reference that make a result of the target, and those around them."""
+        records = self._source.sources[wrong.text] if isinstance(self._source, ArchiveView) else ()
+        sites = dict.fromkeys([record.key.site for record in records] or [wrong.site])
+        return tuple(dict.fromkeys(s for site in sites for s in (site, site.rpartition(".")[0] or ROOT_SITE)))
 
     def _compare(self, reference: Source, path: Path, **options: Any) -> Comparison:
         """Compare a run with the reference, of which it may hold a part only."""
@@ -378,7 +388,7 @@ class _Search:
         if last >= 0:
             part = PartialArchive(self._source, [self._source.get(r.key) for r in self._results[: last + 1]])
             options["substitution"] = Substitution(part, outputs=("*/output*",))
-        capture_workload(self._workload, path, **options)
+        capture_workload(self._workload, path, params=False, **options)
         return path
 
 

@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from tensorcap.alignment import MappingSource, sides
-from tensorcap.comparison import compare
+from tensorcap.comparison import compare, digest_warnings
+from tensorcap.comparison.preflight import item_text, preflight
 from tensorcap.localization.evidence import gather_evidence
 from tensorcap.localization.ranking import noise_between, rank_suspects
 from tensorcap.localization.suspect import Localization
 from tensorcap.rerun import open_run
+from tensorcap.wording import FEW
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import Source, opened
 from tensorcap_formats.progress import Progress, Silent
@@ -57,7 +59,7 @@ def localize(
             target = open_run(stack, target_model, "running the target as it is", progress=progress)
         trusted, tested = (stack.enter_context(opened(source)) for source in (reference, target))
         compared = sides(trusted, tested, mapping)
-        free = compare(*compared, mapping="none", compute_dtype=compute_dtype)
+        free = compare(*compared, mapping="none", compute_dtype=compute_dtype, trust_digests=True)
         gathered = gather_evidence(
             stack,
             trusted,
@@ -83,4 +85,15 @@ def localize(
             for what, error in (("replay", gathered.replay_error), ("injection", gathered.injection_error))
             if error is not None
         ]
-        return replace(localization, notes=(*localization.notes, *notes), is_incomplete=bool(notes))
+        notes += [
+            f"The {side} is incomplete: its run ended early."
+            for side, archive in (("reference", trusted), ("target", tested))
+            if not archive.is_complete
+        ]
+        causes = [] if free.is_green else preflight(*compared).explaining[:FEW]
+        before = [f"Before any tensor: {item_text(item)}" for item in causes]
+        return replace(
+            localization,
+            notes=(*before, *localization.notes, *notes, *digest_warnings(free.pairs)),
+            is_incomplete=bool(notes),
+        )

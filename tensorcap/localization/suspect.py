@@ -141,7 +141,8 @@ class Localization:
         notes: What else a reader should know, as sentences.
         open: Key texts of what is required, not green by more than growth, and no suspect answers for; none
             if there are suspects.
-        is_incomplete: Whether a replay or an injection that was asked for could not be made.
+        is_incomplete: Whether a run ended early, or a replay or an injection that was asked for could not be
+            made.
     """
 
     suspects: tuple[Suspect, ...]

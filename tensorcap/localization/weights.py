@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from tensorcap.adapters import adapter_for
-from tensorcap.alignment import align
+from tensorcap.alignment import Link, align
 from tensorcap.alignment.names import Rules
-from tensorcap.comparison import Comparison, Pair, compare
+from tensorcap.comparison import ABSENT, Comparison, Pair, compare
 from tensorcap.diagnosis import Diagnosis, diagnose
+from tensorcap.localization.expert_weights import expert_entries
 from tensorcap.runs import PartialArchive, is_parameter
 from tensorcap.session import capture
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import ReadError, UsageError
 from tensorcap_formats.open import open_archive
+from tensorcap_formats.records import Record
 
+_NOT_FOUND: Final = "the target has none of that name, shape or values"
+_ONLY_TARGET: Final = "only the target has it"
 _PARAMETERS: Final = "*/param.*"
 
 
@@ -37,6 +42,19 @@ class WeightComparison:
     diagnosis: Diagnosis | None
 
     @property
+    def not_compared(self) -> Mapping[str, str]:
+        """Why a parameter was not compared, by key, of either side."""
+        reasons = {}
+        for pair in self.comparison.pairs:
+            if pair.status in ABSENT or pair.status == "explained":
+                reasons[pair.key] = _NOT_FOUND
+            elif pair.status == "missing-in-reference":
+                reasons[pair.key] = _ONLY_TARGET
+            elif not pair.is_compared:
+                reasons[pair.key] = pair.reason or pair.status
+        return reasons
+
+    @property
     def exit_status(self) -> int:
         """1 if parameters are not the same numbers; what has no counterpart is reported by the runs."""
         return int(bool(self.unlike))
@@ -48,6 +66,7 @@ class WeightComparison:
             "compared": self.comparison.compared,
             "counts": self.comparison.counts,
             "unlike": [pair.key for pair in self.unlike],
+            "not_compared": dict(self.not_compared),
             "diagnosis": self.diagnosis.to_json() if self.diagnosis else None,
         }
 
@@ -76,6 +95,12 @@ def compare_weights(
         if ours is None or theirs is None:
             return None
         aligned = align(ours, theirs, rules=rules, by="all")
+        known = aligned.alignment
+        links = aligned.target.links.values()
+        free = _free(ours, links, 0), _free(theirs, links, 1)
+        entries = tuple(expert_entries(ours, theirs, free=free))
+        if entries:
+            aligned = align(ours, theirs, mapping=replace(known, entries=(*known.entries, *entries)))
         comparison = compare(aligned.reference, aligned.target, mapping="none")
         unlike = [pair for pair in comparison.pairs if pair.is_compared and not pair.is_green]
         unlike.sort(key=_error, reverse=True)
@@ -91,6 +116,12 @@ def _capture_parameters(model: Any, path: Path, stack: ExitStack) -> Archive | N
     with capture(model, path, params=True, only=_PARAMETERS):
         pass
     return stack.enter_context(open_archive(path))
+
+
+def _free(archive: Archive, links: Iterable[Link], side: int) -> list[Record]:
+    """The records that no link of a mapping takes."""
+    used = {record.key for link in links for record in (link.reference, link.target)[side]}
+    return [record for record in archive.records if record.key not in used]
 
 
 def _error(pair: Pair) -> float:

@@ -11,7 +11,13 @@ from tensorcap.metrics.difference import Difference, Nonfinite, Tolerance
 from tensorcap.metrics.error_bins import quantiles
 from tensorcap.metrics.expert_choices import WIDEST, RoutingDifference, is_routing, routing_metrics
 from tensorcap.metrics.location import ErrorMap, Location, locate
-from tensorcap.metrics.logits import LogitDifference, agreement, are_logits, logit_metrics
+from tensorcap.metrics.logits import (
+    LogitDifference,
+    agreement,
+    are_logits,
+    logit_metrics,
+    shared_vocabulary,
+)
 from tensorcap.metrics.measurement import measure, measure_pairs
 from tensorcap.metrics.numpy_engine import UNIT, NumpyEngine, exact_difference
 from tensorcap.metrics.operands import Operands
@@ -40,4 +46,5 @@ __all__ = [
     "measure_pairs",
     "quantiles",
     "routing_metrics",
+    "shared_vocabulary",
 ]

@@ -49,6 +49,7 @@ class CompiledEngine:
         self._at = start
         self._has_same_bits = operands.reference.name == operands.target.name
         self._values: tuple[Number, Number] | None = None
+        self._mismatch_at: int | None = None
         self._state = self.new_memory() if memory is None else memory
         self._state[: layout.ACCUMULATORS] = 0
         if self._is_wide:
@@ -108,7 +109,17 @@ class CompiledEngine:
                 decode(bits[i : i + 1], d) for bits, d in zip((reference, target), self._dtypes, strict=True)
             )
             self._values = x[0].item(), y[0].item()
+        if self._mismatch_at is None and self._counts[layout.MISMATCHES]:
+            self._mismatch_at = self._find_mismatch(reference, target)
         self._at += reference.size
+
+    def _find_mismatch(self, reference: Array, target: Array) -> int | None:
+        """Find the first element above the tolerance in stored elements that hold one, as numpy does."""
+        from tensorcap.metrics.numpy_engine import NumpyEngine
+
+        engine = NumpyEngine(self._operands, self._at)
+        engine.add(reference, target)
+        return engine.totals().mismatch_at
 
     def totals(self) -> Totals:
         """Return the totals of everything that was added."""
@@ -124,6 +135,7 @@ class CompiledEngine:
             same_bits=self._has_same_bits and not counts[layout.UNLIKE],
             unequal=counts[layout.UNEQUAL],
             mismatches=counts[layout.MISMATCHES],
+            mismatch_at=self._mismatch_at,
             zeros=counts[layout.ZEROS],
             zero_reference_errors=counts[layout.ZEROS_HIT],
             nonfinite=(

@@ -94,6 +94,8 @@ class Difference:
         mask_index: The first of these.
         sentinels: Count of elements that are a mask sentinel on both sides.
         sentinels_lost: Count of elements that are a sentinel in the reference and -inf in the target.
+        mismatch_index: An element above the tolerance: that of the largest error if it is, else the first;
+            None if there is none.
     """
 
     elements: int
@@ -138,3 +140,4 @@ class Difference:
     mask_index: Index | None
     sentinels: int
     sentinels_lost: int
+    mismatch_index: Index | None = None

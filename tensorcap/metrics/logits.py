@@ -81,6 +81,12 @@ def are_logits(key: Key) -> bool:
     return "logits" in slot.split(".") or key.site.rpartition(".")[2] == "lm_head"
 
 
+def shared_vocabulary(reference: Archive, target: Archive) -> int | None:
+    """The smaller of the vocabularies that the configurations name: what is behind it is padding (LOG-8)."""
+    sizes = [archive.info.config.get("vocab_size") for archive in (reference, target)]
+    return min((size for size in sizes if isinstance(size, int) and size > 0), default=None)
+
+
 def logit_metrics(
     reference: Archive,
     reference_record: Record,

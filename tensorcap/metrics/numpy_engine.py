@@ -128,7 +128,7 @@ class NumpyEngine:
         if tolerance:
             bound = tolerance.atol + tolerance.rtol * np.abs(wide[0])
             above = errors > bound if largest <= _EXACT else exact.astype(object) > bound.astype(object)
-            totals.mismatches += int(np.count_nonzero(above))
+            self._count_mismatches(above)
         self._offer_error(exact, largest, x, y)
         moduli = np.abs(wide[0])
         add_float64(totals.errors, errors)
@@ -149,8 +149,7 @@ class NumpyEngine:
             bound = np.full(x.size, tolerance.atol)
             if tolerance.rtol:  # zero times an infinite modulus would be NaN
                 bound += tolerance.rtol * moduli
-            within = (errors <= bound) & (errors < np.inf)
-            totals.mismatches += int(x.size - np.count_nonzero(within))
+            self._count_mismatches(~((errors <= bound) & (errors < np.inf)))
         if not self._operands.is_complex and (measured is None or measured.any()):
             for span, side in zip(totals.spans, (x_wide, y_wide), strict=True):
                 kept = side if measured is None else side[measured]
@@ -164,6 +163,12 @@ class NumpyEngine:
             add_float64(totals.errors, errors if measured is None else errors[measured])
         self._add_distances(x_wide, y_wide)
         self._add_sums(x_wide, y_wide, d, moduli, errors, measured)
+
+    def _count_mismatches(self, above: Array) -> None:
+        totals, count = self._totals, int(np.count_nonzero(above))
+        totals.mismatches += count
+        if count and totals.mismatch_at is None:
+            totals.mismatch_at = self._at + int(above.argmax())
 
     def _set_apart(self, x: Array, y: Array, d: Array) -> Array | None:
         """Compare the masks, and write zeros to elements that are not measured (MET-2 to MET-4).

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from tensorcap.metrics.difference import Difference, Nonfinite, Number
+from tensorcap.metrics.difference import Difference, Nonfinite, Number, Tolerance
 from tensorcap.metrics.error_bins import Sketch, empty, quantiles, row_quantiles, sketch
 from tensorcap.metrics.operands import Operands
 from tensorcap.metrics.scaled_sums import Moments, Scaled, cosine
@@ -58,7 +58,7 @@ class Totals:
         measured: Values that errors are taken over.
         same_bits: Whether dtype and all bits are equal.
         unequal: Measured elements with an error.
-        mismatches: Measured elements with an error above the tolerance.
+        mismatches: Measured elements with an error above the tolerance; `mismatch_at` is the first.
         zeros: Measured elements whose reference is zero.
         zero_reference_errors: Elements of these that have an error.
         nonfinite: Counts of NaN, +inf and -inf, of the reference and of the target.
@@ -87,6 +87,7 @@ class Totals:
     same_bits: bool = True
     unequal: int = 0
     mismatches: int = 0
+    mismatch_at: int | None = None
     zeros: int = 0
     zero_reference_errors: int = 0
     nonfinite: tuple[list[int], list[int]] = field(default_factory=lambda: ([0, 0, 0], [0, 0, 0]))
@@ -119,6 +120,7 @@ class Totals:
         for ours, theirs in zip(self.nonfinite, other.nonfinite, strict=True):
             ours[:] = [one + two for one, two in zip(ours, theirs, strict=True)]
         self.mask_at = other.mask_at if self.mask_at is None else self.mask_at
+        self.mismatch_at = other.mismatch_at if self.mismatch_at is None else self.mismatch_at
         self.max_ulp = max(self.max_ulp, other.max_ulp)
         if self.error.offer(other.error.value, other.error.at):
             self.error_values = other.error_values
@@ -191,7 +193,19 @@ class Totals:
             mask_index=index(self.mask_at),
             sentinels=self.sentinels,
             sentinels_lost=self.sentinels_lost,
+            mismatch_index=index(self._mismatch(operands.tolerance)),
         )
+
+    def _mismatch(self, tolerance: Tolerance | None) -> int | None:
+        """Place of an element above the tolerance: of the largest error if it is, else of the first."""
+        if tolerance is None or not self.mismatches:
+            return None
+        reference = self.error_values[0] if self.error_values else 0
+        modulus = math.hypot(reference.real, reference.imag)  # infinite, where abs() would fail
+        is_above = not self.error.value <= tolerance.atol + (
+            tolerance.rtol * modulus if tolerance.rtol else 0
+        )
+        return self.error.at if is_above and self.error.at is not None else self.mismatch_at
 
 
 _COUNTS = (

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial, partialmethod
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final
@@ -67,12 +68,12 @@ def find_function(module: str, name: str, where: str, refuse: Callable[[object],
 
 def _module(name: str, where: str) -> ModuleType:
     if name.endswith(".py"):
-        path = Path(name).expanduser().resolve()
-        for module in list(sys.modules.values()):
-            file = inspect.getattr_static(module, "__file__", None)  # some import when they are asked
-            if isinstance(file, str) and Path(file).resolve() == path:
-                return module
-        raise UsageError(f"{where}: no module was imported from {name!r}")
+        module = _imported_from(Path(name).expanduser())
+        if module is None:
+            raise UsageError(f"{where}: no module was imported from {name!r}")
+        return module
+    if (running := _running_as_another(name)) is not None:
+        return running
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -85,6 +86,29 @@ def _module(name: str, where: str) -> ModuleType:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise UsageError(f"{where}: module {abbreviate(name)!r} cannot be imported: {reason}") from error
+
+
+def _imported_from(file: Path) -> ModuleType | None:
+    """The module that was imported from a file, whatever its name."""
+    path = file.resolve()
+    for module in list(sys.modules.values()):
+        known = inspect.getattr_static(module, "__file__", None)  # some import when they are asked
+        if isinstance(known, str) and Path(known).resolve() == path:
+            return module
+    return None
+
+
+def _running_as_another(name: str) -> ModuleType | None:
+    """The module of a user's file that runs under another name: as a script, or as a workload's file."""
+    if name in sys.modules or "." in name:
+        return None
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return (
+        _imported_from(Path(spec.origin)) if spec is not None and spec.has_location and spec.origin else None
+    )
 
 
 def _siblings(name: str) -> list[str]:

@@ -45,6 +45,7 @@ class CaptureOptions:
     """What a capture records and how the archive is written: the arguments of `tensorcap.capture`, parsed.
 
     Attributes:
+        params: Whether the values of parameters and buffers are recorded; None for digests and statistics.
         steps: The steps that are recorded, all if empty.
         sample: How many calls of each site are recorded at most; None for all.
         slices: Of which tensors only a part is recorded; the first one whose glob fits counts.
@@ -58,7 +59,7 @@ class CaptureOptions:
     ops_in: tuple[str, ...] = ()
     watch: tuple[str, ...] = ()
     grads: bool = False
-    params: bool = False
+    params: bool | None = None
     eager: bool = False
     steps: tuple[range, ...] = ()
     sample: int | None = None

@@ -109,6 +109,7 @@ class Recorder:
         self.last_step = -1
         self._step = _Step(0)
         self._is_step_begun = False
+        self._threads: list[int] = []  # that began each step
         self._last_call: Call | None = None
         self.failure: TensorcapError | None = None
         self.is_paused = False
@@ -191,9 +192,16 @@ class Recorder:
                 if self._is_step_begun:
                     self._step = _Step(self._step.number + 1)
                 self._is_step_begun = True
+                self._threads.append(threading.get_ident())
             call = self._count(point, token)
         stack.append(call)
         return call
+
+    @property
+    def threads(self) -> list[int]:
+        """The thread that began each step, numbered as they come."""
+        numbers = {ident: number for number, ident in enumerate(dict.fromkeys(self._threads))}
+        return [numbers[ident] for ident in self._threads]
 
     def note_phase(self, step: int, phase: Phase) -> None:
         """Note the phase of a step; the step before a decoding one filled the cache, so it is a prefill."""
@@ -340,6 +348,8 @@ class Recorder:
     ) -> None:
         """Record one tensor of a call, which `wants` has accepted.
 
+        If the sink fails, nothing more is recorded, and `failure` says why: the model's run goes on.
+
         Args:
             call: The call.
             slot: Which tensor of it.
@@ -348,14 +358,11 @@ class Recorder:
             shape: Its shape.
             required: Whether it passed every filter.
             order: Its number by `next_order`; the next one if None.
-
-        Raises:
-            WriteError: The sink failed; nothing more is recorded.
         """
         key = call.key(slot)
         max_bytes = self._filter.options.max_bytes
         with _FREELY if max_bytes is None else self._filling:
-            if self.stopped is not None:
+            if self.stopped is not None or self.failure is not None:
                 return
             if max_bytes is not None and self._sink.stored_bytes + bits.nbytes > max_bytes:
                 self.stopped = key.text
@@ -376,7 +383,7 @@ class Recorder:
 
     def value(self, call: Call, slot: str, value: object, *, required: bool = False) -> None:
         """Record one leaf that is no tensor, which `wants` has accepted; arguments as for `tensor`."""
-        if self.stopped is not None:
+        if self.stopped is not None or self.failure is not None:
             return
         key = call.key(slot)
         is_added = self._hand_over(call.point, key, self._sink.add_value, key.text, value)
@@ -390,11 +397,14 @@ class Recorder:
         """Add something to the sink; return whether the sink took it."""
         try:
             add(*arguments, **options)
-        except WriteError as error:
-            self.failure = error
-            raise
+        except OSError as error:  # a full disk, mostly
+            self.failure = error if isinstance(error, WriteError) else WriteError(str(error))
+            if self._progress is not None:
+                self._progress.stage(f"nothing more is recorded: {error}")
+            return False
         except UsageError as error:
-            self.lose(point, key.slot, str(error), required=True)
+            if self.failure is None:  # else the sink has ended while this thread was on its way to it
+                self.lose(point, key.slot, str(error), required=True)
             return False
         return True
 

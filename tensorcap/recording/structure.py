@@ -197,7 +197,7 @@ class _Walker:
         self.leaves: list[Leaf] = []
         self._nodes = 0
         self._above: set[int] = set()  # ids of the containers that we are in
-        self._objects: dict[int, str] = {}  # ids of plain objects: where they were met first
+        self._objects: dict[int, tuple[str, list[Leaf]]] = {}  # ids of plain objects: first name, leaves
 
     def visit(self, name: str, value: Any, depth: int) -> bool:
         """Add the leaves below `value`; return whether there is a tensor among them."""
@@ -271,17 +271,24 @@ class _Walker:
 
     def _enter_object(self, name: str, value: object, depth: int) -> bool:
         """Follow the attributes of an object of any other class; without a tensor it is only named."""
-        first = self._objects.get(id(value))
-        if first is not None:
-            self.leaves.append(Leaf(name, f"{class_name(value)}, the same as {first or 'the whole'}"))
-            return False
-        self._objects[id(value)] = name
+        if id(value) in self._objects:
+            return self._repeat(name, value)
         start = len(self.leaves)
-        if self._visit_all(name, _attributes(value), depth):
-            return True
-        del self.leaves[start:]
-        self.leaves.append(Leaf(name, class_name(value)))
-        return False
+        has_tensor = self._visit_all(name, _attributes(value), depth)
+        if not has_tensor:
+            self.leaves[start:] = [Leaf(name, class_name(value))]
+        self._objects[id(value)] = (name, self.leaves[start:] if has_tensor else [])
+        return has_tensor
+
+    def _repeat(self, name: str, value: object) -> bool:
+        """List what is below an object that was met before again, under its other name."""
+        first, leaves = self._objects[id(value)]
+        self._nodes += len(leaves)
+        if not leaves or self._nodes > MAX_NODES:
+            self.leaves.append(Leaf(name, f"{class_name(value)}, the same as {first}"))
+            return False
+        self.leaves += [leaf._replace(name=name + leaf.name[len(first) :]) for leaf in leaves]
+        return True
 
 
 def _items(value: Any) -> list[tuple[str, Any]] | None:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
-from tensorcap.localization import runs_of
+from tensorcap.localization import Suspect, runs_of
 from tensorcap.rerun import OwnError
-from tensorcap_formats.errors import ReadError, UsageError, WriteError, abbreviate
+from tensorcap_formats.errors import ReadError, UsageError, abbreviate
+from tensorcap_formats.output_path import publish_text
 
 Pattern = Literal["step", "spike", "error"]
 _CAUSES: Final = (  # R above which one is named; Equivalence's words
@@ -79,15 +80,17 @@ class Fault:
     description: str
 
 
-def components(own_errors: Iterable[OwnError]) -> tuple[Component, ...]:
-    """Own errors as results of stage 2: each module with results once, with the worst of them.
+def components(own_errors: Iterable[OwnError], suspects: Sequence[Suspect] = ()) -> tuple[Component, ...]:
+    """Own errors as results of stage 2: each module once, with the worst of its own errors.
 
     Args:
-        own_errors: In execution order.
+        own_errors: In execution order. What a module hands on to others counts if it is accused.
+        suspects: The modules that are accused; none of them has passed.
     """
+    accused = {suspect.module: suspect for suspect in suspects}
     by_module: dict[str, Component] = {}
     for own in own_errors:
-        if own.made != "result":
+        if own.made != "result" and not (own.is_bad and own.module in accused):
             continue
         known = by_module.get(own.module)
         ratio, passed, error = own.ratio, not own.is_bad, ""
@@ -97,6 +100,11 @@ def components(own_errors: Iterable[OwnError]) -> tuple[Component, ...]:
             ratios = [r for r in (ratio, known.ratio) if r is not None]
             ratio, passed, error = max(ratios, default=None), passed and known.passed, error or known.error
         by_module[own.module] = Component(own.module, ratio, passed, error)
+    for module, suspect in accused.items():
+        known = by_module.get(module)
+        if known is None or known.ratio is None or known.passed:
+            ratio = suspect.ratio if known is None or known.ratio is None else known.ratio
+            by_module[module] = Component(module, ratio, passed=False, error=suspect.reason)
     return tuple(by_module.values())
 
 
@@ -159,12 +167,11 @@ def write_stage(path: str | os.PathLike[str], content: Mapping[str, Any]) -> Non
     """Write the content of a file of either stage; an infinite R as `Infinity`, which Python reads.
 
     Raises:
-        WriteError: It cannot be written.
+        WriteError: Something else than a file of that stage is there, or it cannot be written.
     """
-    try:
-        Path(path).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise WriteError(f"{path}: cannot be written: {error.strerror}") from error
+    first = next(iter(content))
+    with publish_text(path, beginning=f'{{"{first}":') as file:
+        file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_faults(path: str | os.PathLike[str]) -> tuple[Fault, ...]:

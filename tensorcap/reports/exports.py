@@ -8,16 +8,14 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
-from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from tensorcap.comparison import Comparison, Examination, Pair
 from tensorcap.metrics import Difference
-from tensorcap_formats.errors import WriteError
 from tensorcap_formats.json_values import json_value
 from tensorcap_formats.keys import module_of
+from tensorcap_formats.output_path import publish_text
 
 _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _FIRST_COLUMNS: Final = (
@@ -30,13 +28,15 @@ _FIRST_COLUMNS: Final = (
     "shape",
     "order",
 )
+JUNIT_BEGINNING: Final = '<?xmlversion="1.0"encoding="UTF-8"?><testsuites'
+CSV_BEGINNING: Final = ",".join(_FIRST_COLUMNS)
 
 
 def write_junit(path: str | os.PathLike[str], comparison: Comparison, examination: Examination) -> None:
     """Write a JUnit report: a case for each pair, and one that fails if nothing was compared.
 
     Raises:
-        WriteError: It cannot be written.
+        WriteError: Something else than such a report is there, or it cannot be written.
     """
     classes = examination.classes
     cases = list(_cases(comparison))
@@ -60,7 +60,7 @@ def write_junit(path: str | os.PathLike[str], comparison: Comparison, examinatio
             outcome = ElementTree.SubElement(case, kind, message=_plain(message))
             outcome.text = _plain(_details(pair)) if pair else None
     ElementTree.indent(report)
-    with replace_file(path) as file:
+    with publish_text(path, beginning=JUNIT_BEGINNING) as file:
         file.write('<?xml version="1.0" encoding="UTF-8"?>\n')
         ElementTree.ElementTree(report).write(file, encoding="unicode")
         file.write("\n")
@@ -70,11 +70,11 @@ def write_csv(path: str | os.PathLike[str], comparison: Comparison, examination:
     """Write one line for each pair, with every metric that is a number.
 
     Raises:
-        WriteError: It cannot be written.
+        WriteError: Something else than such a table is there, or it cannot be written.
     """
     classes = examination.classes
     metrics = [field.name for field in fields(Difference) if field.name != "errors"]
-    with replace_file(path) as file:
+    with publish_text(path, beginning=CSV_BEGINNING) as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow([*_FIRST_COLUMNS, *metrics, "r", "reason", "findings"])
         for pair in comparison.pairs:
@@ -134,21 +134,3 @@ def _cell(value: Any) -> Any:
 
 def _plain(text: str) -> str:
     return _NOT_XML.sub("?", text)
-
-
-@contextmanager
-def replace_file(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
-    """Write beside a file, and put it in its place once it is whole.
-
-    Raises:
-        WriteError: It cannot be written.
-    """
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with open(partial, "w", encoding="utf-8", newline="") as file:
-            yield file
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise WriteError(f"{path}: cannot be written: {error.strerror or error}") from error

@@ -19,6 +19,23 @@ _FEWEST: Final = 3  # layers, to say anything of depth
 
 
 @dataclass(frozen=True, slots=True)
+class TargetLayer:
+    """What of the target a result of the reference was compared with, as the target has it.
+
+    Attributes:
+        keys: Key texts of its records; several if it has them apart.
+        class_name: Class of the module of the first, "" if unknown.
+        inputs: Shapes of the arguments of that module's call.
+        output: Shape of the result, before steps of layout; None if it is several.
+    """
+
+    keys: tuple[str, ...]
+    class_name: str
+    inputs: tuple[tuple[int, ...], ...]
+    output: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """A result of a module, on both sides.
 
@@ -31,6 +48,7 @@ class Layer:
         error: Relative Frobenius error, no unit; None if nothing was measured.
         inputs: Shapes of the arguments of the reference's call, in the order of the records.
         outputs: Shape of the result in the reference, and in the target, as it is compared; None if missing.
+        target: The same result under the target's own names and in its layout; None if it has none.
     """
 
     key: str
@@ -41,6 +59,7 @@ class Layer:
     error: float | None
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], tuple[int, ...] | None]
+    target: TargetLayer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,31 +139,60 @@ def component_of(site: str) -> str:
     return parts[at - 1] if at else "block"
 
 
-def layers_of(reference: Archive, comparison: Comparison) -> tuple[Layer, ...]:
-    """Results of modules, in execution order of the reference; ops and values within modules are left out."""
-    inputs: dict[str, list[tuple[int, ...]]] = {}
-    for record in reference.records:
-        if record.key.slot.startswith("input"):
-            inputs.setdefault(record.key.where, []).append(record.shape)
-    classes = _classes(reference)
+def layers_of(reference: Archive, target: Archive, comparison: Comparison) -> tuple[Layer, ...]:
+    """Results of modules, in execution order of the reference; ops and values within modules are left out.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test, under its own names.
+        comparison: The comparison of both.
+    """
+    ours, theirs = _Calls(reference), _Calls(target)
     pairs = sorted(filter(_is_layer, comparison.pairs), key=lambda p: p.reference.order if p.reference else 0)
-    return tuple(_layer(pair, classes, inputs) for pair in pairs)
+    return tuple(_layer(pair, ours, theirs) for pair in pairs)
 
 
-def _layer(pair: Pair, classes: dict[str, str], inputs: dict[str, list[tuple[int, ...]]]) -> Layer:
+class _Calls:
+    """What the calls of a run were given, and the classes of their modules."""
+
+    def __init__(self, archive: Archive) -> None:
+        self.classes = {site: module.short_class for site, module in archive.info.modules.items()}
+        self.outputs: dict[str, tuple[int, ...]] = {}
+        self._inputs: dict[str, list[tuple[int, ...]]] = {}
+        for record in archive.records:
+            if record.key.slot.startswith("input"):
+                self._inputs.setdefault(record.key.where, []).append(record.shape)
+            else:
+                self.outputs[record.key.text] = record.shape
+
+    def inputs(self, key: Key) -> tuple[tuple[int, ...], ...]:
+        return tuple(self._inputs.get(key.where, ()))
+
+
+def _layer(pair: Pair, ours: _Calls, theirs: _Calls) -> Layer:
     assert pair.reference is not None
     key, difference = pair.reference.key, pair.difference
     mse = difference.mse if difference else (0.0 if pair.status == "identical" else None)
     return Layer(
         pair.key,
-        classes.get(key.site, ""),
+        ours.classes.get(key.site, ""),
         component_of(key.site),
         pair.status,
         None if mse is None else float(mse),
         error_of(pair),
-        tuple(inputs.get(key.where, ())),
+        ours.inputs(key),
         (pair.reference.shape, pair.target.shape if pair.target else None),
+        _target_layer(pair, theirs),
     )
+
+
+def _target_layer(pair: Pair, theirs: _Calls) -> TargetLayer | None:
+    if pair.target is None:
+        return None
+    keys = pair.origin.target if pair.origin else (pair.target.key.text,)
+    first = Key.parse(keys[0])
+    output = theirs.outputs.get(keys[0]) if len(keys) == 1 else None
+    return TargetLayer(keys, theirs.classes.get(first.site, ""), theirs.inputs(first), output)
 
 
 def _is_layer(pair: Pair) -> bool:
@@ -152,10 +200,6 @@ def _is_layer(pair: Pair) -> bool:
     if record is None or pair.status == "excluded" or record.key.is_bare or is_inner(record.key):
         return False
     return record.key.slot.partition(".")[0] == "output"
-
-
-def _classes(archive: Archive) -> dict[str, str]:
-    return {site: module.short_class for site, module in archive.info.modules.items()}
 
 
 def by_component(layers: Iterable[Layer]) -> dict[str, Spread]:
@@ -219,16 +263,22 @@ def _lines(title: str, layers: Sequence[Layer], order: str) -> Iterator[str]:
     yield from _table(rows)
     yield ""
     yield "BY LAYER, in execution order"
-    heads = ("layer", "class", "status", "MSE", "relative error", "inputs", "output", "in the target")
+    own = "layer", "class", "status", "MSE", "relative error", "inputs", "output", "compared with"
+    heads = (*own, "layer of the target", "class", "inputs", "output")
     yield from _table([heads, *map(_row, layers)])
 
 
 def _row(layer: Layer) -> tuple[str, ...]:
     ours, theirs = layer.outputs
-    inputs = " ".join(map(_shape, layer.inputs)) or "-"
+    inputs = shape_texts(layer.inputs)
     other = "-" if theirs is None else "same" if theirs == ours else _shape(theirs)
     numbers = _number(layer.mse), _number(layer.error)
-    return layer.key, layer.class_name or "-", layer.status, *numbers, inputs, _shape(ours), other
+    own = layer.key, layer.class_name or "-", layer.status, *numbers, inputs, _shape(ours), other
+    target = layer.target
+    if target is None:
+        return (*own, "-", "-", "-", "-")
+    output = "several" if target.output is None else _shape(target.output)
+    return (*own, " + ".join(target.keys), target.class_name or "-", shape_texts(target.inputs), output)
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -236,6 +286,16 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for row in rows:
         cells = (printable(cell).ljust(width) for cell, width in zip(row, widths, strict=True))
         yield "  ".join(cells).rstrip()
+
+
+def shape_texts(shapes: Iterable[Iterable[int]]) -> str:
+    """Shapes in a line, `-` for none.
+
+    Example:
+        >>> shape_texts([(2, 3), ()])
+        '2x3 scalar'
+    """
+    return " ".join(map(_shape, shapes)) or "-"
 
 
 def _shape(shape: Iterable[int]) -> str:

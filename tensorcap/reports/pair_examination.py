@@ -18,6 +18,7 @@ from tensorcap.metrics import (
     locate,
     logit_metrics,
     routing_metrics,
+    shared_vocabulary,
 )
 from tensorcap.runs import ops_of
 from tensorcap_formats.archive import Archive
@@ -68,7 +69,7 @@ def examine(
     notes: list[str] = []
     measured = list(_measured(comparison.pairs))
     precision = compute_dtype or comparison.target.compute_dtype or None
-    vocabulary = _vocabulary(reference, target)
+    vocabulary = shared_vocabulary(reference, target)
 
     def find(m: _Measured) -> Location:
         masks = m.difference.mask_mismatches > 0
@@ -140,16 +141,6 @@ def _is_routing(m: _Measured, every: bool) -> bool:
     kinds = {m.ours.dtype.kind, m.theirs.dtype.kind}
     fits = kinds <= {"int", "uint"} and len(m.ours.shape) > 0 and m.ours.shape[-1] <= WIDEST
     return fits and (every or is_routing(m.ours))
-
-
-def _vocabulary(reference: Archive, target: Archive) -> int | None:
-    """The smaller of the vocabularies that the configurations name: what is behind it is padding (LOG-8)."""
-    sizes = []
-    for archive in (reference, target):
-        size = archive.info.config.get("vocab_size")
-        if isinstance(size, int) and size > 0:
-            sizes.append(size)
-    return min(sizes, default=None)
 
 
 def _each(

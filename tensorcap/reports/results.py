@@ -16,6 +16,7 @@ from typing import Any, Final, get_type_hints
 import numpy as np
 
 from tensorcap.comparison import (
+    GREEN,
     LETTERS,
     Calibration,
     Comparison,
@@ -29,11 +30,9 @@ from tensorcap.comparison import (
     Thresholds,
     first_divergence,
     json_pieces,
-    judge_metric,
 )
 from tensorcap.comparison.preflight import Preflight
 from tensorcap.metrics import Difference, Location, LogitDifference, RoutingDifference, Tolerance
-from tensorcap.reports.exports import replace_file
 from tensorcap.reports.json_decoder import decode_as, json_converter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, dtype
@@ -44,9 +43,11 @@ from tensorcap_formats.errors import (
     TensorcapError,
 )
 from tensorcap_formats.keys import Key, module_of, module_path
+from tensorcap_formats.output_path import publish_text
 from tensorcap_formats.records import Record
 
 VERSION: Final = 1
+RESULT_BEGINNING: Final = '{"format":"tensorcap-comparison"'
 _HINTS: Final = get_type_hints(Comparison)
 _AS_THEY_ARE: Final = (  # members of a comparison that JSON has under the same names
     "reference",
@@ -82,9 +83,9 @@ def save_result(
     """Write a comparison to a file; one that was there is replaced once the new one is whole.
 
     Raises:
-        WriteError: It cannot be written.
+        WriteError: Something else than a comparison is there, or it cannot be written.
     """
-    with replace_file(path) as file:
+    with publish_text(path, beginning=RESULT_BEGINNING) as file:
         file.writelines(json_pieces(comparison, examination))
 
 
@@ -131,7 +132,10 @@ def judge_again(result: Result, thresholds: Thresholds) -> Comparison:
     """
     comparison = result.comparison
     thresholds.require_hits(pair.key for pair in comparison.pairs)
-    pairs = tuple(_judge_pair(pair, thresholds.limits_for(pair.key)) for pair in comparison.pairs)
+    logits = result.examination.logits
+    pairs = tuple(
+        _judge_pair(pair, thresholds.limits_for(pair.key), logits.get(pair.key)) for pair in comparison.pairs
+    )
     divergence = None
     if comparison.is_of_archives:
         divergence = first_divergence(_Remembered(comparison, result.examination), pairs)
@@ -147,7 +151,7 @@ def judge_again(result: Result, thresholds: Thresholds) -> Comparison:
     )
 
 
-def _judge_pair(pair: Pair, limits: KeyThresholds) -> Pair:
+def _judge_pair(pair: Pair, limits: KeyThresholds, logits: LogitDifference | None) -> Pair:
     """Judge the saved metrics of a pair by the limits of its key, if there are any."""
     d = pair.difference
     if not limits or d is None or d.same_bits or d.mask_mismatches or pair.status == "excluded":
@@ -156,15 +160,17 @@ def _judge_pair(pair: Pair, limits: KeyThresholds) -> Pair:
         return pair
     if not d.unequal:
         return replace(pair, status="match", reason="", findings=())
-    findings = [judge_metric(d, name, limit) for name, limit in limits.limits.items()]
+    findings = limits.judge_metrics(d, logits)
     if limits.tolerance is not None:
         findings.insert(0, _by_tolerance(d, limits.tolerance))
     status = next(s for s in _WORST_FIRST if any(f.status == s for f in findings))
+    if pair.status == "explained" and status not in GREEN:
+        return pair  # what explains it does, or is red itself
     return replace(
         pair,
         status=status,
         reason="the saved metrics do not tell" if status == "unjudged" else "",
-        difference=replace(d, mismatches=_outside(findings)),
+        difference=replace(d, mismatches=_outside(findings), mismatch_index=None),
         findings=tuple(findings),
     )
 

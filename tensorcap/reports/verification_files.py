@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from tensorcap.alignment import MappedArchive, write_map
 from tensorcap.comparison import Comparison
 from tensorcap.reports.error_plot import plot_errors
 from tensorcap.reports.layer_report import Layer, Spread, by_component, depth_of, layer_report, layers_of
-from tensorcap.reports.verification_text import order_text, summarize_verification
+from tensorcap.reports.verification_text import layer_of, order_text, summarize_verification, summary_lines
 from tensorcap.runs import Tree
 from tensorcap.wording import printable
 from tensorcap_formats.archive import Archive
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 Sides = tuple[Archive, Archive]
 FREE, INJECTED = "without_injection", "with_injection"
+MAP: Final = "map.toml"
 _MARK: Final = "verify.json"  # a folder without it is none of ours, and is not replaced
 _LONGEST_STEM: Final = 150  # characters of a key in the name of a file: file systems allow 255 bytes
 _OWN_MEMBERS: Final = ("format", "version", "exit_status", "notes")  # of verify.json, not of a localization
@@ -68,7 +70,9 @@ def replace_folder(path: Path, *, force: bool) -> Iterator[Path]:
             shutil.rmtree(old)
         else:
             partial.rename(path)
-    except BaseException:
+    except BaseException as error:
+        notes = getattr(error, "__notes__", [])
+        notes[:] = [note for note in notes if str(partial) not in note]  # of archives that are removed here
         shutil.rmtree(partial, ignore_errors=True)
         raise
 
@@ -121,17 +125,24 @@ def write_files(
     ):
         if sides is None or comparison is None:
             continue
-        listed = layers_by_scenario[name] = layers_of(sides[0], comparison)
+        listed = layers_by_scenario[name] = layers_of(sides[0], originals[1], comparison)
         notes += _write_scenario(folder / name, name, listed, originals, verification)
         if layers:
             _write_layers(folder / name, sides, comparison)
         scenarios[name] = _scenario_json(listed, comparison, folder)
     verification = replace(verification, notes=tuple(dict.fromkeys(notes)))
-    summary = summarize_verification(verification, layers_by_scenario[FREE])
+    files = tuple(archive.info.model_file for archive in originals)
+    summary = summarize_verification(verification, layers_by_scenario[FREE], files)
     verification = replace(verification, summary=summary)
-    lines = "".join(f"{printable(line)}\n" for line in verification.summary)
+    lines = "".join(f"{line}\n" for line in summary_lines(verification.summary))
     (folder / "summary.txt").write_text(lines, encoding="utf-8")
-    document = _document(verification, scenarios, folder)
+    used = free[1].alignment if isinstance(free[1], MappedArchive) else None
+    if used is not None and used.entries:
+        write_map(used, folder / MAP, title="The map by which the free runs were compared.")
+    document = _document(verification, scenarios, folder, files)
+    for suspect in document["suspects"]:
+        layer = layer_of(suspect["key"], suspect["module"], layers_by_scenario[FREE])
+        suspect["target"] = json_value(layer.target) if layer else None
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1)
     (folder / _MARK).write_text(text + "\n", encoding="utf-8")
     return verification
@@ -207,15 +218,17 @@ def _scenario_json(layers: tuple[Layer, ...], comparison: Comparison, folder: Pa
     }
 
 
-def _document(verification: Verification, scenarios: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _document(
+    verification: Verification, scenarios: dict[str, Any], folder: Path, files: Sequence[str]
+) -> dict[str, Any]:
     """The content of `verify.json` (VER-30)."""
     localization = verification.localization.to_json()
     return {
         "format": "tensorcap-verification",
         "version": 1,
         "exit_status": verification.exit_status,
-        "reference": _side_json(verification.free, "reference", folder),
-        "target": _side_json(verification.free, "target", folder),
+        "reference": {**_side_json(verification.free, "reference", folder), "file": files[0]},
+        "target": {**_side_json(verification.free, "target", folder), "file": files[1]},
         "weights": verification.weights.to_json() if verification.weights else None,
         "control": list(verification.control),
         "preflight": json_value(verification.preflight),

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorcap.alignment import Order
 from tensorcap.comparison import ABSENT, Comparison, Pair, error_of
 from tensorcap.comparison.preflight import item_text
-from tensorcap.reports.layer_report import Layer, depth_of
+from tensorcap.reports.layer_report import Layer, depth_of, shape_texts
 from tensorcap.reports.suspects import context_lines, suspect_lines
-from tensorcap.wording import FEW, counted, some
+from tensorcap.runs import ArchiveSummary
+from tensorcap.wording import FEW, counted, one_line, some
+from tensorcap_formats.keys import Key
 
 if TYPE_CHECKING:
-    from tensorcap.localization import Verification, WeightComparison
+    from tensorcap.localization import Localization, Suspect, Verification, WeightComparison
 
 
 _SUSPECTS: Final = 5  # that are described
 _INDENT: Final = "   "
+_WIDTH: Final = 120  # columns of a line
 
 
 def order_text(order: Order | None) -> str:
@@ -34,27 +39,66 @@ def order_text(order: Order | None) -> str:
     return f"The execution order differs: {order.moved} of {counted(order.results, 'result')} moved: {moved}."
 
 
-def summarize_verification(verification: Verification, layers: Sequence[Layer]) -> tuple[str, ...]:
+def summarize_verification(
+    verification: Verification, layers: Sequence[Layer], files: Sequence[str]
+) -> tuple[str, ...]:
     """Say what is wrong, what only inherits it, and what could not be compared.
 
     Args:
         verification: All but its summary.
         layers: Those of the free runs.
+        files: The file that each side's model stands in, "" if unknown.
 
     Returns:
-        A sentence or two a line.
+        A sentence or two a line, each once.
     """
-    return tuple(_lines(verification, layers))
+    sides = verification.free.reference, verification.free.target
+    heads = [
+        f"{name}: {_side_text(side, file)}."
+        for name, side, file in zip(("Reference", "Target"), sides, files, strict=True)
+    ]
+    lines: list[str] = []
+    for line in (*heads, *_lines(verification, layers)):
+        if line.startswith(_INDENT) or line not in lines:
+            lines.append(line)
+    return tuple(lines)
+
+
+def summary_lines(summary: Iterable[str]) -> Iterator[str]:
+    """The lines of `summary.txt`: those of a summary, in 120 columns, for a terminal."""
+    for line in summary:
+        indent = " " * (len(line) - len(line.lstrip(" ")))
+        yield from textwrap.wrap(
+            one_line(line),
+            _WIDTH,
+            initial_indent=indent,
+            subsequent_indent=f"{indent}  ",
+            break_on_hyphens=False,
+        )
+
+
+def layer_of(key: str, module: str, layers: Iterable[Layer]) -> Layer | None:
+    """The layer of a key, else the first one of its module; None if the module has no results."""
+    of_module = [layer for layer in layers if Key.parse(layer.key).site == module]
+    return next((layer for layer in of_module if layer.key == key), next(iter(of_module), None))
+
+
+def _side_text(side: ArchiveSummary, file: str) -> str:
+    model = side.model.rpartition(".")[2] or "a run"
+    text = f"{model} of {file}" if file else model
+    precision = side.compute_dtype or side.dtype
+    return f"{text}, {precision}" if precision else text
 
 
 def _lines(verification: Verification, layers: Sequence[Layer]) -> Iterator[str]:
     if verification.weights is not None:
         yield _weights_text(verification.weights)
+        yield from _weights_not_compared(verification.weights)
     yield from _verdict(verification)
     for number, suspect in enumerate(verification.suspects[:_SUSPECTS], 1):
         heading, *details = suspect_lines(number, suspect)
         yield f"{heading} is wrong"
-        yield from (f"{_INDENT}{detail}" for detail in details)
+        yield from (f"{_INDENT}{detail}" for detail in (*details, *_both_sides(suspect, layers)))
     if len(verification.suspects) > _SUSPECTS:
         count = counted(len(verification.suspects) - _SUSPECTS, "more module")
         yield f"{count} accused: verify.json lists all."
@@ -63,9 +107,8 @@ def _lines(verification: Verification, layers: Sequence[Layer]) -> Iterator[str]
             f"{counted(len(verification.inheriting), 'tensor')} of the free run not green only inherit an "
             f"error: given the reference's tensors, they are green ({some(verification.inheriting)})."
         )
-    yield from context_lines(verification.localization)
-    for item in verification.preflight.explaining[:FEW]:
-        yield f"Before any tensor: {item_text(item)}"
+    yield from context_lines(_without_listed(verification.localization))
+    yield from _preflight_lines(verification)
     if verification.why_not_injected:
         is_replayed = verification.localization.by == "replay"
         how = "told apart by replay alone" if is_replayed else "not told apart"
@@ -79,6 +122,43 @@ def _lines(verification: Verification, layers: Sequence[Layer]) -> Iterator[str]
     yield from _not_compared(verification.free)
     yield from verification.localization.notes
     yield from verification.notes
+
+
+def _both_sides(suspect: Suspect, layers: Sequence[Layer]) -> Iterator[str]:
+    """The shapes of what goes into a suspect and of what comes out, and which module it is in the target."""
+    layer = layer_of(suspect.key, suspect.module, layers)
+    if layer is None:
+        return
+    ours = f"{shape_texts(layer.inputs)} to {shape_texts([layer.outputs[0]])}"
+    target = layer.target
+    if target is None:
+        yield f"{ours} in the reference; the target has none"
+        return
+    output = "several" if target.output is None else shape_texts([target.output])
+    theirs = f"{shape_texts(target.inputs)} to {output}"
+    sites = " + ".join(dict.fromkeys(Key.parse(key).site for key in target.keys))
+    module = f"{sites} ({target.class_name})" if target.class_name else sites
+    if (sites, target.class_name, theirs) == (suspect.module, layer.class_name, ours):
+        yield f"{ours} on both sides"
+    else:
+        yield f"{ours} in the reference; in the target {module}: {'the same' if theirs == ours else theirs}"
+
+
+def _without_listed(localization: Localization) -> Localization:
+    """A localization without changes of own errors at suspects, which have lines of their own."""
+    listed = {suspect.key for suspect in localization.suspects[:_SUSPECTS]}
+    changes = tuple(c for c in localization.changes if c.curve != "own" or c.key not in listed)
+    return replace(localization, changes=changes)
+
+
+def _preflight_lines(verification: Verification) -> Iterator[str]:
+    """What can explain a divergence; if there is none, that it differs all the same."""
+    explaining = verification.preflight.explaining
+    text = "Before any tensor" if verification.exit_status else "Differs, though all that was compared agrees"
+    for item in explaining[:FEW]:
+        yield f"{text}: {item_text(item)}"
+    if len(explaining) > FEW:
+        yield f"{text}: {len(explaining) - FEW} more, see verify.json."
 
 
 def _weights_text(weights: WeightComparison) -> str:
@@ -97,6 +177,14 @@ def _weights_text(weights: WeightComparison) -> str:
     return f"{text} {mistake[:1].upper()}{mistake[1:].rstrip('.')}."
 
 
+def _weights_not_compared(weights: WeightComparison) -> Iterator[str]:
+    by_reason: dict[str, list[str]] = {}
+    for key, reason in weights.not_compared.items():
+        by_reason.setdefault(reason, []).append(key)
+    for reason, keys in by_reason.items():
+        yield f"Weights not compared: {counted(len(keys), 'parameter')} ({some(keys)}): {reason}."
+
+
 def _verdict(verification: Verification) -> Iterator[str]:
     yield _count_text("Free-running", verification.free)
     if verification.injected is not None:
@@ -104,10 +192,13 @@ def _verdict(verification: Verification) -> Iterator[str]:
     if verification.exit_status == 0:
         yield "Nothing is wrong that these runs show."
     elif not verification.suspects:
-        yield "The port is not verified, and no module is accused."
+        is_told = bool(verification.localization.open)  # its note says that no module is accused
+        yield "The port is not verified." if is_told else "The port is not verified; no module is accused."
         first = verification.free.divergence
         if first is not None:
-            yield f"What is not green first is {first.pair.key} ({first.pair.status}). {first.explanation}"
+            text = f"What is not green first is {first.pair.key} ({first.pair.status})."
+            is_told = any(item.kind == "inputs" for item in verification.preflight.explaining)
+            yield text if is_told and first.is_run_input else f"{text} {first.explanation}"
 
 
 def _count_text(what: str, comparison: Comparison) -> str:

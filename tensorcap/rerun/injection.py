@@ -88,7 +88,7 @@ def inject(
                 target = open_run(stack, target_model, stage, progress=progress, injectable=injectable)
             tested = stack.enter_context(opened(target))
             aligned = align(trusted, tested, mapping=mapping)
-            source = reverse(aligned, trusted, tested)
+            source = reverse(aligned)
         substitution = Substitution(source, inputs=inputs, outputs=outputs, steps=steps, calls=calls)
         if source_path is not None:
             substitution.source_path = source_path
@@ -124,17 +124,13 @@ def open_run(
     return stack.enter_context(open_archive(path))
 
 
-def reverse(aligned: Aligned, reference: Archive, target: Archive) -> ReversedArchive:
-    """Bring the reference under the target's keys and in its layout.
-
-    Args:
-        aligned: Both, aligned.
-        reference: The trusted archive.
-        target: An archive of the target.
+def reverse(aligned: Aligned) -> ReversedArchive:
+    """Bring the reference under the target's keys and in its layout, as far as both have the same rows.
 
     Raises:
         UsageError: Nothing of it can be undone.
     """
+    reference, target = aligned.reference.source, aligned.target.source
     links = {id(link): link for link in aligned.target.links.values()}
     reversed_archive = ReversedArchive(reference, target, links.values())
     if not len(reversed_archive):

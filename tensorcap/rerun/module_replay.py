@@ -222,7 +222,7 @@ def _replay_forward(
     else:
         free = stack.enter_context(opened(target))
     aligned = aligned_if_needed(original, free, mapping)
-    source = original if aligned is None else reverse(aligned, original, free)
+    source = original if aligned is None else reverse(aligned)
     keys = _exchangeable(source, free)
     stage = "replaying the target on the reference's values"
     run = run_open(target_model, stage, substitution=Substitution(source, keys=keys))

@@ -56,7 +56,7 @@ def capture(
     ops_in: str | Iterable[str] = (),
     watch: str | Iterable[str] = (),
     grads: bool = False,
-    params: bool = False,
+    params: bool | None = None,
     eager: bool = False,
     steps: str | Iterable[range | int] = (),
     sample: int | None = None,
@@ -78,7 +78,8 @@ def capture(
     moment of the call. Each call of the model itself is a step. The model computes what it would compute
     anyway, and has no trace of the capture afterwards. If the block ends by an error, what was captured
     until then is kept as an incomplete archive: at the path, or beside it (`ref.incomplete.h5`) if an
-    archive was there before. A process that is forked in the block records nothing.
+    archive was there before. If the disk fails, recording ends, the block goes on, and its end raises the
+    error. A process that is forked in the block records nothing.
 
     Args:
         model: A torch module, or a model of another framework that has an adapter.
@@ -94,7 +95,8 @@ def capture(
         watch: Local variables to record, as `package.module:Class.method:variable,variable`; `*` for all
             that hold tensors. What the function returns is recorded too.
         grads: Whether to record the gradients of activations and of parameters, if there is a backward.
-        params: Whether to record parameters and buffers, once.
+        params: Whether to record parameters and buffers, once. None keeps their digests and statistics
+            alone, False neither.
         eager: Whether what is compiled, and the fused layers of `torch.nn`, run in the block as the plain
             code that they were made from, so that all modules are seen; values may differ by rounding.
         steps: The steps to record: numbers and ranges, or a text, `0,1,5-9`; all if empty.
@@ -239,7 +241,9 @@ class Capture:
                 if self.substitution is not None:
                     raise UsageError("level export runs a graph, in which nothing can be substituted")
                 self._run_graph = self._adapter.export(self._require_workload(), self._options)
-            self._metadata = {**self._adapter.describe(self._model), **describe_process(), **self._run}
+            digests = self._options.params is None and self.path is not None
+            described = self._adapter.describe(self._model, digests=digests)
+            self._metadata = {**described, **describe_process(), **self._run}
             self._metadata["scope"] = self._options.describe()
             self._started_seconds = time.perf_counter()
             if self.path is not None:
@@ -290,8 +294,9 @@ class Capture:
             failure = self.substitution.failure
         if failure is not None:
             self._abandon()
-            if error is None:  # it was caught in the block
+            if error is None:
                 raise failure
+            _add_note(error, failure)
         elif error is not None:
             self._keep_incomplete(error)
         elif not any(point.records for point in self._recorder.points.values()):
@@ -363,6 +368,8 @@ class Capture:
         if recorder.phases:
             steps = range(recorder.last_step + 1)
             outcome["phases"] = [recorder.phases.get(step, "forward") for step in steps]
+        if len(set(recorder.threads)) > 1:
+            outcome["threads"] = recorder.threads
         if self.substitution is not None:
             outcome["injected"] = self.substitution.describe()
         if recorder.stopped is not None:
@@ -381,10 +388,10 @@ class Capture:
         }
         try:
             self._finish(incomplete_path(self.path), is_complete=False)
-            note = f"tensorcap: what was captured until then is in {self.path}, marked incomplete"
+            note = f"what was captured until then is in {self.path}, marked incomplete"
         except TensorcapError as trouble:
-            note = f"tensorcap: {trouble}"
-        error.__notes__ = [*getattr(error, "__notes__", ()), note]  # as add_note does, since Python 3.11
+            note = str(trouble)
+        _add_note(error, note)
 
     def _abandon(self, *, discard: bool = False) -> None:
         if self._writer is not None:
@@ -410,6 +417,11 @@ class Capture:
             f"{class_name(self._model)}: nothing was captured, of {len(points)} modules: {counts_text}",
             hint=hint,
         )
+
+
+def _add_note(error: BaseException, note: object) -> None:
+    """Add a line to the text of an error, as `add_note` does since Python 3.11."""
+    error.__notes__ = [*getattr(error, "__notes__", ()), f"tensorcap: {note}"]
 
 
 def capture_workload(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensorcap.alignment import Alignment, Entry, LeftOver, align, sides
+from tensorcap.alignment import Alignment, Entry, LeftOver, align, aligned_if_needed, sides
 from tensorcap.comparison import compare
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -72,6 +72,28 @@ def test_names_that_differ_by_wrappers_pair_files_that_list_no_modules(tmp_path:
     assert found.counts == {"identical": 2, "diverged": 1}
     assert found.divergence is not None
     assert found.divergence.pair.key == "0/layers.1/output"
+
+
+@pytest.mark.spec("CMP-20")
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_arguments_of_other_names_are_paired_at_equal_sites(tmp_path: Path, factor: float) -> None:
+    ones = {"0/norm/input.hidden_states": DRAWN[0], "0/norm/output": DRAWN[1], "0/head/output": DRAWN[2]}
+    others = {
+        "0/norm/input.args.0": DRAWN[0] * np.float32(factor),
+        "0/norm/output": DRAWN[1] * np.float32(factor),
+        "0/head/output": DRAWN[2],
+    }
+    reference = archive_of(tmp_path / "r.h5", ones, linear("norm", "head"))
+    target = archive_of(tmp_path / "t.h5", others, linear("norm", "head"))
+    found = compare(reference, target)
+    origin = found.pairs[0].origin
+    assert origin is not None
+    assert (found.pairs[0].key, origin.target) == ("0/norm/input.hidden_states", ("0/norm/input.args.0",))
+    assert found.pairs[0].status == ("identical" if factor == 1 else "diverged")
+    aligned = aligned_if_needed(reference, target)  # by which localize, inject and bisect run the target
+    assert aligned is not None
+    assert "0/norm/input.hidden_states" in aligned.target
+    assert compare(reference, target, mapping="none").counts["missing-in-target"] == 1
 
 
 @pytest.mark.spec("CMP-20")

@@ -232,3 +232,20 @@ def test_runs_that_were_fed_other_tokens_are_not_cut_to_what_they_share(tmp_path
 )
 def test_a_step_may_be_written_as_a_call(called: str, plain: str) -> None:
     assert Layout.parse([called]) == Layout.parse([plain])
+
+
+@pytest.mark.spec("ALN-40")
+def test_steps_of_one_token_have_last_tokens_where_all_others_do(tmp_path: Path) -> None:
+    """The prompt's logits are of the last token on one side; those of decoding are of all tokens on both."""
+    decoding = {
+        "1/@root/input.input_ids": IDS[:, :1],
+        "1/layers.0/output": HIDDEN["layers.0"][:, :1],
+        "1/lm_head/output": LOGITS[:, :1],
+    }
+    whole = {**full(), **decoding}
+    last = {**whole, "0/lm_head/output": LOGITS[:, -1:]}
+    for one, other in ((whole, last), (last, whole)):
+        assert compared(tmp_path, one, other, rtol=0.0, atol=0.0).exit_status == 0
+    wrong = {**last, "1/lm_head/output": LOGITS[:, 1:2]}
+    found = compared(tmp_path, whole, wrong, rtol=1e-3)
+    assert [key for key, status in statuses(found).items() if status == "diverged"] == ["1/lm_head/output"]

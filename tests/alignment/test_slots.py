@@ -196,6 +196,68 @@ def test_two_arguments_with_equal_values_are_not_guessed_at(tmp_path: Path) -> N
 
 
 @pytest.mark.spec("ALN-31")
+def test_arguments_with_equal_values_pair_in_order_if_both_sides_have_as_many(tmp_path: Path) -> None:
+    x, y, mask = drawn(), drawn(), drawn()
+    one = {"attn/input.query": x, "attn/input.key": x, "attn/input.bias": mask, "attn/output": y}
+    other = {"mha/input.q": x, "mha/input.args.0": mask, "mha/input.k": x, "mha/output": y}
+    _, found = proposed(tmp_path, one, other)
+    assert found == {
+        "attn/input.query": "mha/input.q",
+        "attn/input.key": "mha/input.k",
+        "attn/input.bias": "mha/input.args.0",
+        "attn/output": "mha/output",
+    }
+
+
+@pytest.mark.spec("ALN-31")
+def test_small_and_constant_arguments_are_paired_by_their_bytes(tmp_path: Path) -> None:
+    y = drawn()
+    ones, two, mask = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32), np.ones((2, 3), bool)
+    one = {"a/input.x": ones, "a/input.y": two, "a/input.mask": mask, "a/output": y}
+    other = {"b/input.first": two, "b/input.second": ones, "b/input.keep": mask, "b/output": y}
+    _, found = proposed(tmp_path, one, other)
+    assert found == {
+        "a/input.x": "b/input.second",
+        "a/input.y": "b/input.first",
+        "a/input.mask": "b/input.keep",
+        "a/output": "b/output",
+    }
+    _, found = proposed(tmp_path, {**one, "a/output": y}, {**other, "a/output": y}, by="names")
+    assert "a/input.x" not in found
+
+
+@pytest.mark.spec("ALN-31")
+def test_behind_a_mistake_arguments_pair_as_alone_of_their_size_or_in_order(tmp_path: Path) -> None:
+    one = {"m/input.x": drawn(), "m/input.table": drawn(1, S, 4), "m/output": drawn()}
+    other = {"m/input.args.0": drawn(), "m/input.args.1": drawn(1, S, 4), "m/output": drawn()}
+    _, found = proposed(tmp_path, one, other)
+    assert found == {
+        "m/input.x": "m/input.args.0",
+        "m/input.table": "m/input.args.1",
+        "m/output": "m/output",
+    }
+    one = {"m/input.q": drawn(), "m/input.k": drawn(), "m/output": drawn()}
+    other = {"m/input.query": drawn(), "m/input.key": drawn(), "m/output": drawn()}
+    _, found = proposed(tmp_path, one, other)
+    assert found == {"m/input.q": "m/input.query", "m/input.k": "m/input.key", "m/output": "m/output"}
+    _, found = proposed(tmp_path, one, {**other, "m/input.value": drawn()})
+    assert found == {"m/output": "m/output"}
+
+
+@pytest.mark.spec("ALN-31")
+@pytest.mark.parametrize(("drift", "is_paired"), [(0.006, True), (0.06, False)])
+def test_an_argument_may_have_drifted_as_far_as_what_comes_of_it(
+    tmp_path: Path, drift: float, is_paired: bool
+) -> None:
+    one = {f"l.{i}.n/output": drawn() for i in range(9)} | {"m/input.x": drawn(), "m/output": drawn()}
+    factors = {"m/input.x": 1 + drift, "m/output": 1.003}
+    other = {key: (array * factors.get(key, 1.001)).astype(np.float32) for key, array in one.items()}
+    other = {key.replace("input.x", "input.args.0"): array for key, array in other.items()}
+    _, found = proposed(tmp_path, one, other)
+    assert found.get("m/input.x") == ("m/input.args.0" if is_paired else None)
+
+
+@pytest.mark.spec("ALN-31")
 def test_arguments_are_not_paired_twice_where_one_entry_says_it_all(tmp_path: Path) -> None:
     one: dict[str, Array] = {}
     other: dict[str, Array] = {}
@@ -375,3 +437,24 @@ def test_results_of_one_site_are_taken_apart(tmp_path: Path) -> None:
     one = {"rotary/output.0": cos, "rotary/output.1": sin}
     _, found = proposed(tmp_path, one, {"rope/output": np.stack([sin, cos])})
     assert found == dict.fromkeys(one, "rope/output; unstack 0")
+
+
+@pytest.mark.spec("ALN-45")
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_layers_that_the_other_side_counts_in_steps_of_two(tmp_path: Path, is_wrong: bool) -> None:
+    one: dict[str, Array] = {}
+    other: dict[str, Array] = {}
+    for i in range(LAYERS):
+        q, k, v, out, mlp = drawn(), drawn(), drawn(), drawn(), drawn()
+        one |= {f"l.{i}.attn.q/output": q, f"l.{i}.attn.k/output": k, f"l.{i}.attn.v/output": v}
+        one |= {f"l.{i}.attn.o/output": out, f"l.{i}.attn/output": out + 1, f"l.{i}.mlp/output": mlp}
+        if is_wrong and i == LAYERS - 1:
+            out, mlp = drawn(), drawn()
+        attention, feed = f"s.{2 * i}.inner", f"s.{2 * i + 1}.inner"
+        other |= {f"{attention}.to_q/output": q, f"{attention}.to_kv/output": np.concatenate((k, v), -1)}
+        other |= {f"{attention}.to_out/output": out, f"{attention}/output": out + 1, f"{feed}/output": mlp}
+    _, found = proposed(tmp_path, one, other)
+    for i in range(LAYERS):
+        whole = f"s.{2 * i}.inner.to_kv/output; split 2 2"
+        assert found[f"l.{i}.attn.k/output"] == found[f"l.{i}.attn.v/output"] == whole
+        assert found[f"l.{i}.attn.o/output"] == f"s.{2 * i}.inner.to_out/output"

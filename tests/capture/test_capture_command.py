@@ -137,6 +137,23 @@ def load(archive: tensorcap.Archive, key: str) -> Any:
     return archive.load(archive.get(key))
 
 
+@pytest.mark.spec("CAP-67")
+@pytest.mark.parametrize(
+    ("option", "has_digest", "records"), [("", True, 0), ("--no-params", False, 0), ("--params", False, 8)]
+)
+def test_params_are_kept_as_digests_as_values_or_not_at_all(
+    tcap: Callable[..., Result], option: str, has_digest: bool, records: int
+) -> None:
+    tcap(f"capture torch w.py:plain -o a.h5 {option}")
+    tcap("capture torch w.py:plain --like a.h5 -o again.h5")
+    with tensorcap.open_archive("a.h5") as archive:
+        assert bool(archive.info.modules["first"].parameters["weight"].digest) is has_digest
+    for name in ("a.h5", "again.h5"):
+        with tensorcap.open_archive(name) as archive:
+            held = [r for r in archive.records if r.key.slot.startswith(("param", "buffer"))]
+            assert len(held) == records
+
+
 def test_a_function_of_a_file_is_captured(tcap: Callable[..., Result]) -> None:
     result = tcap("capture torch w.py:plain -o ref.h5")
     assert result.stdout == ""
@@ -412,6 +429,47 @@ def test_an_error_in_the_model_is_a_traceback_and_an_incomplete_archive(
         tcap("capture torch w.py:failing -o ref.h5")
     with tensorcap.open_archive(folder / "ref.h5") as archive:
         assert not archive.is_complete
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "frames"),
+    [
+        pytest.param("w.py", "failing", ['w.py", line 17, in forward'], id="model"),
+        pytest.param(
+            "bad.py", "outer", ['bad.py", line 2, in outer', 'bad.py", line 4, in inner'], id="function"
+        ),
+        pytest.param("lost.py", "f", ['lost.py", line 1, in <module>'], id="import"),
+        pytest.param("slip.py", "f", ['slip.py", line 1'], id="syntax"),
+    ],
+)
+def test_an_error_in_a_file_of_the_user_shows_their_own_frames_alone(
+    folder: Path, file: str, function: str, frames: list[str]
+) -> None:
+    (folder / "bad.py").write_text("def outer():\n    return inner({})\ndef inner(d):\n    return d['x']\n")
+    (folder / "lost.py").write_text("import no_such_module_anywhere\n")
+    (folder / "slip.py").write_text("def f(:\n")
+    search = os.pathsep.join(str(ROOT / part) for part in (".", "formats", "cli"))
+    done = subprocess.run(
+        [sys.executable, "-m", "tensorcap_cli", "capture", "torch", f"{file}:{function}", "-o", "a.h5"],
+        env={**os.environ, "PYTHONPATH": search},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+    )
+    shown = [line.rpartition("/")[2] for line in done.stderr.splitlines() if line.startswith("  File ")]
+    assert (shown, done.returncode) == (frames, 1)
+
+
+@pytest.mark.spec("CAP-30")
+def test_a_function_of_the_workloads_own_file_is_watched_by_the_name_of_its_module(
+    tcap: Callable[..., Result], folder: Path
+) -> None:
+    (folder / "own_port.py").write_text((folder / "w.py").read_text())
+    tcap("capture torch own_port.py:plain --watch own_port:Model.forward:hidden -o ref.h5")
+    with tensorcap.open_archive(folder / "ref.h5") as archive:
+        assert "0/@root:Model.forward/hidden" in archive
+        assert archive.get("0/@root:Model.forward/hidden").shape == (1, 4)
 
 
 def test_an_interrupt_is_status_130_and_keeps_what_was_captured(

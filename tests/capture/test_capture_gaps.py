@@ -322,6 +322,24 @@ def test_attention_whose_scores_no_module_returns_is_noted(tmp_path: Path) -> No
     assert notes(nn.Linear(32, 2), X) == []
 
 
+@pytest.mark.spec("CAP-75")
+def test_modules_that_an_exported_graph_computes_itself_are_noted(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(32, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
+    exported = torch.export.export(model, (X,)).module()
+    with torch.no_grad(), tensorcap.capture(exported, tmp_path / "a.h5") as cap:
+        exported(X)
+    assert cap.summary is not None
+    assert list(cap.summary.notes) == [
+        "an exported or traced graph computes 0, 2 itself: these modules are not called, and nothing of them "
+        "is captured; capture the model that the graph was made from, or take --level op"
+    ]
+    traced = torch.fx.symbolic_trace(model)  # which calls its modules
+    with torch.no_grad(), tensorcap.capture(traced, tmp_path / "b.h5") as cap:
+        traced(X)
+    assert cap.summary is not None
+    assert cap.summary.notes == ()
+
+
 class Odd(nn.Module):
     """Takes and returns tensors of every kind."""
 

@@ -654,3 +654,19 @@ def test_other_architectures_are_exported_whole(name: str, path: Path) -> None:
     assert all(facts["file"] for facts in ops(archive).values())
     assert set(points(archive)) == {name or "@root" for name, _ in model.named_modules()}
     assert not any("lost" in r for f in ops(archive).values() for r in (*f["inputs"], *f["outputs"]))
+
+
+@pytest.mark.spec("CAP-75")
+@pytest.mark.parametrize("how", ["whole", "in place", "part"])
+def test_a_compiled_model_is_said_not_to_have_run(tmp_path: Path, how: str) -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    if how == "whole":
+        model = torch.compile(model, backend="eager")
+    elif how == "in place":
+        model.compile(backend="eager")
+    else:
+        model[0] = torch.compile(model[0], backend="eager")
+    (note,) = export(model, (torch.ones(1, 4),), tmp_path / "a.h5").run["notes"]
+    assert note.startswith("the model is compiled (torch.compile): level export ran a graph of the code")
+    plain = export(nn.Linear(4, 4), (torch.ones(1, 4),), tmp_path / "b.h5")
+    assert "notes" not in plain.run

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,21 +118,73 @@ def test_a_full_disk_is_raised_and_the_rest_can_be_recovered(
         ]
 
 
-def test_a_full_disk_that_somebody_catches_is_raised_at_the_end(
+@pytest.mark.spec("CAP-59")
+def test_a_full_disk_is_raised_at_the_end_of_the_block_and_never_in_the_run(
     path: Path, small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full_disk(monkeypatch, after=1)
     x = torch.ones(1, 4)
+    ended: list[bool] = []
 
     def run() -> None:
         with torch.no_grad(), tensorcap.capture(small, path):
-            with pytest.raises(WriteError):
-                small(x)
+            small(x)
             small(x)  # recorded no more, and not disturbed
+            ended.append(True)
 
     with pytest.raises(WriteError, match="No space left on device"):
         run()
+    assert ended == [True]
     assert not path.exists()
+
+
+@pytest.mark.spec("CAP-59")
+def test_an_error_of_the_run_after_a_full_disk_is_the_one_that_is_raised(
+    path: Path, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_disk(monkeypatch, after=1)
+    model = nn.Sequential(small[:2], Failing(ZeroDivisionError))
+    with pytest.raises(ZeroDivisionError) as caught, torch.no_grad(), tensorcap.capture(model, path):
+        model(torch.ones(1, 4))
+    (note,) = caught.value.__notes__
+    assert note.startswith(
+        f"tensorcap: {path}: No space left on device; 3 tensors are safe in ref.h5.partial"
+    )
+
+
+SCRIPT = """
+import resource, torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
+x = torch.randn(64, 256)
+for step in range(3):
+    x = model(x).detach()
+print("the sum is", x.sum().item())
+open("result.txt", "w").write("done")
+"""
+
+
+@pytest.mark.spec("CAP-59")
+@pytest.mark.parametrize(("level", "records"), [("module", 6), ("op", 8)])
+def test_a_script_runs_to_its_end_though_files_may_not_grow(tmp_path: Path, level: str, records: int) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    plain = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    (tmp_path / "result.txt").unlink()
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); "
+    limited += "from tensorcap_cli.main import main; main()"
+    command = ["capture", "script", "--level", level, "-o", "ref.h5", "script.py"]
+    run = subprocess.run(
+        [sys.executable, "-c", limited, *command], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert plain.stdout in run.stdout
+    assert (tmp_path / "result.txt").read_text() == "done"
+    assert run.returncode == 1
+    # three tensors of 64 KiB fit: the input, and the results of two layers, under several keys each
+    assert f"ref.h5: File too large; {records} tensors are safe in ref.h5.partial" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert not (tmp_path / "ref.h5").exists()
 
 
 def test_something_that_is_no_archive_is_refused_before_the_run(
@@ -173,3 +227,19 @@ def test_trouble_with_a_value_is_no_trouble_of_the_model(path: Path) -> None:
             "calls": 1,
             "reason": "LookupError: not today",
         }
+
+
+class Named(nn.Module):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {".": x + 1, "..": x + 2, "a/..": x + 3}
+
+
+@pytest.mark.spec("NAM-4")
+@pytest.mark.parametrize("suffix", [".h5", ".zarr", ".safetensors"])
+def test_fields_that_are_called_as_folders_are_recorded(tmp_path: Path, suffix: str) -> None:
+    model = Named()
+    with tensorcap.capture(model, tmp_path / f"ref{suffix}"):
+        model(torch.zeros(1))
+    with tensorcap.open_archive(tmp_path / f"ref{suffix}") as archive:
+        outputs = {r.key.slot: archive.load(r).tolist() for r in archive.records[1:]}
+    assert outputs == {"output.%2E": [1.0], "output.%2E%2E": [2.0], "output.a%2F..": [3.0]}

@@ -180,13 +180,33 @@ def test_a_value_that_contains_itself_ends() -> None:
     assert leaves(loop) == {"0": "T", "1": "list that contains itself"}
 
 
-def test_an_object_met_again_is_named_and_not_followed_again() -> None:
+@pytest.mark.spec("NAM-2")
+def test_an_object_that_a_value_holds_twice_has_its_leaves_under_both_names() -> None:
     layer = Layer(ONE)
+    assert leaves({"present": Cache(layer), "past": [layer, layer]}) == {
+        "present.layers.0.keys": "T",
+        "present.layers.0.length": 3,
+        "present.kind": f"{__name__}.Layer",
+        "past.0.keys": "T",
+        "past.0.length": 3,
+        "past.1.keys": "T",
+        "past.1.length": 3,
+    }
+
+
+def test_an_object_without_tensors_that_a_value_holds_twice_is_named() -> None:
+    layer = Layer(None)
     assert leaves([layer, layer]) == {
-        "0.keys": "T",
-        "0.length": 3,
+        "0": f"{__name__}.Layer",
         "1": f"{__name__}.Layer, the same as 0",
     }
+
+
+def test_objects_that_hold_each_other_often_end() -> None:
+    held: Any = ONE
+    for _ in range(20):
+        held = Held([held, held])
+    assert len(walk(held, KINDS)) < 20_000
 
 
 def test_what_is_too_deep_is_reported_as_a_loss() -> None:

@@ -111,6 +111,12 @@ def test_json_has_the_members_of_the_specification() -> None:
 
 
 @pytest.mark.usefixtures("folder")
+def test_the_verdict_says_what_of_the_target_is_left_over() -> None:
+    lines = tcap("align", "tgt.h5", "more.h5").output.splitlines()
+    assert lines[-1] == "Every reference tensor is mapped or explained; 1 of the target are neither."
+
+
+@pytest.mark.usefixtures("folder")
 def test_names_alone_pair_nothing_here() -> None:
     assert tcap("align", "ref.h5", "tgt.h5", "--by", "names", status=1).output.endswith(
         "Nothing is mapped.\n"

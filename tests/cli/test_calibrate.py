@@ -49,3 +49,14 @@ def test_too_few_runs_are_wrong_usage_and_write_nothing(tmp_path: Path) -> None:
     code, text = run("calibrate", reference, good, "-o", str(output))
     assert (code, output.exists()) == (2, False)
     assert "1 passing runs, expected at least 2" in text
+
+
+def test_an_error_for_too_few_runs_says_which_were_left_out_and_why(tmp_path: Path) -> None:
+    reference, good, bad = (write(tmp_path / f"{e}.h5", e) for e in (0.0, 2e-3, float("nan")))
+    code, text = run("calibrate", reference, good, reference, bad, "-o", str(tmp_path / "c.toml"))
+    assert code == 2
+    assert f"left out: {reference} against {bad}: 0/layers.0.mlp/output is nonfinite" in text
+    early = write_archive(tmp_path / "early.h5", {"layers.0.mlp": X * np.float32(1.001)}, complete=False)
+    code, text = run("calibrate", reference, good, reference, str(early), "-o", str(tmp_path / "c.toml"))
+    assert code == 2
+    assert f"left out: {reference} against {early}: the target is incomplete" in text

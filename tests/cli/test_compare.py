@@ -176,13 +176,27 @@ def test_missing_and_misshapen_tensors_are_listed(
     assert "23 of 25 reference tensors compared: " in output
 
 
-def test_nothing_compared_is_a_failure(tcap: Callable[..., Any], pair: Callable[..., None]) -> None:
+@pytest.mark.spec("CMP-56")
+def test_nothing_compared_is_a_failure_and_a_way_is_shown(
+    tcap: Callable[..., Any], pair: Callable[..., None]
+) -> None:
     pair({"0/a/output": np.ones(1)}, {"0/b/output": np.ones(1)})
     output = tcap("compare", "ref.h5", "tgt.h5", status=1).stdout
     assert output.endswith(
         "0 of 1 reference tensors compared: 1 missing-in-target, 1 missing-in-reference\n"
         "Nothing was compared.\n"
+        "No names are equal. These find what belongs together, write it down to be edited, and compare it:\n"
+        "  tcap align ref.h5 tgt.h5 -o map.toml\n"
+        "  tcap compare ref.h5 tgt.h5 --map map.toml\n"
     )
+
+
+def test_nothing_to_compare_with_has_no_way_to_pairs(
+    tcap: Callable[..., Any], pair: Callable[..., None]
+) -> None:
+    pair({"0/a/output": np.ones(1)}, {"0/b/output": np.ones(1)})
+    output = tcap("compare", "ref.h5", "tgt.h5", "--exclude", "*", status=1).stdout
+    assert output.endswith("Nothing was compared.\n")
 
 
 def test_an_incomplete_run_is_the_first_thing_said(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
+import shutil
+import stat
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping
@@ -311,8 +314,62 @@ def test_a_file_that_cannot_be_written_is_status_1(
     tcap: Callable[..., Any], folder: Path, option: str
 ) -> None:
     (folder / "r").mkdir()
-    assert "r: cannot be written" in tcap("compare", "ref.h5", "tgt.h5", option, "r", status=1).stderr
-    assert not list(folder.glob("*.partial"))
+    stderr = tcap("compare", "ref.h5", "tgt.h5", option, "r", status=1).stderr
+    assert "r: is a folder and is not overwritten" in stderr
+    assert not list(folder.glob("*.building"))
+
+
+@pytest.mark.spec("RES-6")
+@pytest.mark.usefixtures("pair")
+@pytest.mark.parametrize("option", ["--save", "--junit", "--csv"])
+def test_what_is_no_report_is_not_overwritten(tcap: Callable[..., Any], folder: Path, option: str) -> None:
+    shutil.copy(folder / "ref.h5", folder / "other.h5")
+    (folder / "notes").write_text("precious")
+    (folder / "link").symlink_to("notes")
+    os.mkfifo(folder / "pipe")
+    before = {name: (folder / name).read_bytes() for name in ("ref.h5", "other.h5", "notes")}
+    for name, status, message in (
+        ("ref.h5", 2, "is the source or overlaps with it"),
+        ("other.h5", 1, "it is not overwritten"),
+        ("notes", 1, "begins with b'precious', expected"),
+        ("link", 1, "begins with b'precious', expected"),
+        ("pipe", 1, "is no regular file and is not overwritten"),
+        ("/dev/null", 1, "is no regular file and is not overwritten"),
+    ):
+        stderr = tcap("compare", "ref.h5", "tgt.h5", option, name, status=status).stderr
+        assert message in stderr
+    assert {name: (folder / name).read_bytes() for name in before} == before
+    assert (folder / "link").is_symlink()
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    assert not list(folder.glob("*.building"))
+
+
+@pytest.mark.spec("RES-6")
+@pytest.mark.usefixtures("pair")
+@pytest.mark.parametrize("option", ["--save", "--junit", "--csv"])
+def test_an_earlier_report_and_an_empty_file_are_replaced(
+    tcap: Callable[..., Any], folder: Path, option: str
+) -> None:
+    (folder / "r").touch()
+    (folder / "link").symlink_to("r")
+    tcap("compare", "ref.h5", "tgt.h5", option, "link", status=1)
+    first = (folder / "r").read_bytes()
+    assert first
+    (folder / "r").write_bytes(first[:-10])
+    tcap("compare", "ref.h5", "tgt.h5", option, "r", status=1)
+    assert (folder / "r").read_bytes() == first
+    assert (folder / "link").is_symlink()
+
+
+@pytest.mark.spec("RES-6")
+@pytest.mark.usefixtures("pair")
+def test_two_reports_do_not_go_to_one_file(tcap: Callable[..., Any], folder: Path) -> None:
+    options = ["--save", "r", "--csv", "./r"]
+    assert (
+        "--csv ./r: is the file of --save" in tcap("compare", "ref.h5", "tgt.h5", *options, status=2).stderr
+    )
+    tcap("compare", "ref.h5", "tgt.h5", "--save", "r", status=1)
+    assert "is the source" in tcap("compare", "--from", "r", "--save", "r", status=2).stderr
 
 
 @pytest.mark.spec("RES-6")
@@ -458,12 +515,16 @@ def test_preflight_is_a_command_of_its_own(
     assert "\x1b" not in piped
 
 
-@pytest.mark.spec("PRE-9")
+@pytest.mark.spec("PRE-9", "PRE-10")
 @pytest.mark.usefixtures("folder")
-def test_preflight_does_not_change_the_outcome(tcap: Callable[..., Any], write: Callable[..., Path]) -> None:
+def test_preflight_does_not_change_the_outcome_and_alarms_nobody_if_all_agrees(
+    tcap: Callable[..., Any], write: Callable[..., Path]
+) -> None:
     for name, eps in (("ref.h5", 1e-6), ("tgt.h5", 1e-5)):
         write(name, {"0/a/output": np.ones(2)}, run={"model": {"config": {"rms_norm_eps": eps}}})
-    assert "BEFORE ANY TENSOR" in tcap("compare", "ref.h5", "tgt.h5").stdout
+    output = tcap("compare", "ref.h5", "tgt.h5").stdout
+    assert "BEFORE ANY TENSOR" not in output
+    assert "differs, though all that was compared agrees: rms_norm_eps (1e-06 / 1e-05)\n" in output
     tcap("preflight", "ref.h5", "tgt.h5", status=1)
 
 

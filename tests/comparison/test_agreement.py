@@ -178,6 +178,21 @@ class TestDifferent:
         assert "what block.attn makes of it agrees" in reason(found, "0/block.attn.q/output")
 
     @pytest.mark.spec("CMP-55")
+    @pytest.mark.parametrize(("handed_on", "status"), [(X, "explained"), (X * 1.2, "diverged")])
+    def test_a_place_that_holds_something_else_is_explained_by_a_later_one_that_holds_the_same(
+        self, run_of: Make, handed_on: Any, status: str
+    ) -> None:
+        norm = {"0/block.norm/input.x": handed_on, "0/block/input.x": Q}
+        found = compare(run_of(), run_of(other=norm), exclude=["@root"] if status == "diverged" else [])
+        assert statuses(found, "0/block/input.x") == [status]
+
+    @pytest.mark.spec("CMP-19")
+    def test_what_repeats_a_tensor_that_differs_need_not_be_equal_to_it(self, run_of: Make) -> None:
+        other = {"0/block.norm/output": Q, "0/block.attn/input.hidden": HIDDEN * (1 + 1e-7)}
+        found = compare(run_of(), run_of(other={**other, "0/block.attn.q/input.x": HIDDEN * (1 + 1e-7)}))
+        assert "diverged" not in statuses(found, "0/block.attn/input.hidden", "0/block.attn.q/input.x")
+
+    @pytest.mark.spec("CMP-55")
     def test_an_error_that_a_result_has_too_though_within_a_tolerance_is_not_undone(
         self, run_of: Make
     ) -> None:

@@ -166,3 +166,34 @@ def test_a_file_that_is_no_calibration_is_refused(
     archive = make_archive({"a": X})
     with pytest.raises(UsageError, match=message):
         compare(archive, archive, calibration=path)
+
+
+@pytest.mark.spec("POL-70", "POL-72")
+def test_the_divergence_of_logits_is_calibrated(tmp_path: Path) -> None:
+    def logits(path: Path, error: float) -> Path:
+        # rows (2, 2) become (2, 2 + error): KL is ln((1 + e^error) / 2) - error / 2
+        rows = np.full((4, 2), 2, np.float32) + np.array([0.0, error], np.float32)
+        return write_archive(path, {f"{step}/lm_head/output": rows for step in range(10)})
+
+    reference, one, two, good, bad = (
+        logits(tmp_path / f"{name}.h5", error)
+        for name, error in {
+            "r": 0.0,
+            "one": 2**-7,
+            "two": -(2**-7),
+            "good": 1.1 * 2**-7,
+            "bad": 1.5 * 2**-7,
+        }.items()
+    )
+    runs = [reference, one, reference, two]
+    calibration = calibrate(runs, metrics=["kl_mean"], margin=1.5, compute_dtype="bfloat16").calibration
+    (limit, count) = calibration.limits["lm_head", "output"]["kl_mean"]
+    assert count == 20
+    assert limit == pytest.approx(1.5 * 2**-14 / 8, rel=1e-4)
+    write_calibration(calibration, tmp_path / "c.toml")
+
+    def findings(target: Path) -> set[str]:
+        pairs = compare(reference, target, calibration=tmp_path / "c.toml", compute_dtype="bfloat16").pairs
+        return {f.status for pair in pairs for f in pair.findings if f.test == "kl_mean"}
+
+    assert (findings(good), findings(bad)) == ({"within-rounding"}, {"suspect"})

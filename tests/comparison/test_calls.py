@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import tensorcap
 from tensorcap.comparison import compare
 from tensorcap.runs import Calls
 from tensorcap_formats.dtypes import Array
@@ -175,3 +180,69 @@ def test_depth_counts_blocks_in_the_order_of_execution(make_archive: MakeArchive
 def test_a_module_without_called_children_is_a_leaf(make_archive: MakeArchive) -> None:
     calls = calls_of(make_archive, [("m", "a", ""), ("m.fc", "a", "b"), ("m", "", "b"), ("n", "b", "c")], {})
     assert [site for site in ("m", "m.fc", "n") if calls.is_leaf(site)] == ["m.fc", "n"]
+
+
+class Doubling(nn.Module):
+    def __init__(self, factor: float = 2.0) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x) * self.factor
+
+
+def run_by_threads(path: Path, order: list[int], *, wrong: int = -1, alone: bool = False) -> Path:
+    """A model called once by each of three threads, which are alive together, one after another."""
+    torch.manual_seed(0)
+    model = Doubling().eval()
+    turns = [threading.Event() for _ in range(4)]
+    turns[0].set()
+
+    def call(number: int, turn: int) -> None:
+        turns[turn].wait(60)
+        model.factor = 2.5 if number == wrong else 2.0
+        with torch.no_grad():
+            model(torch.full((2, 8), 1.0 + number))
+        turns[turn + 1].set()
+        turns[3].wait(60)  # until all have been called, so that no two of them have one identity
+
+    with tensorcap.capture(model, path):
+        if alone:
+            turns[3].set()
+            for turn, number in enumerate(order):
+                call(number, turn)
+        else:
+            threads = [
+                threading.Thread(target=call, args=(number, turn)) for turn, number in enumerate(order)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    return path
+
+
+@pytest.mark.spec("CMP-34", "CAP-68")
+def test_steps_of_threads_are_paired_by_what_they_were_given(tmp_path: Path) -> None:
+    reference = run_by_threads(tmp_path / "r.h5", [0, 1, 2])
+    with tensorcap.open_archive(reference) as archive:
+        assert archive.run["threads"] == [0, 1, 2]
+    comparison = compare(reference, run_by_threads(tmp_path / "t.h5", [2, 0, 1]))
+    assert comparison.counts == {"identical": comparison.records}
+    assert any("Several threads called the model" in warning for warning in comparison.warnings)
+
+
+@pytest.mark.spec("CMP-34")
+def test_a_mistake_in_a_step_of_threads_is_found_in_that_step(tmp_path: Path) -> None:
+    reference = run_by_threads(tmp_path / "r.h5", [0, 1, 2])
+    comparison = compare(reference, run_by_threads(tmp_path / "t.h5", [2, 0, 1], wrong=1))
+    assert [pair.key for pair in comparison.pairs if not pair.is_green] == ["1/@root/output"]
+
+
+@pytest.mark.spec("CMP-34")
+def test_steps_of_one_thread_are_never_reordered(tmp_path: Path) -> None:
+    reference = run_by_threads(tmp_path / "r.h5", [0, 1, 2], alone=True)
+    comparison = compare(reference, run_by_threads(tmp_path / "t.h5", [2, 0, 1], alone=True))
+    assert comparison.exit_status == 1
+    assert any("in another order: step 0 of the reference is step 1" in w for w in comparison.warnings)

@@ -79,11 +79,15 @@ def test_two_records_that_are_named_form_a_pair_whatever_their_keys(make_archive
 
 
 @pytest.mark.spec("CMP-2")
-def test_equal_digests_are_identical_without_reading(make_archive: MakeArchive) -> None:
+def test_equal_digests_are_identical_without_reading_only_if_they_are_trusted(
+    make_archive: MakeArchive,
+) -> None:
     reference, target = make_archive({KEY: np.ones(4)}), make_archive({KEY: np.ones(4)})
-    comparison = compare(reference, target)
+    comparison = compare(reference, target, trust_digests=True)
     assert statuses(comparison) == {KEY: "identical"}
     assert (reference.reads, target.reads, comparison.compared) == (0, 0, 1)
+    assert compare(reference, target).exit_status == 0
+    assert (reference.reads, target.reads) == (1, 1)
 
 
 @pytest.mark.spec("CMP-2")
@@ -194,6 +198,45 @@ def test_records_that_only_the_target_has_are_listed_and_not_required(make_archi
     comparison = compare(reference, target)
     assert comparison.counts == {"identical": 1, "missing-in-reference": 1}
     assert (comparison.exit_status, comparison.divergence) == (0, None)
+
+
+ONE_STEP = {"0/@root/output.logits": np.ones(4), "0/a/output": np.arange(4.0)}
+TWO_STEPS = {**ONE_STEP, "1/@root/output.logits": np.ones(4), "1/a/output": np.arange(4.0)}
+
+
+@pytest.mark.spec("CMP-7", "CMP-50")
+def test_a_step_that_the_run_of_the_reference_does_not_have_is_not_green(make_archive: MakeArchive) -> None:
+    comparison = compare(make_archive(ONE_STEP), make_archive(TWO_STEPS))
+    assert statuses(comparison) == {
+        "0/@root/output.logits": "identical",
+        "0/a/output": "identical",
+        "1/@root/output.logits": "unexpected",
+        "1/a/output": "missing-in-reference",
+    }
+    assert (comparison.exit_status, comparison.divergence) == (1, None)
+    assert compare(make_archive(ONE_STEP), make_archive(TWO_STEPS), only="0/*").exit_status == 0
+    assert compare(make_archive(ONE_STEP), make_archive(TWO_STEPS), require="0/*").exit_status == 0
+
+
+@pytest.mark.spec("CMP-7")
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param({"scope": {"steps": "0"}}, id="steps"),
+        pytest.param({"scope": {"sample": 1}}, id="sample"),
+        pytest.param({"stopped": {"at": "1/@root/output.logits", "max_bytes": 64}}, id="bytes"),
+    ],
+)
+def test_a_reference_that_was_told_to_take_fewer_steps_expects_the_others(
+    make_archive: MakeArchive, run: dict[str, Any]
+) -> None:
+    assert compare(make_archive(ONE_STEP, run=run), make_archive(TWO_STEPS)).exit_status == 0
+
+
+@pytest.mark.spec("CMP-7")
+def test_a_target_that_returns_more_than_the_reference_may_be_right(make_archive: MakeArchive) -> None:
+    more = {**ONE_STEP, "0/@root/output.hidden_states": np.ones(2), "0/a@1/output": np.ones(3)}
+    assert compare(make_archive(ONE_STEP), make_archive(more)).exit_status == 0
 
 
 @pytest.mark.spec("CMP-8")
@@ -497,16 +540,42 @@ def test_an_incomplete_archive_is_never_green(make_archive: MakeArchive, side: s
 
 
 def test_natural_order_stands_in_for_an_unknown_execution_order(make_archive: MakeArchive) -> None:
-    comparison = compare(make_archive(layers(2), is_ordered=False), make_archive(layers(2)))
+    comparison = compare(*(make_archive(layers(2), is_ordered=False) for _ in range(2)))
     assert comparison.warnings == (
         "The reference has no execution order: natural order of names is used instead.",
     )
 
 
+@pytest.mark.spec("ALN-84")
+@pytest.mark.parametrize("mapping", [None, "none"])
+def test_a_reference_without_order_is_compared_in_the_order_of_the_target(
+    make_archive: MakeArchive, mapping: str | None
+) -> None:
+    right = np.linspace(-1, 1, 32, dtype=np.float32)
+    dump = {
+        "0/act/output": right * 2,
+        "0/lost/output": right,
+        "0/down/output": right * 2,
+        "0/stem/output": right,
+    }
+    run = {"0/stem/output": right, "0/down/output": right, "0/act/output": right}
+    comparison = compare(make_archive(dump, is_ordered=False), make_archive(run), mapping=mapping)
+    assert [pair.key for pair in comparison.pairs] == [
+        "0/stem/output",
+        "0/down/output",
+        "0/act/output",
+        "0/lost/output",
+    ]
+    assert comparison.divergence is not None
+    assert comparison.divergence.pair.key == "0/down/output"
+    assert comparison.warnings == ("The reference has no execution order: the target's is used instead.",)
+    assert (comparison.reference.is_ordered, comparison.target.is_ordered) == (False, True)
+
+
 def test_progress_is_told_every_byte_of_the_reference(make_archive: MakeArchive) -> None:
     progress = RecordedProgress()
     compare(make_archive(layers(4)), make_archive(layers(3, wrong_from=1)), progress=progress)
-    assert progress.advances == [(16, 32), (32, 32)]  # those with equal digests are not read
+    assert progress.advances == [(16, 48), (32, 48), (48, 48)]
 
 
 @pytest.mark.spec("CMP-60", "CMP-61", "CMP-62")

@@ -119,8 +119,8 @@ def test_a_fill_value_is_not_taken_for_a_value(make_archive: Any) -> None:
     target = make_archive(ONE, digests=False)
     target.remark = lambda record: "1 of 2 chunks are missing" if isinstance(record, Record) else ""
     found = compare(make_archive(ONE), target, atol=1.0)
-    assert [(p.status, p.reason) for p in found.pairs] == [("suspect", "1 of 2 chunks are missing")]
-    assert found.exit_status == 1
+    assert [(p.status, p.reason) for p in found.pairs] == [("unreadable", "1 of 2 chunks are missing")]
+    assert found.exit_status == 3
 
 
 @pytest.mark.spec("CMP-18")

@@ -320,6 +320,28 @@ def test_mismatches_and_unequal_elements_are_counted_apart() -> None:
 
 
 @pytest.mark.spec("CMP-12")
+@pytest.mark.parametrize("kind", ["float32", "float64", "int32"])
+def test_the_element_that_is_named_is_outside_the_tolerance(kind: str) -> None:
+    reference = np.array([[1000, 1000], [10, 10]], kind)
+    target = np.array([[1050, 1000], [12, 10]], kind)  # 5 % of the largest element, 20 % of a small one
+    d = difference(reference, target, rtol=0.1)
+    assert (d.max_abs_index, d.mismatches, d.mismatch_index) == ((0, 0), 1, (1, 0))
+    d = difference(reference, target, rtol=0.01)
+    assert (d.max_abs_index, d.mismatches, d.mismatch_index) == ((0, 0), 2, (0, 0))
+    assert difference(reference, target, rtol=0.5).mismatch_index is None
+    assert difference(reference, target).mismatch_index is None
+
+
+def test_the_element_outside_the_tolerance_is_found_in_a_later_block() -> None:
+    reference = np.full((300, 100), 1000.0, np.float32)
+    target = reference.copy()
+    target[0, 0] = 1050
+    reference[201, 7], target[201, 7] = 1, 2
+    d = difference(reference, target, rtol=0.1)
+    assert (d.max_abs_index, d.mismatch_index) == ((0, 0), (201, 7))
+
+
+@pytest.mark.spec("CMP-12")
 def test_a_tolerance_that_is_left_out_is_zero() -> None:
     assert Tolerance.parse(1e-3, None) == Tolerance(1e-3, 0.0)
     assert Tolerance.parse(None, 1e-3) == Tolerance(0.0, 1e-3)

@@ -624,6 +624,31 @@ def test_a_mistake_in_a_part_of_the_rows_is_found_where_the_median_row_is_right(
     assert found.divergence.module == "act"
 
 
+@pytest.mark.spec("POL-22")
+@pytest.mark.parametrize(
+    ("shape", "factor", "status"),
+    [
+        pytest.param((16, 8, 8, 32), 1.013, "within-rounding", id="small channels of images"),
+        pytest.param((16, 32, 64), 1.013, "diverged", id="rows of tokens"),
+        pytest.param((16, 8, 8, 32), 1.05, "diverged", id="wrong channels of images"),
+    ],
+)
+def test_rows_of_images_are_channels_and_some_are_worse(
+    make_archive: MakeArchive, shape: tuple[int, ...], factor: float, status: str
+) -> None:
+    x = normal(1 << 7, 1 << 8).reshape(shape)
+    made = 2 * x
+    rounded = bfloat16(made)
+    worse = rounded.copy().reshape(-1, 64)
+    worse[::8] *= factor  # an eighth of the rows: 64 elements, or channels of as many
+    run = {"modules": [{"path": "m", "class": "Conv2d", "parameters": {}}], **BF16}
+    sides = [
+        make_archive({"0/m/input.x": given, "0/m/output": result}, run=run)
+        for given, result in ((x, made), (bfloat16(x), worse.reshape(shape)))
+    ]
+    assert finding_of(compare(*sides), "0/m/output", "gain_tail").status == status
+
+
 @pytest.mark.spec("POL-15")
 def test_a_second_look_reads_rows_of_the_whole_tensor(make_archive: MakeArchive) -> None:
     x = normal(3 << 10, 512)

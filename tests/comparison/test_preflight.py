@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison.preflight import Item, Preflight, config_differences, preflight
+from tensorcap.comparison.preflight import Item, Preflight, config_differences, item_text, preflight
 from tensorcap_formats.dtypes import Array
 
 MakeArchive = Callable[..., Any]
@@ -51,8 +51,8 @@ def only(found: Preflight, kind: str) -> Item:
 def test_every_kind_is_reported_or_said_to_be_unchecked(look: Look) -> None:
     found = look({}, {})
     assert set(found.equal) | set(found.unchecked) == {
-        "inputs", "repeat", "mode", "config", "modules", "parameters", "attention", "buffers", "settings",
-        "precision", "versions",
+        "inputs", "repeat", "mode", "config", "modules", "hyperparameters", "parameters", "attention",
+        "buffers", "settings", "precision", "versions",
     }  # fmt: skip
     assert found.unchecked["repeat"] == "no second run of the reference was given"
     assert found.unchecked["config"] == "the reference has no configuration"
@@ -117,6 +117,18 @@ def test_steps_after_the_first_other_token_are_not_comparable(look: Look) -> Non
     item = only(look({}, {}, tensors=tuple(tokens)), "inputs")
     assert item.name == "1/@root/input.ids"
     assert item.text == "From step 1 on the runs were fed other inputs: later steps are not comparable."
+
+
+@pytest.mark.spec("PRE-3")
+def test_a_cache_is_computed_and_no_other_input(look: Look) -> None:
+    cache = np.linspace(1, 2, 32, dtype=np.float32)
+    runs = [
+        {"0/@root/output.cache.keys": values, "1/@root/input.cache.keys": values}
+        for values in (cache, cache * np.float32(1 + 1e-6))
+    ]
+    assert "inputs" in look({}, {}, tensors=(runs[0], runs[1])).equal
+    given = {**runs[1], "1/@root/input.cache.keys": cache * 2}
+    assert only(look({}, {}, tensors=(runs[0], given)), "inputs").name == "1/@root/input.cache.keys"
 
 
 @pytest.mark.spec("PRE-4")
@@ -274,7 +286,7 @@ def test_parameters_are_compared_by_value_where_both_are_held(look: Look) -> Non
     item = only(look({}, {}, tensors=(held, wrong)), "parameters")
     assert item.name == "0/fc/param.bias"
     assert item.text.startswith("1 of 2 parameters are not the same numbers, beyond rounding of the dtypes")
-    cut = {"0/fc/param.weight": weight[:4]}
+    cut = {**held, "0/fc/param.weight": weight[:4]}
     assert only(look({}, {}, tensors=(held, cut)), "parameters").text == "Its shapes differ."
 
 
@@ -333,3 +345,61 @@ def test_damaged_metadata_are_no_error(look: Look) -> None:
         "inputs": 3,
     }
     assert look(damaged, damaged).items == ()
+
+
+@pytest.mark.spec("PRE-7", "PRE-10")
+def test_layers_that_were_replaced_alike_are_one_line(look: Look) -> None:
+    blocks = range(40)
+    ours = tree(*((f"h.{i}.ffn", "x.Ffn") for i in blocks))
+    theirs = tree(*((f"h.{i}.ffn", "y.FusedFfn" if i < 30 or i == 35 else "x.Ffn") for i in blocks))
+    item = only(look(ours, theirs), "modules")
+    assert item_text(item) == (
+        "modules h.{0-29,35}.ffn: Ffn in the reference, FusedFfn in the target. "
+        "Other modules of this class stayed what they are."
+    )
+    corner = {(0, 1), (3, 2), (3, 3)}
+    experts = [(i, j) for i in range(4) for j in range(4)]
+    ours = tree(*((f"{i}.expert.{j}", "x.Ffn") for i, j in experts))
+    theirs = tree(*((f"{i}.expert.{j}", "y.Ffn" if (i, j) in corner else "x.Ffn") for i, j in experts))
+    names = [item.name for item in look(ours, theirs).items if item.kind == "modules"]
+    assert names == ["0.expert.1", "3.expert.{2-3}"]
+
+
+@pytest.mark.spec("PRE-7")
+def test_a_wrapper_of_compiled_code_is_no_other_class(look: Look) -> None:
+    compiled = "torch._dynamo.eval_frame.OptimizedModule"
+    ours = tree(("0", "x.Ffn"), ("1", "x.Ffn"), ("2", "x.Norm"))
+    theirs = tree(("0", compiled), ("0._orig_mod", "x.Ffn"), ("1", "x.Ffn"), ("2", compiled))
+    assert "modules" in look(ours, theirs).equal
+    assert "modules" in look(theirs, ours).equal
+    within = tree(("0", compiled), ("0._orig_mod", "y.Other"), ("1", "x.Ffn"), ("2", "x.Norm"))
+    item = only(look(ours, within), "modules")
+    assert (item.name, item.reference, item.target) == ("0", "x.Ffn", "y.Other")
+
+
+@pytest.mark.spec("PRE-3")
+def test_a_cache_that_the_model_hands_on_is_no_input_of_the_run(look: Look) -> None:
+    sides = [
+        {
+            "0/@root/input.ids": np.array([[1, 2]]),
+            "0/@root/output.mems.0": np.full(3, value),
+            "1/@root/input.ids": np.array([[3]]),
+            "1/@root/input.mems.0": np.full(3, value),
+        }
+        for value in (0.5, 0.75)
+    ]
+    assert "inputs" in look({}, {}, tensors=tuple(sides)).equal
+    renamed = [
+        {key.replace("input.mems.0", "input.kept"): tensor for key, tensor in side.items()} for side in sides
+    ]
+    assert "inputs" in look({}, {}, tensors=tuple(renamed)).equal  # its values are results of the step before
+    fed = [renamed[0], {**renamed[1], "1/@root/input.kept": np.full(3, 7.0)}]
+    assert only(look({}, {}, tensors=tuple(fed)), "inputs").name == "1/@root/input.kept"
+
+
+@pytest.mark.spec("PRE-3")
+def test_an_argument_that_one_side_lacks_is_no_other_input(look: Look) -> None:
+    key = "0/@root/input.input_ids"
+    more = {key: IDS, "0/@root/input.attention_mask": np.ones((1, 4))}
+    for sides in ((more, {key: IDS}), ({key: IDS}, more)):
+        assert "inputs" in look({}, {}, tensors=sides).equal

@@ -99,6 +99,16 @@ def test_a_generous_tolerance_changes_only_what_was_measured(
     assert again(saved(reference, target), rtol=0.9, atol=1.0).status == status
 
 
+@pytest.mark.spec("RES-11")
+def test_what_is_explained_stays_so_if_it_is_outside_the_tolerance(saved: Callable[..., Result]) -> None:
+    result = saved(np.array([1.0, 2.0]), np.array([1.0, 2.5]))
+    (pair,) = result.comparison.pairs
+    explained = replace(result.comparison, pairs=(replace(pair, status="explained", reason="it is undone"),))
+    result = replace(result, comparison=explained)
+    assert (again(result, atol=0.1).status, again(result, atol=0.1).reason) == ("explained", "it is undone")
+    assert again(result, atol=1.0).status == "match"
+
+
 @pytest.mark.spec("RES-10")
 def test_nothing_given_leaves_all_as_it_was(saved: Callable[..., Result]) -> None:
     result = saved(np.array([1.0, 2.0]), np.array([1.0, 2.5]), rtol=1e-3)
@@ -132,7 +142,7 @@ def test_values_in_doubt_stay_in_doubt(make_archive: MakeArchive, tmp_path: Path
     target.remark = lambda record: "1 of 2 chunks are missing"
     save_result(tmp_path / "r.json", compare(make_archive({KEY: np.ones(2)}), target))
     found = judge_again(load_result(tmp_path / "r.json"), Thresholds.parse(None, 9.0))
-    assert (found.pairs[0].status, found.exit_status) == ("suspect", 1)
+    assert (found.pairs[0].status, found.exit_status) == ("unreadable", 3)
 
 
 @pytest.mark.spec("RES-11")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,11 @@ import numpy as np
 import pytest
 
 from tensorcap.comparison import METRICS, Comparison, Thresholds, compare, metric_named
+from tensorcap.reports.pair_examination import examine
+from tensorcap.reports.results import judge_again, load_result, save_result
 from tensorcap_formats.errors import ReadError, UsageError
+from tensorcap_formats.open import open_archive
+from tests.support.archives import write_archive
 
 MakeArchive = Callable[..., Any]
 SPEC = (Path(__file__).parents[2] / "specs/metrics.md").read_text()
@@ -138,3 +143,52 @@ def test_metrics_are_those_of_the_specification() -> None:
     }
     found.pop("mismatches")  # what a tolerance counts
     assert found == dict(METRICS)
+
+
+def logits_judged(folder: Path, limits: str, scale: float = 1.0) -> Any:
+    """Two rows of two logits: row 0 from p = (0.5, 0.5) to (0.25, 0.75), row 1 the same but for `scale`."""
+    table = '[[threshold]]\nmatch = "*"\n' + limits
+    (folder / "t.toml").write_text(table)
+    reference = np.array([[0.0, 0.0], [1.0, 0.0]])
+    target = np.array([[0.0, math.log(3)], [scale, 0.0]])
+    paths = [
+        write_archive(folder / f"{i}.h5", {"0/@root/output.logits": values})
+        for i, values in enumerate((reference, target))
+    ]
+    return paths, folder / "t.toml"
+
+
+# KL of row 0 is ln 2 - (ln 3)/2 = 0.14384, of row 1 nothing; the first choice agrees in both (a tie counts)
+@pytest.mark.spec("POL-41")
+@pytest.mark.parametrize(
+    ("limits", "status"),
+    [
+        pytest.param('metric = "kl_max"\nlimit = 0.1439', "match", id="kl-max"),
+        pytest.param('metric = "kl_max"\nlimit = 0.1438', "diverged", id="kl-max-above"),
+        pytest.param('metric = "kl_mean"\nlimit = 0.0720', "match", id="kl-mean"),
+        pytest.param('metric = "kl_mean"\nlimit = 0.0719', "diverged", id="kl-mean-above"),
+        pytest.param('metric = "top1"\nlimit = 1.0', "match", id="top1"),
+    ],
+)
+def test_logits_are_limited_by_their_own_metrics(tmp_path: Path, limits: str, status: str) -> None:
+    paths, thresholds = logits_judged(tmp_path, limits)
+    comparison = compare(*paths, thresholds=thresholds)
+    assert statuses(comparison) == [status]
+    with open_archive(paths[0]) as ours, open_archive(paths[1]) as theirs:
+        save_result(tmp_path / "r.json", comparison, examine(comparison, ours, theirs))
+    again = judge_again(load_result(tmp_path / "r.json"), Thresholds.parse(None, None, thresholds))
+    assert statuses(again) == [status]
+
+
+@pytest.mark.spec("POL-41")
+def test_fewer_first_choices_that_agree_than_the_limit_are_not_green(tmp_path: Path) -> None:
+    paths, thresholds = logits_judged(tmp_path, 'metric = "top1"\nlimit = 0.9', scale=-1.0)
+    (pair,) = compare(*paths, thresholds=thresholds).pairs
+    assert (pair.status, pair.findings[0].text) == ("diverged", "top1 is 0.5, expected at least 0.9")
+
+
+@pytest.mark.spec("POL-41")
+def test_equal_distributions_of_other_values_are_within_a_limit_of_zero(
+    judged: Callable[..., Comparison],
+) -> None:
+    assert statuses(judged('[[threshold]]\nmatch = "*"\nmetric = "kl_max"\nlimit = 0.0\n')) == ["match"] * 3

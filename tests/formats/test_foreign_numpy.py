@@ -6,13 +6,14 @@ import io
 import tracemalloc
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import NotAnArchiveError, ReadError
+from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError
 from tensorcap_formats.foreign import open_npy, open_npy_folder, open_npz, strided
 from tensorcap_formats.open import open_archive
 
@@ -163,3 +164,30 @@ def test_other_files_in_a_folder_of_arrays_are_skipped_and_named(tmp_path: Path)
             "a/notes.txt": "no .npy file",
             "c/": "a folder with nothing that is read: no .npy file",
         }
+
+
+@pytest.mark.parametrize("name", [".", "..", "a/..", "layer (copy)", "100%"])
+def test_a_tensor_is_found_by_the_name_that_its_file_gives_it(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "x.npz"
+    arrays: dict[str, Any] = {name: np.arange(3.0), "other": np.zeros(2)}
+    np.savez(path, **arrays)
+    with open_archive(path) as archive:
+        assert archive.load(archive.get(name)).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_array_whose_bytes_changed_is_damaged(tmp_path: Path, save: Any) -> None:
+    path = tmp_path / "x.npz"
+    values = np.random.default_rng(0).standard_normal(1000)
+    save(path, a=np.zeros(2000), b=values)
+    with zipfile.ZipFile(path) as members:
+        middle = members.getinfo("b.npy").header_offset + 4000
+    data = bytearray(path.read_bytes())
+    data[middle] ^= 1
+    path.write_bytes(data)
+    with open_archive(path) as archive:
+        assert not archive.load(archive.get("a")).any()
+        with pytest.raises(CorruptArchiveError, match=r"'b\.npy': is damaged: "):
+            archive.load(archive.get("b"))
+        with pytest.raises(CorruptArchiveError, match=r"'b\.npy': is damaged: "):
+            list(archive.blocks(archive.get("b"), 1024))

@@ -172,7 +172,9 @@ def test_a_tensor_that_somebody_exchanged_is_seen_when_it_is_read(path: Path) ->
         file["steps/0/a/output"] = np.ones((40, 50), "<f4")
     with open_archive(path) as archive:
         record = archive.get("0/a/output")
-        with pytest.raises(CorruptArchiveError, match=r"0/a/output: digest of its bytes is .*, expected"):
+        with pytest.raises(
+            CorruptArchiveError, match=r"0/a/output: is damaged: digest of its bytes is .*, expected"
+        ):
             archive.read(record)
         with pytest.raises(CorruptArchiveError, match="digest of its bytes"):
             list(archive.blocks(record, 64))
@@ -192,7 +194,7 @@ def test_values_overwritten_in_place_are_never_read_as_those_that_were_written(
     with open_archive(path) as archive:
         assert not archive.trusts_digests
         assert_holds_all_but(archive, "0/a/output")
-        with pytest.raises(CorruptArchiveError, match="0/a/output: digest of its bytes is"):
+        with pytest.raises(CorruptArchiveError, match="0/a/output: is damaged: digest of its bytes is"):
             archive.read(archive.get("0/a/output"))
         (problem,) = check_archive(archive).problems
         assert "0/a/output" in str(problem)

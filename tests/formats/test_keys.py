@@ -119,9 +119,21 @@ def test_every_random_name_comes_back_through_a_key() -> None:
 
 
 @pytest.mark.spec("NAM-4")
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_field_that_is_called_as_a_folder_is_escaped_as_a_name_of_its_own(name: str) -> None:
+    key = Key("a", f"output.{escape(name)}.b")
+    assert key.text == f"0/a/output.{'%2E' * len(name)}.b"
+    assert Key.parse(key.text) == key
+
+
+@pytest.mark.spec("NAM-4")
 @pytest.mark.parametrize(
     "text",
     [
+        "0/a/..",
+        "0/a/.",
+        "0/a/output.%2Eb",
+        "0/a/output.%2E%2E%2E",
         "0/%41/output",
         "0/a/%41",
         "0/../output",

@@ -62,6 +62,7 @@ RUN: dict[str, Any] = {
     ],
     "steps": 3,
     "phases": ["prefill", "decode", "decode"],
+    "threads": [0, 1, 0],
     "stopped": {"at": "2/a%20b/output", "max_bytes": 900},
     "injected": {
         "source": "ref.h5",
@@ -122,6 +123,7 @@ PARSED: dict[str, Any] = {
     ),
     "steps": 3,
     "phases": ("prefill", "decode", "decode"),
+    "threads": (0, 1, 0),
     "stopped": StopInfo("2/a%20b/output", 900),
     "injected": InjectionInfo(
         "ref.h5",
@@ -224,6 +226,7 @@ def test_no_damage_of_any_part_raises_or_changes_another_entry(damage: Any) -> N
         pytest.param({"scope": {}}, "scope", None, id="empty-scope"),
         pytest.param({"scope": {"include": "x", "sample": -1}}, "scope", ScopeInfo(), id="text-for-globs"),
         pytest.param({"steps": True}, "steps", None, id="true-for-a-count"),
+        pytest.param({"threads": [0, "1", True]}, "threads", (0, -1, -1), id="threads"),
         pytest.param({"phases": ["prefill", 3, "decode"]}, "phases", ("prefill", "", "decode"), id="phases"),
         pytest.param({"stopped": True}, "stopped", None, id="true-for-an-object"),
         pytest.param({"stopped": {"at": 3}}, "stopped", StopInfo("", None), id="stopped-somewhere"),

@@ -235,7 +235,7 @@ def test_an_altered_chunk_of_ours_is_not_read_as_what_was_written(tmp_path: Path
     array[5] = 9.0
     with open_archive(path) as archive:
         assert not archive.trusts_digests
-        with pytest.raises(CorruptArchiveError, match="0/m/output: digest of its bytes is"):
+        with pytest.raises(CorruptArchiveError, match="0/m/output: is damaged: digest of its bytes is"):
             archive.read(archive.records[0])
 
 

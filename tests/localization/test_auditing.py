@@ -94,6 +94,62 @@ def test_a_weight_without_a_counterpart_is_counted_and_no_failure() -> None:
     assert (found.comparison.records, found.comparison.compared, found.exit_status) == (4, 3, 0)
 
 
+@pytest.mark.spec("VER-6", "VER-31")
+def test_a_weight_that_was_not_compared_is_named_with_the_reason() -> None:
+    port = model()
+    port.down.bias = nn.Parameter(torch.zeros(6))
+    found = compare_weights(port, model())
+    assert found is not None
+    assert found.not_compared == {"0/down/param.bias": "the target has none of that name, shape or values"}
+    assert found.to_json()["not_compared"] == dict(found.not_compared)
+    found = compare_weights(model(), port)
+    assert found is not None
+    assert found.not_compared == {"0/down/param.bias": "only the target has it"}
+
+
+class Experts(nn.Module):
+    """Two layers of experts, all of a layer in one tensor, or their matrices apart as in checkpoints."""
+
+    def __init__(self, *, is_apart: bool, is_transposed: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layers = nn.ModuleList()
+        for _ in range(2):
+            both, down = torch.randn(5, 2 * 12, 8), torch.randn(5, 8, 12)
+            layer = nn.Module()
+            if is_apart:
+                layer.experts = nn.ModuleList()
+                for at in range(5):
+                    expert = nn.Module()
+                    for name, matrix in (("w1", both[at, :12]), ("w2", down[at]), ("w3", both[at, 12:])):
+                        setattr(expert, name, nn.Parameter(matrix.clone()))
+                    layer.experts.append(expert)
+            else:
+                layer.moe = nn.Module()
+                layer.moe.wi = nn.Parameter((both.mT if is_transposed else both).contiguous())
+                layer.moe.wo = nn.Parameter(down)
+            self.layers.append(layer)
+
+
+@pytest.mark.spec("VER-6")
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_experts_in_one_tensor_are_compared_with_two_matrices_an_expert(is_transposed: bool) -> None:
+    apart, whole = Experts(is_apart=True), Experts(is_apart=False, is_transposed=is_transposed)
+    for sides in ((apart, whole), (whole, apart)):
+        found = compare_weights(*sides)
+        assert found is not None
+        assert (found.not_compared, found.unlike) == ({}, ())
+        assert found.comparison.compared == found.comparison.records
+    with torch.no_grad():
+        apart.get_parameter("layers.1.experts.3.w3").mul_(2)
+    found = compare_weights(apart, whole)
+    assert found is not None
+    assert [pair.key for pair in found.unlike] == ["0/layers.1.experts.3/param.w3"]
+    found = compare_weights(whole, apart)
+    assert found is not None
+    assert [pair.key for pair in found.unlike] == ["0/layers.1.moe/param.wi"]
+
+
 @pytest.mark.spec("VER-6")
 @pytest.mark.parametrize("params", [True, False])
 def test_an_archive_stands_for_the_reference_if_it_holds_parameters(tmp_path: Path, params: bool) -> None:
@@ -144,7 +200,7 @@ def test_wrong_weights_of_another_framework_are_reported_first_and_are_a_failure
     )
     assert found.weights is not None
     assert (found.free.exit_status, found.exit_status) == (0, 1)
-    assert found.summary[0].startswith("Weights: 3 of 3 parameters compared, 1 of them not the same numbers")
+    assert found.summary[2].startswith("Weights: 3 of 3 parameters compared, 1 of them not the same numbers")
     assert progress.stages[:4] == [
         "capturing the reference",
         "comparing weights",

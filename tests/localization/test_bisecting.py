@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tensorcap.alignment import Alignment, Entry
-from tensorcap.localization import Bisection, bisect, bisect_archives
+from tensorcap.localization import Bisection, bisect, bisect_archives, localize
 from tensorcap.workload import Workload
 from tensorcap_formats.dtypes import DTYPES, Array
 from tensorcap_formats.errors import UsageError
@@ -158,3 +158,18 @@ def test_bisecting_takes_archives_or_a_model_and_the_options_of_either(tmp_path:
     ):
         with pytest.raises(UsageError, match=message):
             bisect(reference, **options)  # type: ignore[arg-type] # each is wrong in its way
+
+
+@pytest.mark.spec("BIS-5")
+@pytest.mark.parametrize("side", ["reference", "target"])
+def test_a_run_that_ended_early_is_no_success(tmp_path: Path, side: str) -> None:
+    tensors = {"0/@root/input.x": np.ones(16, np.float32), "0/a/output": np.arange(16, dtype=np.float32)}
+    paths = [
+        write_archive(tmp_path / f"{name}.h5", tensors, complete=name != side)
+        for name in ("reference", "target")
+    ]
+    bisection = bisect_archives(*paths)
+    assert (bisection.first, bisection.incomplete, bisection.exit_status) == (None, (side,), 1)
+    localization = localize(*paths)
+    assert f"The {side} is incomplete: its run ended early." in localization.notes
+    assert localization.exit_status == 1

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tensorcap.localization import Suspect
 from tensorcap.reports.equivalence import (
     Component,
     components,
@@ -106,6 +107,43 @@ def test_a_replay_is_written_as_stage_2_with_each_module_once(tmp_path: Path) ->
         {"component": "d", "r_ratio": math.inf, "passed": False},
     ]
     assert [one.component for one in read_faults(path)] == ["b", "d", "c"]
+
+
+def suspect(module: str, reason: str) -> Suspect:
+    return Suspect(
+        module=module,
+        class_name="Block",
+        key=f"0/{module}/output",
+        by=("replay",),
+        status="diverged",
+        findings=(),
+        own=0.1,
+        inherited=None,
+        total=None,
+        ratio=None,
+        noise=None,
+        cause="",
+        reason=reason,
+        examined=None,
+    )
+
+
+@pytest.mark.spec("LCL-21", "LCL-22")
+def test_every_module_that_is_accused_is_a_fault(tmp_path: Path) -> None:
+    owns = [
+        own("0/a/output", "within-rounding", 1.01),
+        own("0/b/input.x", "diverged", 9.0, "argument"),
+        own("0/c/input.x", "diverged", None, "argument"),
+    ]
+    accused = [suspect("b", "what it hands on is wrong"), suspect("e", "it comes first")]
+    path = tmp_path / "stage2.json"
+    write_stage(path, stage2(components(owns, accused)))
+    assert json.loads(path.read_text())["results"] == [
+        {"component": "a", "r_ratio": 1.01, "passed": True},
+        {"component": "b", "r_ratio": 9.0, "passed": False},
+        {"component": "e", "r_ratio": None, "passed": False, "error": "it comes first"},
+    ]
+    assert [(one.component, one.description) for one in read_faults(path)][1] == ("e", "It comes first.")
 
 
 @pytest.mark.spec("LCL-22")

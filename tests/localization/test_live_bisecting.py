@@ -117,6 +117,58 @@ def test_ops_that_the_reference_lacks_are_made_or_asked_for(reference: Path) -> 
     assert found.divergence.pair.key == "0/4:aten.mul.Tensor/output"
 
 
+class OtherCell(nn.Module):
+    """A `Cell` whose children have other names."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__()
+        self.up = cell.fc
+        self.down = cell.out
+        self.scale = cell.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = x + self.down(torch.tanh(self.up(x)) * self.scale)
+        return made
+
+
+class OtherChain(nn.Module):
+    """A `chain` whose modules have other names."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        *cells, head = model
+        self.blocks = nn.ModuleList(map(OtherCell, cells))
+        self.head = head
+
+    def forward(self, input: Tensor) -> Tensor:
+        for block in self.blocks:
+            input = block(input)
+        result: Tensor = self.head(input)
+        return result
+
+
+@pytest.mark.spec("BIS-12")
+def test_ops_are_asked_for_by_the_names_of_the_reference(reference: Path) -> None:
+    target = chain()
+    target[4].scale = 1.1
+    asked = []
+
+    def make(path: Path, sites: tuple[str, ...]) -> Path:
+        asked.append(sites)
+        model = chain()
+        with torch.no_grad(), tensorcap.capture(model, path, level="op", ops_in=sites):
+            model(INPUT)
+        return path
+
+    found = bisect_live(
+        reference, Workload(OtherChain(target).eval(), (INPUT,)), level="op", reference_ops=make
+    )
+    assert (found.key, found.module, found.blame) == ("0/blocks.4.down/output", "4", "caller")
+    assert asked == [("4.out", "4")]
+    assert found.divergence is not None
+    assert found.divergence.pair.key == "0/4:aten.mul.Tensor/output"
+
+
 @pytest.mark.spec("BIS-14")
 def test_a_check_of_the_users_own_judges(reference: Path, tmp_path: Path) -> None:
     target = chain()

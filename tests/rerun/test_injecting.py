@@ -86,7 +86,7 @@ def done(cap: Capture) -> Any:
 def aligned_and_reversed(
     reference: Archive, target: Archive, mapping: Alignment | None = None
 ) -> ReversedArchive:
-    return reverse(align(reference, target, mapping=mapping), reference, target)
+    return reverse(align(reference, target, mapping=mapping))
 
 
 def is_part_of_a_sum(key: str) -> bool:

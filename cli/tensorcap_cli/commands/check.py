@@ -34,9 +34,12 @@ def command(archive: str, *, as_json: bool) -> None:
         for problem in result.problems:
             kind = "warning: " if problem.is_warning else ""
             click.echo(f"{kind}{problem.key or archive}: {problem.what}")
-        count = sum(not problem.is_warning for problem in result.problems)
-        outcome = counted(count, "problem") if count else "no problem"
-        click.echo(
-            f"{archive}: {counted(result.records, 'tensor')}, {size_text(result.nbytes)}: {outcome} found"
-        )
+        warnings = sum(problem.is_warning for problem in result.problems)
+        count = len(result.problems) - warnings
+        outcomes = [
+            f"{counted(count, 'problem')} found" if count else "",
+            counted(warnings, "warning") if warnings else "",
+        ]
+        outcome = ", ".join(filter(None, outcomes)) or "no problem found"
+        click.echo(f"{archive}: {counted(result.records, 'tensor')}, {size_text(result.nbytes)}: {outcome}")
     click.get_current_context().exit(result.exit_status)

@@ -23,6 +23,8 @@ from tensorcap_cli.text.output import option_text, print_json, print_json_pieces
 from tensorcap_cli.text.progress import byte_bar
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tensorcap.comparison import Comparison, Examination
     from tensorcap_formats.archive import Archive
 
@@ -36,6 +38,7 @@ _ON_ARCHIVES: Final = (
     "calibration",
     "reference_repeat",
 )
+_INPUT_FILES: Final = ("mapping", "baseline", "thresholds", "calibration", "reference_repeat")
 
 
 @click.command("compare", cls=Command, short_help="Compare two archives and name where they part.")
@@ -52,6 +55,11 @@ _ON_ARCHIVES: Final = (
     help="The reference in the target's precision, for the ratio of errors.",
 )
 @map_option
+@click.option(
+    "--trust-digests",
+    is_flag=True,
+    help="Take tensors of equal recorded digests for identical without reading them: a quick look.",
+)
 @click.option(
     "--layout",
     metavar="STEP",
@@ -112,13 +120,14 @@ def command(
 ) -> None:
     """Compare the tensors of TGT with those of REF, and name the first module where they part.
 
-    REF and TGT are archives, or files and folders of other tools: .max, .pt, .npy, dumps of print hooks,
-    raw numbers as `x.bin:float32:2,3`. Two files of one tensor each are compared whatever their names.
+    REF and TGT are archives, or files and folders of other tools: .npz, .pt, .max, .gguf, .onnx, .keras,
+    dumps of print hooks, raw numbers as `x.bin:float32:2,3`. Names of layers, as other runtimes save results,
+    pair with modules of a run. Two files of one tensor each are compared whatever their names.
 
     Tensors are paired as --map says. Without it, equal keys belong together, and if that leaves tensors of
     both sides over, a mapping is computed as by `tcap align`. Without --rtol and --atol the policy of
     specs/policy.md judges. Every tensor of REF is required, except those that --exclude leaves out or the
-    mapping explains.
+    mapping explains. Nothing is called identical whose bytes were not read, unless with --trust-digests.
 
     \b
         tcap compare ref.h5 tgt.h5
@@ -139,7 +148,9 @@ def command(
     if gc.isenabled():  # results by the thousand form no cycles; to look for some takes a seventh of the time
         gc.disable()
         click.get_current_context().call_on_close(gc.enable)
-    _check_folders(save=save, junit=junit, csv=csv)
+    archives = [split_key(text)[0] for text in (reference, target) if text is not None]
+    files = [saved, *(options[name] for name in _INPUT_FILES)]
+    _check_outputs([*archives, *filter(None, files)], save=save, junit=junit, csv=csv)
     if saved is not None:
         if reference is not None:
             raise click.UsageError("--from reads saved results, expected no archives beside it.")
@@ -176,11 +187,28 @@ def _print_why(comparison: Comparison, key: str, *, as_json: bool) -> None:
     print_explanation(explanation)
 
 
-def _check_folders(**outputs: str | None) -> None:
-    """Refuse files in folders that do not exist, before anything is compared."""
-    for option, path in outputs.items():
-        if path is not None and not Path(path).parent.is_dir():
+def _check_outputs(inputs: Sequence[str], *, save: str | None, junit: str | None, csv: str | None) -> None:
+    """Refuse outputs that cannot be written, or would replace something else, before anything is compared."""
+    outputs = {"save": save, "junit": junit, "csv": csv}
+    if not any(outputs.values()):
+        return
+    from tensorcap.reports.exports import CSV_BEGINNING, JUNIT_BEGINNING
+    from tensorcap.reports.results import RESULT_BEGINNING
+    from tensorcap_formats.output_path import refuse_overlap, refuse_to_replace_unlike
+
+    options: dict[Path, str] = {}
+    beginnings = RESULT_BEGINNING, JUNIT_BEGINNING, CSV_BEGINNING
+    for (option, path), beginning in zip(outputs.items(), beginnings, strict=True):
+        if path is None:
+            continue
+        if not Path(path).parent.is_dir():
             raise click.UsageError(f"--{option} {path}: there is no folder {Path(path).parent}.")
+        for source in inputs:
+            refuse_overlap(Path(source), Path(path))
+        refuse_to_replace_unlike(Path(path), beginning)
+        other = options.setdefault(Path(path).resolve(), option)
+        if other != option:
+            raise click.UsageError(f"--{option} {path}: is the file of --{other}, expected another.")
 
 
 def _compare(
@@ -190,7 +218,7 @@ def _compare(
     from tensorcap.comparison import compare, compare_records
     from tensorcap.reports.pair_examination import examine
     from tensorcap_cli.text.rows import LOGIT_COLUMNS, ROUTING_COLUMNS
-    from tensorcap_formats.open import open_archive
+    from tensorcap_formats.open import open_archive, opened_both
 
     (reference_path, reference_key), (target_path, target_key) = split_key(reference), split_key(target)
     named = reference_key or target_key
@@ -200,8 +228,7 @@ def _compare(
     where, repeat, mapping = (options.pop(name) for name in ("where", "reference_repeat", "mapping"))
     layout = [step for text in options.pop("layout") for step in text.split(";")]
     with (
-        open_archive(reference_path) as trusted,
-        open_archive(target_path) as tested,
+        opened_both(reference_path, target_path) as (trusted, tested),
         open_archive(repeat) if repeat else nullcontext() as again,
     ):
         if not named and not unfit and _is_single(trusted) and _is_single(tested):
@@ -220,7 +247,7 @@ def _compare(
             trusted, tested = sides(trusted, tested, mapping)
         with byte_bar("comparing") as bar:
             if named:
-                limits = {name: options[name] for name in ("rtol", "atol", "compute_dtype")}
+                limits = {name: options[name] for name in ("rtol", "atol", "compute_dtype", "trust_digests")}
                 comparison = compare_records(trusted, keys[0], tested, keys[1], progress=bar, **limits)
             else:
                 # Not mapped by `sides`, they are not mapped here either: `examine` reads these archives

@@ -77,7 +77,7 @@ def _write_stages(
         raise UsageError(
             "--stage2, --stage3: own errors are not known, expected --reference-model or --target-model"
         )
-    components = equivalence.components(localization.own_errors)
+    components = equivalence.components(localization.own_errors, localization.suspects)
     if stage2:
         equivalence.write_stage(stage2, equivalence.stage2(components))
     if stage3:

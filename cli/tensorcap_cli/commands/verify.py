@@ -77,6 +77,7 @@ def command(
     usage; 3 an archive or a tensor cannot be read.
     """
     from tensorcap.port_verification import verify
+    from tensorcap.reports.verification_text import summary_lines
     from tensorcap.workload import load_port
 
     port = load_port(reference) if target is None else None
@@ -99,9 +100,8 @@ def command(
     if as_json:
         print_json_pieces([(verification.path / "verify.json").read_text(encoding="utf-8")])
     else:
-        for line in verification.summary:
-            indent = " " * (len(line) - len(line.lstrip(" ")))
-            click.echo(f"{indent}{one_line(line)}")
+        for line in summary_lines(verification.summary):
+            click.echo(line)
         click.echo(f"\n{one_line(str(verification.path))}: reports", err=True)
     click.get_current_context().exit(verification.exit_status)
 

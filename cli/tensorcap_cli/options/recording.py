@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # Each as `ScopeInfo` and `tensorcap.capture` name it
 _LISTS: Final = ("exclude", "ops_in", "watch", "slices")
-_FLAGS: Final = ("grads", "params", "eager", "inner")
+_FLAGS: Final = ("grads", "eager", "inner")
 _LIMITS: Final = ("steps", "sample", "max_bytes")
 _WHICH: Final = (
     output_option,
@@ -47,7 +47,11 @@ _WITHIN: Final = (  # for code that is run as it is written, not compiled
     ),
 )
 _WHAT_ELSE: Final = (
-    click.option("--params", is_flag=True, help="Parameters and buffers, once."),
+    click.option(
+        "--params/--no-params",
+        default=None,
+        help="Parameters and buffers, once; by default digests and statistics of them alone.",
+    ),
     click.option("--steps", metavar="0,1,5-9", help="Only these calls of the model; 5- is 5 and later ones."),
     click.option(
         "--sample", type=click.IntRange(min=1), metavar="N", help="Only the first N calls of each site."
@@ -123,6 +127,9 @@ def recording_arguments(
     arguments |= {name: list(options.pop(name, ()) or getattr(before, name)) for name in _LISTS}
     arguments["inputs"] = not options.pop("no_inputs") and before.inputs
     arguments |= {name: True for name in _FLAGS if options.pop(name, False) or getattr(before, name)}
+    params = options.pop("params", None)
+    if params is not None or before.params:
+        arguments["params"] = params is None or params
     for name in ("level", *_LIMITS):
         value = options.pop(name, None)
         value = (getattr(before, name) or None) if value is None else value

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from tensorcap.runs import is_inner
 from tensorcap.wording import counted, one_line, some
 from tensorcap_cli.text.output import class_text, print_heading
 from tensorcap_formats.keys import module_of
@@ -53,7 +54,7 @@ def print_absent(comparison: Comparison, examination: Examination) -> frozenset[
 def _is_place(pair: Pair) -> bool:
     """Whether it is of a place within a module's code."""
     record = pair.reference or pair.target
-    return record is not None and ":" in record.key.site
+    return record is not None and is_inner(record.key)
 
 
 def _print_head(title: str, text: str) -> None:

@@ -35,8 +35,8 @@ def print_aligned(aligned: Aligned, *, show_all: bool) -> None:
     for side in ("reference", "target"):
         _print_left_over([left for left in aligned.alignment.left_over if left.side == side], side)
     click.echo()
-    for tokens in aligned.tokens:
-        click.echo(one_line(tokens.text))
+    for sentence in aligned.summary.tokens:
+        click.echo(one_line(sentence))
     summary = aligned.summary
     if summary.order is not None:
         _print_order(summary.order)
@@ -115,7 +115,10 @@ def _print_coverage(reference: Coverage, target: Coverage) -> None:
             f"left over and explained, {len(coverage.unexplained)} are not explained"
         )
     is_green = reference.mapped and not reference.unexplained
-    verdict = "Every reference tensor is mapped or explained." if is_green else "Not everything is mapped."
+    verdict = "Every reference tensor is mapped or explained" if is_green else "Not everything is mapped"
+    if is_green and target.unexplained:
+        verdict = f"{verdict}; {len(target.unexplained)} of the target are neither"
+    verdict = f"{verdict}."
     if not reference.mapped:
         verdict = "Nothing is mapped."
     click.secho(verdict, fg="green" if is_green else "red", bold=True)

@@ -26,8 +26,10 @@ def print_bisection(bisection: Bisection) -> None:
         click.secho(
             f"The target lacks {lacking} of the reference, the first {bisection.lacking[0]}.", fg="red"
         )
+    for side in bisection.incomplete:
+        click.secho(f"The {side} is incomplete: its run ended early.", fg="red")
     if first is None:
-        color = "yellow" if bisection.lacking else "green"
+        color = "yellow" if bisection.exit_status else "green"
         click.secho("No result that was looked at is bad.", fg=color, bold=True)
     else:
         click.secho(f"FIRST BAD RESULT  {first.key}  ({first.status})", fg="red", bold=True)
@@ -38,7 +40,8 @@ def print_bisection(bisection: Bisection) -> None:
         if divergence is not None:
             _print_module(divergence)
     read = counted(len(bisection.read), "tensor")
-    click.echo(f"{read} of each side read, of {counted(bisection.results, 'result')} (by {bisection.how})")
+    how = "recorded digest" if bisection.how == "index" else bisection.how
+    click.echo(f"{read} of each side read, of {counted(bisection.results, 'result')} (by {how})")
 
 
 def print_live_bisection(bisection: LiveBisection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -54,7 +55,7 @@ def print_report(
     _print_mapping(comparison)
     _print_limits(comparison)
     if examination.preflight is not None:
-        print_brief_preflight(examination.preflight)
+        print_brief_preflight(examination.preflight, is_green=comparison.exit_status == 0)
     _print_divergence(comparison, examination)
     _print_worst(comparison, examination)
     if by_module:
@@ -230,10 +231,37 @@ def _print_outcome(comparison: Comparison, examination: Examination) -> None:
     )
     verdict, color = _verdict(comparison)
     click.secho(verdict, fg=color, bold=True)
+    if not comparison.compared and comparison.is_of_archives:
+        _print_way_to_pairs(comparison)
     if account and account.commands and comparison.counts.keys() & {"within-rounding", "suspect", "unjudged"}:
         click.echo("What would prove more:")
         for command in account.commands:
             click.echo(f"  {one_line(command)}")
+
+
+def _print_way_to_pairs(comparison: Comparison) -> None:
+    """Print the commands that pair tensors of other names, if both sides have some and none was paired."""
+    sides = [any(side(pair) for pair in comparison.pairs) for side in (_is_of_reference, _is_of_target)]
+    if not all(sides):
+        return
+    reference, target = (shlex.quote(str(side.path)) for side in (comparison.reference, comparison.target))
+    if comparison.mapping is not None and comparison.mapping.path:
+        map_file = shlex.quote(comparison.mapping.path)
+        click.echo(f"What the map pairs is shown by: tcap align {reference} {target} --map {map_file}")
+        return
+    click.echo(
+        "No names are equal. These find what belongs together, write it down to be edited, and compare it:"
+    )
+    click.echo(f"  tcap align {reference} {target} -o map.toml")
+    click.echo(f"  tcap compare {reference} {target} --map map.toml")
+
+
+def _is_of_reference(pair: Pair) -> bool:
+    return pair.reference is not None and pair.target is None and pair.status != "excluded"
+
+
+def _is_of_target(pair: Pair) -> bool:
+    return pair.reference is None and pair.target is not None
 
 
 def _verdict(comparison: Comparison) -> tuple[str, str]:
@@ -257,6 +285,8 @@ def _verdict(comparison: Comparison) -> tuple[str, str]:
     bad = next((pair for pair in comparison.pairs if pair.is_required and not pair.is_green), None)
     if bad is not None and bad.status == "unjudged":
         return _UNJUDGED, "yellow"
+    if bad is not None and bad.status == "unexpected":
+        return f"The target's run has more steps than the reference's, first {bad.key}.", "red"
     if bad is not None and bad.status == "suspect":
         return f"Suspect: {bad.key}.", "yellow"
     if bad is not None:

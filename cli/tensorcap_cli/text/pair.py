@@ -53,6 +53,10 @@ def _print_difference(d: Difference) -> None:
             f"  max abs {number_text(d.max_abs)} at {list(d.max_abs_index)} "
             f"(reference {number_text(d.max_abs_reference, 7)}, target {number_text(d.max_abs_target, 7)})"
         )
+    if d.mismatch_index not in (None, d.max_abs_index):
+        click.echo(
+            f"  within the tolerance there; the first element outside it is at {list(d.mismatch_index)}"
+        )
     click.echo(
         f"  mean abs {number_text(d.mean_abs)}, relative Frobenius {number_text(d.relative_frobenius)}, "
         f"cosine {cosine_text(d.cosine)}, PSNR {number_text(d.psnr_db)} dB, "

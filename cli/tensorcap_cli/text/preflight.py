@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -13,16 +14,37 @@ if TYPE_CHECKING:
     from tensorcap.comparison.preflight import Item, Preflight
 
 _ITEMS: Final = 10
-_MINOR: Final = 4
+_FEW: Final = 4
 
 
-def print_brief_preflight(preflight: Preflight) -> None:
-    """Print what explains a divergence, and the first of what differs besides."""
-    minor = _print_explaining(preflight)
+def print_brief_preflight(preflight: Preflight, *, is_green: bool) -> None:
+    """Print what explains a divergence, and the first of what differs besides.
+
+    Args:
+        preflight: What differs apart from tensors.
+        is_green: Whether there is no divergence to explain: then what could explain one is no alarm.
+    """
+    if is_green:
+        _print_though_green(preflight)
+        minor = [item for item in preflight.items if not item.explains]
+    else:
+        minor = _print_explaining(preflight)
     if minor:
-        shown = ", ".join(map(_short_item, minor[:_MINOR]))
-        more = f", … {len(minor) - _MINOR} more" if len(minor) > _MINOR else ""
-        click.echo(f"also other {shown}{more}")
+        click.echo(f"also other {_short_items(minor)}")
+
+
+def _print_though_green(preflight: Preflight) -> None:
+    """Print what could explain a divergence, of which there is none."""
+    from tensorcap.comparison.preflight import item_text
+
+    settings = []
+    for item in preflight.explaining:
+        if item.kind in ("inputs", "repeat", "mode"):
+            click.echo(f"note: {item_text(item)}")
+        else:
+            settings.append(item)
+    if settings:
+        click.echo(f"differs, though all that was compared agrees: {_short_items(settings)}")
 
 
 def print_whole_preflight(preflight: Preflight) -> None:
@@ -54,6 +76,11 @@ def _print_explaining(preflight: Preflight) -> list[Item]:
         if len(explaining) > _ITEMS:
             click.echo(f"  … {len(explaining) - _ITEMS} more: tcap preflight lists them")
     return [item for item in preflight.items if not item.explains]
+
+
+def _short_items(items: Sequence[Item]) -> str:
+    more = f", … {len(items) - _FEW} more" if len(items) > _FEW else ""
+    return ", ".join(map(_short_item, items[:_FEW])) + more
 
 
 def _short_item(item: Item) -> str:

@@ -186,8 +186,9 @@ def _where(pair: Pair) -> str:
         for f in pair.findings
         if f.status in ("suspect", "diverged") and f.test != "tolerance"
     ]
-    if d.max_abs_index is not None:
-        tests.append(f"at {list(d.max_abs_index)}")
+    worst = d.max_abs_index if d.mismatch_index is None else d.mismatch_index
+    if worst is not None:
+        tests.append(f"at {list(worst)}")
     return ", ".join(tests)
 
 

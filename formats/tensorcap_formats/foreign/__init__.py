@@ -2,7 +2,9 @@
 
 In: a file or a folder, and all that it claims is checked. Out: a `ForeignArchive` of tensors by name; and
 .npz and .max files for others. Read one kind at a time: `numpy_files`, `torch_file` (above `torch_pickle`
-and `strided`), `max_file`, `raw_file`, `dump_folder` (above `dump_files` and `dump_labels`).
+and `strided`), `max_file`, `raw_file`, `dump_folder` (above `dump_files` and `dump_labels`), `signatures` (of
+formats that are known and not read). `gguf_file` and `onnx_file` need packages, and are imported if a file is
+of theirs.
 """
 
 from tensorcap_formats.foreign.dump_files import NAMES_FILE
@@ -11,6 +13,13 @@ from tensorcap_formats.foreign.dump_labels import label_of, parse_label
 from tensorcap_formats.foreign.max_file import MAX_DTYPE_CODES, MAX_SUFFIX, open_max, write_max
 from tensorcap_formats.foreign.numpy_files import open_npy, open_npy_folder, open_npz, write_npz
 from tensorcap_formats.foreign.raw_file import RawSpec, open_raw, raw_file_hint
+from tensorcap_formats.foreign.signatures import (
+    SIGNATURE_BYTES,
+    refuse_known_file,
+    refuse_known_folder,
+    refuse_known_zip,
+    refuse_other_file,
+)
 from tensorcap_formats.foreign.torch_file import open_torch_file, open_torch_folder
 from tensorcap_formats.foreign.zip_members import ZipMembers
 
@@ -18,6 +27,7 @@ __all__ = [
     "MAX_DTYPE_CODES",
     "MAX_SUFFIX",
     "NAMES_FILE",
+    "SIGNATURE_BYTES",
     "DumpArchive",
     "RawSpec",
     "ZipMembers",
@@ -33,6 +43,10 @@ __all__ = [
     "open_torch_folder",
     "parse_label",
     "raw_file_hint",
+    "refuse_known_file",
+    "refuse_known_folder",
+    "refuse_known_zip",
+    "refuse_other_file",
     "write_max",
     "write_npz",
 ]

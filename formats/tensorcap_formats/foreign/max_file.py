@@ -23,6 +23,7 @@ from tensorcap_formats.errors import (
     abbreviate,
 )
 from tensorcap_formats.foreign.raw_file import raw_file_hint
+from tensorcap_formats.foreign.signatures import SIGNATURE_BYTES, refuse_known_file
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import parse_shape
 from tensorcap_formats.input_file import InputFile, read_stored
@@ -86,6 +87,7 @@ def _read_header(file: InputFile) -> tuple[DType, tuple[int, ...], int]:
     path = file.path
     first = file.read(0, min(file.size, _START.size))
     if first[: len(MAGIC)] != MAGIC:
+        refuse_known_file(path, file.read(0, min(file.size, SIGNATURE_BYTES)))
         raise NotAnArchiveError(
             f"{path}: begins with {first[: len(MAGIC)]!r}, expected {MAGIC!r} (MXF-2)",
             hint=raw_file_hint(path),

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.content import checked_blocks, write_errors
+from tensorcap_formats.content import write_errors
 from tensorcap_formats.dtypes import DTYPES, Array, DType
 from tensorcap_formats.errors import (
     CorruptArchiveError,
@@ -97,7 +97,7 @@ def open_npz(path: Path) -> Archive:
         NotAnArchiveError: It is no zip file of arrays.
     """
     with ExitStack() as resources:
-        members = resources.enter_context(closing(ZipMembers(path)))
+        members = resources.enter_context(closing(ZipMembers(path, has_checksums=True)))
         is_ours = _DTYPES_MEMBER in members.sizes
         logical = _logical_dtypes(members) if is_ours else {}
         tensors, skipped, bands = [], {}, Bands()
@@ -108,7 +108,7 @@ def open_npz(path: Path) -> Archive:
                 continue
             name, where = member[: -len(_SUFFIX)], f"{path}: {abbreviate(member)!r}"
             members.check(member)
-            header = _parse_header(members.read(member, _MAX_HEADER_BYTES), where)
+            header = _parse_header(_read_header(members, member), where)
             if header.dtype is None:
                 skipped[name] = f"an array of {header.written!r}"
                 continue
@@ -166,6 +166,13 @@ def _original_name(name: str) -> str:
     return unescape(name)
 
 
+def _read_header(members: ZipMembers, member: str) -> bytes:
+    """The header of an array, and no more of it: damage of its elements is found when these are read."""
+    first = members.read(member, 12)
+    length = first[8:10] if first[6:7] == b"\1" else first[8:12]
+    return members.read(member, min(12 + int.from_bytes(length, "little"), _MAX_HEADER_BYTES))
+
+
 def _logical_dtypes(members: ZipMembers) -> dict[str, DType]:
     where = f"{members.path}: {_DTYPES_MEMBER}"
     members.check(_DTYPES_MEMBER)
@@ -211,7 +218,7 @@ def write_npz(source: Archive, path: Path, records: Sequence[Record], *, compres
                     "shape": record.shape,
                 }
                 np.lib.format.write_array_header_1_0(out, header)
-                for block in checked_blocks(source, record):
+                for block in source.blocks(record):
                     out.write(block.view("u1").data)
         dtypes = {_member_name(r): r.dtype.name for r in records if not r.dtype.is_native}
         file.writestr(zipfile.ZipInfo(_DTYPES_MEMBER), encode_json(dtypes))

@@ -17,6 +17,7 @@ from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, Uns
 from tensorcap_formats.flat_arrays import Bands
 from tensorcap_formats.folder import files_below, others_below
 from tensorcap_formats.foreign.raw_file import raw_file_hint
+from tensorcap_formats.foreign.signatures import SIGNATURE_BYTES, refuse_known_file
 from tensorcap_formats.foreign.strided import StridedTensor, last_element
 from tensorcap_formats.foreign.torch_pickle import Name, TensorView, read_pickle
 from tensorcap_formats.foreign.zip_members import ZipMembers
@@ -134,8 +135,9 @@ def read_contents(path: Path, name: str, *, is_prefix: bool, bands: Bands) -> To
 
 def _refuse_bare_pickle(path: Path) -> None:
     with closing(InputFile(path)) as file:
-        first = file.read(0, min(4, file.size))
+        first = file.read(0, min(SIGNATURE_BYTES, file.size))
     if not first.startswith(b"PK"):
+        refuse_known_file(path, first)
         is_pickle = first[:1] == b"\x80" or path.suffix == ".pkl"
         kind = UnsafeFileError if is_pickle else NotAnArchiveError
         advice = _HINT if is_pickle else raw_file_hint(path)

@@ -23,6 +23,7 @@ from tensorcap_formats.input_file import InputFile, check_expansion
 
 _ENCRYPTED: Final = 0x1
 _LOCAL_HEADER_BYTES: Final = 30
+_LARGEST_PREFIX_BYTES: Final = 1 << 16  # before a tensor in its member
 _METHODS: Final = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
 _ERRORS: Final = (  # that zipfile raises on damaged files
     zipfile.BadZipFile,
@@ -38,13 +39,18 @@ _ERRORS: Final = (  # that zipfile raises on damaged files
 class ZipMembers:
     """An open zip file; members that are stored are read at their place, deflated ones as a stream.
 
+    Args:
+        path: The file.
+        has_checksums: Whether the checksums of stored members are those of their bytes, and compared with
+            them when a thread reads a member from its beginning to its end; torch may leave them out.
+
     Attributes:
         path: The file.
         file_size: Size of the file, in bytes.
         sizes: Size of each member by name, in bytes, once unpacked.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, has_checksums: bool = False) -> None:
         """Read the directory.
 
         Raises:
@@ -53,6 +59,8 @@ class ZipMembers:
         """
         self.path = path
         self._stream = threading.local()  # the deflated member that was read last
+        self._has_checksums = has_checksums
+        self._checked = threading.local()  # the stored member that was read last, how far, and its checksum
         self._open_streams: set[IO[bytes]] = set()
         self._file = InputFile(path)
         self.file_size = self._file.size
@@ -92,11 +100,13 @@ class ZipMembers:
         return self._infos[name].compress_type == zipfile.ZIP_STORED
 
     def read(self, name: str, limit: int) -> bytes:
-        """The first bytes of a member, `limit` at most.
+        """The first bytes of a member, `limit` at most; those of a stored one are not checked.
 
         Raises:
             ReadError: They cannot be read.
         """
+        if self.is_stored(name):
+            return self._file.read(self.offset(name), min(limit, self.sizes[name]))
         out = np.empty(min(limit, self.sizes[name]), np.uint8)
         self.read_into(name, 0, out)
         return out.tobytes()
@@ -109,6 +119,8 @@ class ZipMembers:
         """
         if self.is_stored(name):
             self._file.read_into(self.offset(name) + start, out)
+            if self._has_checksums:
+                self._check_stored(name, start, out)
             return
         data = out.reshape(-1).view(np.uint8).data
         try:
@@ -127,7 +139,29 @@ class ZipMembers:
             raise
         except _ERRORS as error:
             self._end_stream()
-            raise CorruptArchiveError(f"{self.path}: {abbreviate(name)!r}: {error}") from None
+            raise CorruptArchiveError(f"{self.path}: {abbreviate(name)!r}: is damaged: {error}") from None
+
+    def _check_stored(self, name: str, start: int, out: Array) -> None:
+        """Add bytes that were read to the checksum of a stored member; compare it at the end.
+
+        Raises:
+            CorruptArchiveError: This was the end, and the checksum is wrong.
+        """
+        known, done, checksum = getattr(self._checked, "state", ("", 0, 0))
+        if (known, done) != (name, start):
+            if start > _LARGEST_PREFIX_BYTES:
+                return
+            prefix = self._file.read(self.offset(name), start)  # the header was read before
+            checksum = zlib.crc32(prefix)
+        data = out.reshape(-1).view(np.uint8).data
+        checksum, done = zlib.crc32(data, checksum), start + len(data)
+        self._checked.state = name, done, checksum
+        info = self._infos[name]
+        if done == info.file_size and checksum != info.CRC:
+            raise CorruptArchiveError(
+                f"{self.path}: {abbreviate(name)!r}: is damaged: checksum of its bytes is {checksum:08x}, "
+                f"expected {info.CRC:08x}"
+            )
 
     def offset(self, name: str) -> int:
         """Where a stored member's bytes begin, by its local header.

@@ -13,7 +13,7 @@ from tensorcap_formats.hdf5.flat_file import (
     write_at,
 )
 from tensorcap_formats.hdf5.header import datatype_of
-from tensorcap_formats.hdf5.reader import is_hdf5, open_hdf5
+from tensorcap_formats.hdf5.reader import is_hdf5, open_hdf5, open_hdf5_part
 from tensorcap_formats.hdf5.writer import write_hdf5
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "is_finished_flat_file",
     "is_hdf5",
     "open_hdf5",
+    "open_hdf5_part",
     "write_at",
     "write_hdf5",
 ]

@@ -7,7 +7,7 @@ are found once hdf5plugin is imported.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -227,13 +227,22 @@ def require_filters(dataset: h5py.Dataset, source: str) -> None:
             raise ReadError(f"{source}: is compressed by HDF5 filter {number}, which is not installed")
 
 
-def open_foreign_hdf5(file: InputFile, root: h5py.Group, resources: ExitStack) -> Archive:
+def open_foreign_hdf5(
+    file: InputFile,
+    root: h5py.Group,
+    resources: ExitStack,
+    *,
+    container: str = "hdf5",
+    skipped: Mapping[str, str] | None = None,
+) -> Archive:
     """Open all numeric datasets that hard links lead to; what else is there is named in `skipped`.
 
     Args:
         file: The file, to be read at positions.
         root: Its root group.
         resources: What to close with the archive; emptied.
+        container: Name of the format.
+        skipped: What else is not read, with reasons.
 
     Raises:
         NotAnArchiveError: Nothing in it is a numeric dataset.
@@ -241,7 +250,7 @@ def open_foreign_hdf5(file: InputFile, root: h5py.Group, resources: ExitStack) -
     import h5py
 
     tensors: list[ForeignTensor] = []
-    others: dict[str, str] = {}
+    others = dict(skipped or {})
     groups: list[tuple[str, h5py.Group]] = [("", root)]
     addresses = {h5py.h5o.get_info(root.id).addr}
     while groups:
@@ -271,4 +280,4 @@ def open_foreign_hdf5(file: InputFile, root: h5py.Group, resources: ExitStack) -
                 others[full] = "no tensor: a named datatype"
     if not tensors:
         raise NotAnArchiveError(f"{file.path}: none of its {len(others)} HDF5 objects is a numeric dataset")
-    return ForeignArchive(file.path, "hdf5", tensors, resources=resources, skipped=others)
+    return ForeignArchive(file.path, container, tensors, resources=resources, skipped=others)

@@ -6,13 +6,17 @@ finds each tensor. Any other HDF5 file gives its numeric datasets by name.
 
 from __future__ import annotations
 
+import io
+import os
 import struct
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.digests import RunningDigests
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import (
     CorruptArchiveError,
@@ -64,6 +68,60 @@ def open_hdf5(path: Path) -> Archive:
         return _open_by_library(file, resources, is_ours=note is not None)
 
 
+def open_hdf5_part(
+    path: Path, part: tuple[int, int], *, container: str, skipped: Mapping[str, str]
+) -> Archive:
+    """Open an HDF5 file of others that lies whole within another file.
+
+    Args:
+        path: The file around it.
+        part: Offset and size of the HDF5 file in it, in bytes.
+        container: Name of the format of the file around it.
+        skipped: What else is in that and is not read, with reasons.
+
+    Raises:
+        NotAnArchiveError: The part is no HDF5 file, or nothing in it is a tensor.
+        CorruptArchiveError: It is cut short or contradicts itself.
+    """
+    with ExitStack() as resources:
+        file = resources.enter_context(closing(InputFile(path, part=part)))
+        if not is_hdf5(file):
+            raise NotAnArchiveError(f"{path}: its weights are no HDF5 file: they have no HDF5 signature")
+        import h5py
+
+        with library_errors(str(path)):
+            root = resources.enter_context(h5py.File(_Stream(file), "r"))
+            return open_foreign_hdf5(file, root, resources, container=container, skipped=skipped)
+
+
+class _Stream(io.RawIOBase):
+    """A file of ours as the HDF5 library takes it."""
+
+    def __init__(self, file: InputFile) -> None:
+        self._file = file
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = offset + {os.SEEK_CUR: self._position, os.SEEK_END: self._file.size}.get(whence, 0)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        out = np.frombuffer(buffer, np.uint8)
+        count = min(out.size, max(self._file.size - self._position, 0))
+        self._file.read_into(self._position, out[:count])
+        self._position += count
+        return count
+
+
 def _open_by_note(file: InputFile, note: Note, tail: bytes, resources: ExitStack) -> Archive:
     def part(at: int, size: int) -> bytes:
         return tail[at - note.tail_at : at - note.tail_at + size]
@@ -87,26 +145,20 @@ def _open_by_note(file: InputFile, note: Note, tail: bytes, resources: ExitStack
 
 
 class _LibraryArchive(IndexedArchive):
-    """An archive that another tool touched: h5py finds each tensor when it is read.
-
-    The tool may have altered any dataset, so the digest of a tensor that is read from its beginning to its
-    end is checked.
-    """
+    """An archive that another tool touched: h5py finds each tensor when it is read."""
 
     def __init__(self, file: InputFile, root: h5py.Group, index: Index, resources: ExitStack) -> None:
         super().__init__(file.path, "hdf5", index, resources)
         self._file = file
         self._root = root
         self._readers: dict[int, DatasetReader] = {}
-        self._digests = RunningDigests(file.path, index.algorithm)
 
-    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+    def _read_bytes(self, record: Record, start: int, out: Array) -> None:
         reader = self._readers.get(record.row)
         if reader is None:
             with library_errors(f"{self.path}: {record.key.text}"):
                 reader = self._readers[record.row] = self._find(record)
         reader.read(start, out)
-        self._digests.add(record, start, out)
 
     def _find(self, record: Record) -> DatasetReader:
         source = f"{self.path}: {record.key.text}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from tensorcap_formats.archive import BLOCK_BYTES, Archive
-from tensorcap_formats.content import build_index, checked_blocks, content_of, write_errors
+from tensorcap_formats.content import build_index, content_of, write_errors
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import missing_package
 from tensorcap_formats.flat_arrays import Slabs
@@ -70,7 +70,7 @@ def write_hdf5(
                 content = record.digest, record.nbytes
                 if content not in places:
                     places[content] = at = end
-                    for block in checked_blocks(source, original):
+                    for block in source.blocks(original):
                         write_at(fd, at, block.view("u1"))
                         at += block.nbytes
                     end = align_offset(at)
@@ -107,7 +107,7 @@ def _write_compressed(
             kind = h5t.decode(_ENCODED + datatype_of(record.dtype))
             slabs = Slabs.cut(record.shape, record.dtype.itemsize, _CHUNK_BYTES)
             dataset = _create(group, name, kind, slabs, pipeline if record.shape and record.size else None)
-            blocks = checked_blocks(source, original)
+            blocks = source.blocks(original)
             for number, chunk in enumerate(slabs.fill(blocks, np.dtype(record.dtype.storage))):
                 _write(dataset, kind, slabs, number, chunk)
             datasets[content_of(record)] = group[name]

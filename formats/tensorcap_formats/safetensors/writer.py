@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.content import build_index, checked_blocks, holders, write_errors
+from tensorcap_formats.content import build_index, holders, write_errors
 from tensorcap_formats.errors import WriteError
 from tensorcap_formats.index import FORMAT_VERSION, encode_index, encode_json
 from tensorcap_formats.records import Record
@@ -52,5 +52,5 @@ def write_safetensors(source: Archive, path: Path, records: Sequence[Record]) ->
     with write_errors(path), path.open("xb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for record in stored:
-            for block in checked_blocks(source, records[record.row]):
+            for block in source.blocks(records[record.row]):
                 file.write(block.view("u1").data)

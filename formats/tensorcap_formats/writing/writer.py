@@ -6,6 +6,7 @@ import math
 import os
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -361,7 +362,8 @@ class Writer:
 
     def _fail(self, error: OSError) -> NoReturn:
         """End after an error of the disk; everything confirmed so far can be recovered."""
-        self._end_unfinished()
+        with suppress(OSError):  # the first error is the one to report
+            self._end_unfinished()
         raise WriteError(
             f"{self.path}: {error.strerror or error}; {self.records_count} tensors are safe in "
             f"{self._partial.name}",

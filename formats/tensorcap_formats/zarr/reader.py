@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import numpy as np
 
 from tensorcap_formats.archive import BLOCK_BYTES, Archive
 from tensorcap_formats.content import content_of, holders
-from tensorcap_formats.digests import RunningDigests
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError
 from tensorcap_formats.folder import OpenFolder
@@ -60,9 +59,7 @@ def open_zarr(path: Path) -> Archive:
 class ZarrArchive(IndexedArchive):
     """An archive of ours in a zarr store (ARC-61).
 
-    Any program may alter one chunk of it and nothing else, so a tensor that is read from its beginning to
-    its end is checked against its digest; and another folder that takes the place of the one that was opened
-    is not read.
+    Another folder that takes the place of the one that was opened is not read.
     """
 
     def __init__(self, folder: OpenFolder, attributes: dict[str, Any], resources: ExitStack) -> None:
@@ -78,12 +75,13 @@ class ZarrArchive(IndexedArchive):
             if not (path / array_path(record.key) / METADATA_NAME).exists():
                 raise CorruptArchiveError(f"{path}: array {array_path(record.key)!r} is missing (ARC-61)")
         self._arrays: dict[int, ZarrArray] = {}  # by row of the holder
-        self._digests = RunningDigests(path, index.algorithm)
         super().__init__(path, "zarr", index, resources)
 
-    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+    def _place(self, record: Record) -> Hashable:
+        return self._holders[content_of(record)].row
+
+    def _read_bytes(self, record: Record, start: int, out: Array) -> None:
         self._array(self._holders[content_of(record)]).read(start, out)
-        self._digests.add(record, start, out)
 
     def _array(self, holder: Record) -> ZarrArray:
         array = self._arrays.get(holder.row)

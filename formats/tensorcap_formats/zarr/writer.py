@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.content import build_index, checked_blocks, holders, write_errors
+from tensorcap_formats.content import build_index, holders, write_errors
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.flat_arrays import Slabs
 from tensorcap_formats.index import FORMAT_VERSION, encode_index, encode_json
@@ -59,7 +59,7 @@ def write_zarr(source: Archive, path: Path, records: Sequence[Record], *, compre
                     (path / parent / METADATA_NAME).write_bytes(group)
             write_array(
                 path.joinpath(*parents, name),
-                checked_blocks(source, records[record.row]),
+                source.blocks(records[record.row]),
                 record.shape,
                 record.dtype.storage,
                 record.dtype.name,

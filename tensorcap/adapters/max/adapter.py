@@ -68,8 +68,8 @@ class MaxAdapter(Adapter):
                     is_used = any(map(is_in_graph, weights)) if unused is None else name not in unused
                     point.note = _FUSED if is_used else "none of its weights is in the graph"
 
-    def describe(self, model: Any) -> dict[str, Any]:
-        """Classes, weights, configuration."""
+    def describe(self, model: Any, *, digests: bool = False) -> dict[str, Any]:
+        """Classes, weights without digests, configuration."""
         module_of(model)
         return describe(MaxModel.of(model))
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tensorcap.adapters.protocol import Adapter, CalledRoot, Site, further_names
-from tensorcap.adapters.torch.capture_gaps import attention_note, capture_gaps, eager_mode
+from tensorcap.adapters.torch.capture_gaps import attention_note, capture_gaps, eager_mode, graph_note
 from tensorcap.adapters.torch.description import describe
 from tensorcap.adapters.torch.gradients import Gradients, backward, clear_gradients, with_labels
 from tensorcap.adapters.torch.model_inputs import map_tensors, perturb, record_inputs, with_archived_inputs
@@ -66,9 +66,9 @@ class TorchAdapter(Adapter):
     ) -> Iterator[None]:
         """Hook the named modules."""
         modules, _ = tree(model)
-        note = attention_note(model, modules.values()) if plan.level == "module" else ""
-        if note:
-            recorder.facts.setdefault("notes", []).append(note)
+        notes = [attention_note(model, modules.values()), graph_note(modules)]
+        if plan.level == "module" and any(notes):
+            recorder.facts.setdefault("notes", []).extend(filter(None, notes))
         with eager_mode() if plan.eager else nullcontext(), StagingBuffer(recorder) as staging:
             leaves = TensorLeaves(recorder, staging)
             gradients = Gradients(leaves, inputs=plan.inputs) if plan.grads else None
@@ -92,9 +92,9 @@ class TorchAdapter(Adapter):
             ):
                 yield
 
-    def describe(self, model: nn.Module) -> dict[str, Any]:
+    def describe(self, model: nn.Module, *, digests: bool = False) -> dict[str, Any]:
         """Classes, parameters, configuration, settings."""
-        return describe(model)
+        return describe(model, digests=digests)
 
     def read_sources(self, model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
         """The text of the classes of the named modules."""

@@ -20,6 +20,7 @@ from torch import nn
 from tensorcap.adapters.torch.direct_calls import enter_contexts
 from tensorcap.adapters.torch.module_tap import ModuleTap
 from tensorcap.recording import Call, Point, Recorder
+from tensorcap.wording import some
 from tensorcap_formats.errors import UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., None])
@@ -189,6 +190,42 @@ class ForwardWrapper:
 def _lose_fused(recorder: Recorder, inner: Iterable[Point], call: Call) -> None:
     for point in inner:
         recorder.lose(point, "output", _FUSED, call=call._replace(point=point, number=0))
+
+
+def graph_note(modules: Mapping[str, nn.Module]) -> str:
+    """A note on modules of which only the parameters are left, since a graph computes them; empty if none is.
+
+    Args:
+        modules: The modules by name, each behind its parent.
+    """
+    fx: Any = sys.modules.get("torch.fx")  # not imported, there are no graphs
+    graphs = [
+        name for name, module in modules.items() if fx is not None and isinstance(module, fx.GraphModule)
+    ]
+    inlined = [
+        name
+        for name, module in modules.items()
+        if type(module) is nn.Module
+        and next(module.parameters(recurse=False), None) is not None
+        and any(not graph or name.startswith(f"{graph}.") for graph in graphs)
+    ]
+    if not inlined:
+        return ""
+    return (
+        f"an exported or traced graph computes {some(inlined)} itself: these modules are not called, and "
+        "nothing of them is captured; capture the model that the graph was made from, or take --level op"
+    )
+
+
+def is_compiled_model(modules: Iterable[nn.Module]) -> bool:
+    """Whether torch.compile made the model, or a part of it."""
+    answers: dict[type, bool] = {}
+    return any(
+        _is_compiled_wrapper(module)
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or holds_compiled(module, answers)
+        for module in modules
+    )
 
 
 def attention_note(model: nn.Module, modules: Iterable[nn.Module]) -> str:

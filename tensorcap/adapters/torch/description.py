@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from tensorcap.adapters.torch.module_settings import module_settings
 from tensorcap.adapters.torch.modules import tree
-from tensorcap.adapters.torch.tensors import dtype_name
+from tensorcap.adapters.torch.tensor_leaves import untraced
+from tensorcap.adapters.torch.tensors import PLAIN_CLASSES, dtype_name
+from tensorcap.adapters.torch.weight_digests import WeightDigests
 from tensorcap.workload import class_name, file_of, jsonable, redact
 from tensorcap_formats.keys import module_site
 
 
-def describe(model: nn.Module) -> dict[str, Any]:
-    """The run's metadata that torch knows (`specs/archive.md`)."""
+def describe(model: nn.Module, *, digests: bool = False) -> dict[str, Any]:
+    """The run's metadata that torch knows (`specs/archive.md`).
+
+    Args:
+        model: The model.
+        digests: Whether parameters and buffers are read, for their digests and statistics.
+    """
     modules, aliases = tree(model)
+    weights = WeightDigests() if digests else None
     inner = getattr(model, "_orig_mod", model)
     dtype = main_dtype(model)
     return {
@@ -31,7 +41,7 @@ def describe(model: nn.Module) -> dict[str, Any]:
         "compute_dtype": dtype,
         "device": _device(model),
         "seed": torch.initial_seed(),
-        "modules": [_describe_module(name, module) for name, module in modules.items()],
+        "modules": _describe_modules(modules, weights),
         "aliases": {module_site(alias): module_site(name) for alias, name in aliases.items()},
     }
 
@@ -45,22 +55,31 @@ def main_dtype(model: nn.Module) -> str | None:
     return sizes.most_common(1)[0][0] if sizes else None
 
 
-def _describe_module(name: str, module: nn.Module) -> dict[str, Any]:
+def _describe_modules(modules: Mapping[str, nn.Module], weights: WeightDigests | None) -> list[Any]:
+    with torch.no_grad(), untraced():
+        return [_describe_module(name, module, weights) for name, module in modules.items()]
+
+
+def _describe_module(name: str, module: nn.Module, weights: WeightDigests | None) -> dict[str, Any]:
+    def tensors(named: Mapping[str, torch.Tensor | None]) -> dict[str, Any]:
+        return {n: _describe_tensor(t, weights) for n, t in named.items() if t is not None}
+
     entry = {
         "path": name,
         "class": class_name(type(module)),
-        "parameters": {n: _describe_tensor(p) for n, p in module._parameters.items() if p is not None},
+        "parameters": tensors(module._parameters),
         "training": module.training,
     }
-    buffers = {n: _describe_tensor(b) for n, b in module._buffers.items() if b is not None}
-    if buffers:
-        entry["buffers"] = buffers
-    return entry
+    further = {"buffers": tensors(module._buffers), "settings": module_settings(module)}
+    return {**entry, **{name: value for name, value in further.items() if value}}
 
 
-def _describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
+def _describe_tensor(tensor: torch.Tensor, weights: WeightDigests | None) -> dict[str, Any]:
     shape = None if nn.parameter.is_lazy(tensor) else list(tensor.shape)
-    return {"shape": shape, "dtype": dtype_name(tensor.dtype)}
+    entry = {"shape": shape, "dtype": dtype_name(tensor.dtype)}
+    if type(tensor) not in PLAIN_CLASSES and not nn.parameter.is_lazy(tensor):
+        entry["class"] = class_name(type(tensor))
+    return entry if weights is None else {**entry, **weights.describe(tensor)}
 
 
 def _size(tensor: torch.Tensor) -> int:

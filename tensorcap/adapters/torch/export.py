@@ -26,6 +26,7 @@ from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
+from tensorcap.adapters.torch.capture_gaps import is_compiled_model
 from tensorcap.adapters.torch.frames import Source
 from tensorcap.adapters.torch.module_tap import ModuleTap
 from tensorcap.adapters.torch.modules import argument_names, tree
@@ -106,6 +107,11 @@ def _run(
 ) -> None:
     recorder.facts["export"] = facts
     modules, _ = tree(model)
+    if is_compiled_model(modules.values()):
+        recorder.facts.setdefault("notes", []).append(
+            "the model is compiled (torch.compile): level export ran a graph of the code that it was "
+            "compiled from, and not the compiled code"
+        )
     points = {name: recorder.points[name] for name in modules}
     names = modules_below(class_name(model), plan.ops_in, points) if plan.ops_in else modules
     sites = frozenset(points[name].site for name in names)

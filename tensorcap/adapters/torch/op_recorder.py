@@ -23,7 +23,6 @@ from tensorcap.adapters.torch.operators import Operator, leaves_of, plain, tenso
 from tensorcap.adapters.torch.storage import Ledger
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
 from tensorcap.recording import Call
-from tensorcap_formats.errors import WriteError
 
 _T = TypeVar("_T")
 _HIGHER_ORDER: Final = "a higher-order op, which is not looked into"
@@ -137,8 +136,6 @@ class OpRecorder:
         with self._lock, untraced():
             try:
                 return action()
-            except WriteError:
-                raise
             except Exception as error:
                 self._recorder.lose(call.point, "op", f"{type(error).__name__}: {error}")
                 return None

@@ -26,7 +26,6 @@ from tensorcap.adapters.torch.host_copy import HostCopy, Transfer, host_copy_for
 from tensorcap.adapters.torch.tensors import logical_dtype
 from tensorcap.recording import Call, Recorder
 from tensorcap_formats.dtypes import Array, DType
-from tensorcap_formats.errors import WriteError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -304,8 +303,6 @@ class StagingBuffer:
                     required=pending.required,
                     order=pending.order,
                 )
-            except WriteError:
-                return  # the recorder keeps the error, and the end of the block raises it
             except Exception as error:
                 reason = _reason(error)
             else:

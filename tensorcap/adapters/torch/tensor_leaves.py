@@ -18,7 +18,6 @@ from tensorcap.adapters.protocol import NotCapturableError
 from tensorcap.adapters.torch.staging_buffer import StagingBuffer
 from tensorcap.adapters.torch.tensors import on_host, plain, stored
 from tensorcap.recording import Call, Kinds, NothingLeftError, Recorder, leaf_slot, walk
-from tensorcap_formats.errors import WriteError
 
 KINDS: Final = Kinds(
     tensors=(torch.Tensor, np.ndarray),
@@ -54,9 +53,6 @@ class TensorLeaves:
             value: Anything.
             required: Whether every filter is passed.
             only_tensors: Whether leaves that are no tensors are left out.
-
-        Raises:
-            WriteError: The archive cannot be written.
         """
         recorder = self.recorder
         try:
@@ -74,8 +70,6 @@ class TensorLeaves:
                         recorder.lose(call.point, name, leaf.reason, required=required)
                     elif not only_tensors:
                         self._value(call, name, leaf.value, required=required)
-        except WriteError:
-            raise
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             recorder.lose(call.point, slot, reason, required=required)

@@ -18,7 +18,7 @@ from tensorcap.adapters.protocol import NotCapturableError
 from tensorcap_formats.dtypes import DTYPES, Array, DType, bits_of, dtype_of
 from tensorcap_formats.errors import UsageError
 
-_PLAIN_CLASSES: Final = tuple(
+PLAIN_CLASSES: Final = tuple(
     c for c in (torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", None)) if c is not None
 )
 
@@ -94,7 +94,7 @@ def plain(tensor: torch.Tensor, part: tuple[slice, ...] | None = None) -> torch.
     Raises:
         NotCapturableError: It has no values, or none that can be read now.
     """
-    if type(tensor) not in _PLAIN_CLASSES:
+    if type(tensor) not in PLAIN_CLASSES:
         tensor = _as_plain(tensor)
     if tensor.dtype not in _FORMS or tensor.layout is not torch.strided or not _is_dense(tensor):
         raise NotCapturableError(_reason(tensor))

@@ -3,14 +3,16 @@
 In come two archives, out comes a resolved mapping. Read `proposal` (the list of passes), `match_weights`,
 `sides` and `fingerprints` (what is known of a run), `matching` and `passes` (how pairs are accepted), the
 passes `fusion_rules`, `placement`, `derived_outputs`, then `entries`, `pair_evidence` and `unmatched` (what
-is reported).
+is reported), last `token_layouts` and `moved_results` (what is seen of records that are paired).
 """
 
 from tensorcap.alignment.match.fingerprints import Fingerprint, agreements, groups, rounding_of
 from tensorcap.alignment.match.match_weights import WEIGHTS
+from tensorcap.alignment.match.moved_results import pair_moved_results
 from tensorcap.alignment.match.pair_evidence import order_doubt
 from tensorcap.alignment.match.pairs import Drift
 from tensorcap.alignment.match.proposal import By, propose
+from tensorcap.alignment.match.systematic_layouts import find_systematic_layouts, without_lone_moves
 from tensorcap.alignment.match.token_layouts import match_tokens, pair_equal_keys
 
 __all__ = [
@@ -19,10 +21,13 @@ __all__ = [
     "Drift",
     "Fingerprint",
     "agreements",
+    "find_systematic_layouts",
     "groups",
     "match_tokens",
     "order_doubt",
     "pair_equal_keys",
+    "pair_moved_results",
     "propose",
     "rounding_of",
+    "without_lone_moves",
 ]

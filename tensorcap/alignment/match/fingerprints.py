@@ -91,12 +91,13 @@ class Fingerprints:
         may_read: Whether tensors may be read for their statistics.
 
     Attributes:
+        uses_values: Whether values may be looked at.
         rounding: Relative rounding of the coarsest dtype among the records asked for.
     """
 
     def __init__(self, archive: Archive, *, uses_values: bool, may_read: bool) -> None:
         self._archive = archive
-        self._uses_values = uses_values
+        self.uses_values = uses_values
         self._may_read = may_read
         self._by_row: dict[int, Fingerprint | None] = {}
         self._statistics: dict[int, Statistics | None] = {}
@@ -126,7 +127,7 @@ class Fingerprints:
 
     def statistics(self, record: Record) -> Statistics | None:
         """A record's statistics, read once if the index has none; None if unknown or not to be used."""
-        if record.dtype.packed > 1 or not self._uses_values:
+        if record.dtype.packed > 1 or not self.uses_values:
             return None
         if record.statistics is not None:
             return record.statistics

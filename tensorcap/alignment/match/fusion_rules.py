@@ -190,16 +190,56 @@ def _find_possible_from(matching: Matching, *, is_split: bool) -> Iterator[Fusio
     for template in wholes:
         by_size[other.size(template.first.site)].append(template)
     sizes = {template.name: side.size(template.first.site) for template in templates}
+    shifts = _shifts_by_parents(matching, is_split=is_split)
     for parts, axis in itertools.chain(_siblings(templates), _lists(templates)):
         if axis is None:
             size = sum(sizes[part.name] for part in parts)
         else:
             size = sum(side.size(member.site) for part in parts for member in _group(part, axis))
         for whole in by_size.get(size, ()):
-            for shift in _shifts(parts, axis, whole):
-                fusion = _make_fusion(matching, parts, axis, whole, shift, is_split=is_split)
-                if fusion.places:
-                    yield fusion
+            known = shifts.get((parts[0].parent, whole.parent), ())
+            yield from _without_proven(
+                [
+                    _make_fusion(matching, parts, axis, whole, shift, is_split=is_split)
+                    for shift in _shifts(parts, axis, whole, known)
+                ]
+            )
+
+
+def _shifts_by_parents(matching: Matching, *, is_split: bool) -> Mapping[tuple[str, str], list[Index]]:
+    """By how much numbers of parts are ahead of wholes' in pairs of their siblings, by their parents.
+
+    There are several if layers of the one side are counted in other steps than those of the other.
+    """
+    shifts: dict[tuple[str, str], dict[Index, None]] = defaultdict(dict)
+    for candidate in matching.accepted:
+        one, other = matching.templates_of(candidate)
+        if one.rank == other.rank and one.rank:
+            parents = (one.parent, other.parent) if is_split else (other.parent, one.parent)
+            for pair in candidate.places:
+                part, whole = pair if is_split else pair[::-1]
+                shifts[parents][tuple(a - b for a, b in zip(part, whole, strict=True))] = None
+    return {parents: list(known) for parents, known in shifts.items()}
+
+
+def _without_proven(fusions: Sequence[Fusion]) -> Iterator[Fusion]:
+    """Fusions of the same site templates, each without the places that values prove of another one."""
+    for fusion in fusions:
+        proven = {
+            site
+            for other in fusions
+            if other is not fusion
+            for index, agreement in other.agreeing.items()
+            if agreement.nats >= WEIGHTS.proof
+            for site in (*other.places[index][0], other.places[index][1])
+        }
+        places = {
+            index: (sites, whole)
+            for index, (sites, whole) in fusion.places.items()
+            if index in fusion.agreeing or not proven & {*sites, whole}
+        }
+        if places:
+            yield replace(fusion, places=places)
 
 
 def _siblings(templates: Sequence[SiteTemplate]) -> Iterator[tuple[tuple[SiteTemplate, ...], int | None]]:
@@ -238,14 +278,24 @@ def _group(template: SiteTemplate, axis: int) -> list[Member]:
     return [m for index, m in sorted(template.members.items()) if index[:axis] + index[axis + 1 :] == rest]
 
 
-def _shifts(parts: Sequence[SiteTemplate], axis: int | None, whole: SiteTemplate) -> list[Index]:
-    """By how much the numbers of parts may be ahead of the whole's."""
+def _shifts(
+    parts: Sequence[SiteTemplate], axis: int | None, whole: SiteTemplate, known: Sequence[Index]
+) -> list[Index]:
+    """By how much the numbers of parts may be ahead of the whole's.
+
+    Args:
+        parts: The parts.
+        axis: Which of their numbers counts parts; None if none does.
+        whole: The whole.
+        known: What pairs of their siblings say.
+    """
     first = min(parts[0].members)
     first = first if axis is None else first[:axis] + first[axis + 1 :]
     if len(first) != whole.rank:
         return []
     zero = (0,) * whole.rank
-    return list(dict.fromkeys([zero, tuple(a - b for a, b in zip(first, min(whole.members), strict=True))]))
+    by_first = tuple(a - b for a, b in zip(first, min(whole.members), strict=True))
+    return list(dict.fromkeys([zero, by_first, *(known if axis is None else ())]))
 
 
 def places_of(

@@ -146,6 +146,11 @@ class Pairs:
         one, other = self.sides[0].fingerprints.get(left), self.sides[1].fingerprints.get(right)
         return self.is_near(one, other, self.sides[0].order(left))
 
+    def distance_between(self, left: str, right: str) -> float:
+        """How far the values of two sites are apart; infinite if that is unknown."""
+        one, other = self.sides[0].fingerprints.get(left), self.sides[1].fingerprints.get(right)
+        return math.inf if one is None or other is None else one.distance(other)
+
     def is_near(self, one: Fingerprint | None, other: Fingerprint | None, order: int) -> bool | None:
         """Whether values are as near as pairs before that are; None if unknown.
 

@@ -17,6 +17,7 @@ from typing import Final
 from tensorcap.alignment.layout import Shape
 from tensorcap.alignment.match.candidates import (
     Candidate,
+    Place,
     places_like,
     shape_of,
     shifted_places,
@@ -29,6 +30,7 @@ from tensorcap.alignment.names import Index, SiteTemplate
 from tensorcap.alignment.order import longest_rising
 
 _ROUNDING: Final = 1e-9  # of sums that were added up in another order
+_PAIRED: Final = 2  # members that show in which order others are
 _MOST: Final = 250_000  # pairs between two known ones
 
 
@@ -84,6 +86,33 @@ def complete_templates(state: MatchState) -> None:
     for candidate, places in extensions:
         lone = [p for p in places if all(wanted[x] == 1 for x in enumerate(matching.sites_of(candidate, p)))]
         matching.extend(candidate, lone)
+    _complete_in_order(matching)
+
+
+def _complete_in_order(matching: Matching) -> None:
+    """Pair the last free member of two site templates, whose other members are paired in their order.
+
+    Layers that one side counts in other steps than the other have no offset that holds of all.
+    """
+    places: dict[tuple[str, str], list[Place]] = defaultdict(list)
+    for candidate in matching.accepted:
+        places[candidate.reference, candidate.target] += candidate.places
+    for names, paired in places.items():
+        new = Candidate(*names, ())
+        one, other = matching.templates_of(new)
+        if one.rank != other.rank or len(paired) < _PAIRED:
+            continue
+        free = [
+            [index for index, member in template.members.items() if not matching.has_partner(i, member.site)]
+            for i, template in enumerate((one, other))
+        ]
+        if len(free[0]) != 1 or len(free[1]) != 1:
+            continue
+        place = free[0][0], free[1][0]
+        ordered = [b for _, b in sorted([*paired, place])]
+        fits = matching.sizes_fit(new, place) and not matching.is_refuted(new, place)
+        if ordered == sorted(ordered) and fits:
+            matching.accept(new, (place,))
 
 
 def pair_lone_children(state: MatchState) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,6 +35,7 @@ SlotPair = tuple[str, str]  # slot of the reference, slot of the target
 _READ: Final = 128  # members of a site template that are read: the layers of most models
 _MOST: Final = 1 << 24  # elements of them
 _WHOLE: Final = ("int", "uint")  # kinds of dtypes
+_UNDONE: Final = 8.0  # how much smaller a result's distance is than an argument's that it does not come from
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class Slots:
         """Pair the arguments of each two sites: those with equal values.
 
         If results differ, arguments may, too: then those are paired that have equal values in other layers,
-        or equal names, or that are the only ones left, of floats or of whole numbers.
+        or equal names, or that are the only ones left of their kind or size, or stand in the same order.
         """
         near = {
             place: self.near_arguments(*self.matching.members_of(candidate, place))
@@ -153,9 +155,9 @@ class Slots:
             known = by_names[self._names(candidate, place)]
             reasons: dict[tuple[str, str], tuple[Evidence, str]] = {}
             reasons |= dict.fromkeys(pairs, ("values", "what the two were given, with equal values"))
-            for pair in self._others(reference, target, known, [*reasons]):
+            for pair, reason in self._others(reference, target, known, [*reasons]).items():
                 if not self._contradicts(candidate, place, pair):
-                    reasons[pair] = self._reason(pair, known)
+                    reasons[pair] = reason
             is_wrong = self.matching.are_near(*self.matching.sites_of(candidate, place)) is False
             paired[place] = [
                 ArgumentPair(f"input.{a}", f"input.{b}", fit[0], evidence, reason + fit[1])
@@ -169,22 +171,33 @@ class Slots:
         return tuple(frozenset(member.arguments) for member in self.matching.members_of(candidate, place))
 
     def near_arguments(self, one: Member, other: Member) -> list[tuple[str, str]]:
-        """Pair arguments with equal values, if only one of the target's has them, or one of that name."""
-        fingerprints = [
-            {name: side.fingerprint_of(record) for name, record in member.arguments.items()}
-            for side, member in zip(self.matching.sides, (one, other), strict=True)
-        ]
-        pairs = []
-        for name, fingerprint in fingerprints[0].items():
-            order = one.arguments[name].order
-            near = [
-                key
-                for key, target_fingerprint in fingerprints[1].items()
-                if self.matching.is_near(fingerprint, target_fingerprint, order)
-            ]
-            if name in near or len(near) == 1:
-                pairs.append((name, name if name in near else near[0]))
-        return pairs
+        """Pair arguments with equal values: those of equal names; of the rest as many as have them on the
+        other side, in the order of the signature.
+        """
+        near = {
+            name: [key for key, partner in other.arguments.items() if self._agree(record, partner)]
+            for name, record in one.arguments.items()
+        }
+        pairs = {name: name for name, keys in near.items() if name in keys}
+        rest = {
+            name: [key for key in keys if key not in pairs]
+            for name, keys in near.items()
+            if name not in pairs
+        }
+        for keys in rest.values():
+            names = [name for name, others in rest.items() if others == keys]
+            if len(names) == len(keys):
+                pairs |= zip(names, keys, strict=True)
+        return [(name, pairs[name]) for name in near if name in pairs]
+
+    def _agree(self, record: Record, other: Record) -> bool:
+        """Whether two arguments have equal values, bit for bit or as near as pairs before them."""
+        sides = self.matching.sides
+        fingerprints = sides[0].fingerprint_of(record), sides[1].fingerprint_of(other)
+        if self.matching.is_near(*fingerprints, record.order):
+            return True
+        uses_values = all(side.uses_values for side in self.fingerprints)
+        return uses_values and record.digest != "" and _contents(record) == _contents(other)
 
     def _are_near(self, record: Record, other: Record) -> bool | None:
         """Whether two tensors have near values; None if values are unknown, or not to be used."""
@@ -201,41 +214,56 @@ class Slots:
         one: Mapping[str, Record],
         other: Mapping[str, Record],
         known: Mapping[tuple[str, str], None],
-        done: Sequence[tuple[str, str]],
-    ) -> list[tuple[str, str]]:
-        """Pair the rest: as in other layers, by equal names, the only floats, the only whole numbers."""
-        mine, theirs = (
-            [n for n in side if n not in {p[i] for p in done}] for i, side in enumerate((one, other))
+        done: Iterable[tuple[str, str]],
+    ) -> dict[tuple[str, str], tuple[Evidence, str]]:
+        """Pair the rest: as in other layers, by equal names, alone of a kind or size, in one order."""
+        pairs: dict[tuple[str, str], tuple[Evidence, str]] = {}
+
+        def rest(side: int) -> dict[str, Record]:
+            used = {pair[side] for pair in (*done, *pairs)}
+            return {name: record for name, record in (one, other)[side].items() if name not in used}
+
+        def add(new: Iterable[tuple[str, str]], evidence: Evidence, reason: str) -> None:
+            fitting = [(a, b) for a, b in new if one[a].size == other[b].size]
+            pairs.update(dict.fromkeys(fitting, (evidence, f"what the two were given, {reason}")))
+
+        left, right = rest(0), rest(1)
+        add(
+            [(a, b) for a, b in known if a in left and b in right],
+            "values",
+            "with equal values in other layers",
         )
-        pairs = [(a, b) for a, b in known if a in mine and b in theirs]
-        pairs += [(n, n) for n in mine if n in theirs and (n, n) not in known]
-        for kinds in (("float",), _WHOLE):
-            left, right = (
-                [n for n in names if side[n].dtype.kind in kinds and n not in {p[i] for p in pairs}]
-                for i, (names, side) in enumerate(((mine, one), (theirs, other)))
-            )
-            if len(left) == len(right) == 1:
-                pairs.append((left[0], right[0]))
-        return [(a, b) for a, b in pairs if one[a].size == other[b].size]
+        left, right = rest(0), rest(1)
+        add([(name, name) for name in left if name in right], "name", "of the same name")
+        for kind in (_kind, _kind_and_size):
+            add(_lone_pairs(rest(0), rest(1), kind), "structure", "alone of its size")
+        left, right = rest(0), rest(1)
+        if [*map(_kind_and_size, left.values())] == [*map(_kind_and_size, right.values())]:
+            add(zip(left, right, strict=True), "structure", "in the same order")
+        return pairs
 
     def _contradicts(self, candidate: Candidate, place: Place, pair: tuple[str, str]) -> bool:
-        """Whether two arguments differ though results agree, or, if names differ too, may agree."""
+        """Whether two arguments differ though results agree, or, if names differ too, may agree.
+
+        A difference of which the results keep a part says nothing: the argument may be as wrong as they are.
+        """
         one, other = (
             m.arguments[name]
             for m, name in zip(self.matching.members_of(candidate, place), pair, strict=True)
         )
         if self._are_near(one, other) is not False:
             return False
-        results_are = self.matching.are_near(*self.matching.sites_of(candidate, place))
+        sites = self.matching.sites_of(candidate, place)
+        results_are = self.matching.are_near(*sites)
+        if results_are and self._distance(one, other) <= _UNDONE * self.matching.distance_between(*sites):
+            return False
         return results_are is not False if pair[0] != pair[1] else results_are is True
 
-    @staticmethod
-    def _reason(pair: tuple[str, str], known: Mapping[tuple[str, str], None]) -> tuple[Evidence, str]:
-        if pair in known:
-            return "values", "what the two were given, with equal values in other layers"
-        if pair[0] == pair[1]:
-            return "name", "what the two were given, of the same name"
-        return "structure", "what the two were given, alone of its size"
+    def _distance(self, record: Record, other: Record) -> float:
+        one, two = (
+            side.fingerprint_of(r) for side, r in zip(self.matching.sides, (record, other), strict=True)
+        )
+        return math.inf if one is None or two is None else one.distance(two)
 
     def find_steps(
         self, reference: Record, target: Record, *, is_wrong: bool = False
@@ -323,6 +351,30 @@ class Slots:
             for slot, site in sites
             if (theirs := site.removeprefix(f"{other.site}/")) in other.other_results
         ]
+
+
+def _contents(record: Record) -> tuple[object, ...]:
+    return record.digest, record.dtype.name, record.shape
+
+
+def _kind(record: Record) -> object:
+    return "whole" if record.dtype.kind in _WHOLE else record.dtype.kind
+
+
+def _kind_and_size(record: Record) -> object:
+    return _kind(record), record.size
+
+
+def _lone_pairs(
+    one: Mapping[str, Record], other: Mapping[str, Record], kind: Callable[[Record], object]
+) -> list[tuple[str, str]]:
+    """Pair arguments that are alone of their kind on both sides."""
+    sides: list[dict[object, list[str]]] = [defaultdict(list), defaultdict(list)]
+    for names, records in zip(sides, (one, other), strict=True):
+        for name, record in records.items():
+            names[kind(record)].append(name)
+    both = ((names, sides[1].get(each, ())) for each, names in sides[0].items())
+    return [(ours[0], theirs[0]) for ours, theirs in both if len(ours) == len(theirs) == 1]
 
 
 def describe_lack(fit: Fit | None, *, is_lost: bool) -> str:

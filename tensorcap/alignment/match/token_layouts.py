@@ -92,14 +92,16 @@ def match_tokens(mapping: ResolvedMapping) -> ResolvedMapping:
 
 
 def _find_gathered(trial: Mapping[int, Entry], mapping: ResolvedMapping) -> list[int]:
-    """Find the entries, by number, that fit and match tokens in all their links."""
+    """Find the entries, by number, that match tokens, and whose tensors of the same places have one shape."""
     alignment = Alignment(tuple(trial.values()))
     gatherings = Gatherings(None, mapping.reference, mapping.target)
     outcomes = resolve_each(alignment, mapping.reference, mapping.target, gatherings)
     return [
         number
         for number, (_, links) in zip(trial, outcomes, strict=True)
-        if not isinstance(links, UsageError) and all(link.gathers for link in links)
+        if not isinstance(links, UsageError)
+        and any(link.gathers for link in links)
+        and _has_reference_shapes(links)
     ]
 
 

@@ -1,9 +1,10 @@
 """Names: rules that make names of two ecosystems equal, site templates, and differences of module trees.
 
 Read `name_patterns` and `rulesets` (what a rule says), `rule_files` (where rules come from), `site_templates`
-(sites folded over layer numbers), then `tree_difference`.
+(sites folded over layer numbers), `graph_names` (of other runtimes), then `tree_difference`.
 """
 
+from tensorcap.alignment.names.graph_names import graph_rules, names_results
 from tensorcap.alignment.names.rule_files import builtin_rules, catalogue, read_rules, wrapper_rules
 from tensorcap.alignment.names.rulesets import Fused, Rules
 from tensorcap.alignment.names.site_templates import (
@@ -37,7 +38,9 @@ __all__ = [
     "catalogue",
     "collect_site_templates",
     "fold",
+    "graph_rules",
     "name_of",
+    "names_results",
     "pattern",
     "plain_name",
     "read_rules",

@@ -85,7 +85,8 @@ class Rules:
             UsageError: A renaming has no end, or a user's function fails.
         """
         if site not in self._known:
-            name, colon, point = site.partition(":")
+            is_path = "/" in site  # of a graph of another runtime: `block/Relu:0` is no place within a module
+            name, colon, point = (site, "", "") if is_path else site.partition(":")
             for function in self.functions:
                 name = function(name)
             self._known[site] = self._renamed(name) + colon + point

@@ -30,6 +30,7 @@ from tensorcap.runs import Call
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.records import Record
 
+_IMAGES: Final = 4  # axes, from which on rows of a leaf's result are channels, of very unlike size
 _ROW: Final = 64  # elements of a row at least (MET-10)
 
 
@@ -56,6 +57,7 @@ class RobustVerdict:
         errors: The errors by each measure, the plain one first.
         precision: The precision of the pair.
         together: Combines the errors of the inputs.
+        judge_tail: Judges the worst rows, as `judge_tail` does.
         is_core: Whether the limits of attention cores count.
         elements: Count of elements that the errors are taken over.
     """
@@ -63,6 +65,7 @@ class RobustVerdict:
     errors: Sequence[RobustError]
     precision: Precision
     together: Callable[[Sequence[float]], float]
+    judge_tail: Callable[..., Finding]
     is_core: bool
     elements: int
 
@@ -82,7 +85,7 @@ class RobustVerdict:
         if is_less and self.errors[0].has_measured_rows:
             return first, inputs, output  # the elements that were read are not like the others
         inputs, output = min(together, key=lambda errors: errors[1] / errors[0] if errors[0] else math.inf)
-        judge = judge_tail if is_tail else judge_gain
+        judge = self.judge_tail if is_tail else judge_gain
         second = judge(output, inputs, self.precision, is_core=self.is_core, elements=self.elements)
         return min(first, second, key=lambda finding: finding.value), inputs, output
 
@@ -204,14 +207,17 @@ class _Gains:
         precision, count = pair.precision, least_elements((*sources, pair))
         is_aligned = pair.key in self._context.aligned
         finding = judge_gain(output, inputs, precision, is_core=is_core, elements=count)
+        judge_of_tail = partial(judge_tail, has_channels=len(record.shape) >= _IMAGES)
         tails = None if is_aligned else self._tail_errors(sources, pair, together)
         tail = None
         if tails is not None:
-            tail = judge_tail(tails[1], tails[0], precision, is_core=is_core, elements=count)
+            tail = judge_of_tail(tails[1], tails[0], precision, is_core=is_core, elements=count)
         is_green = finding.status == "within-rounding" and (tail is None or tail.status == "within-rounding")
         if not is_green and not is_aligned:
             robust = self._context.robust_errors(sources, pair, is_centred)
-            second = RobustVerdict(robust, precision, together, is_core=is_core, elements=count)
+            second = RobustVerdict(
+                robust, precision, together, judge_of_tail, is_core=is_core, elements=count
+            )
             finding, inputs, output = second.of(finding, (inputs, output))
             if tail is not None and tails is not None:
                 tail, _, _ = second.of(tail, tails, is_tail=True)
@@ -260,7 +266,13 @@ def judge_gain(
 
 
 def judge_tail(
-    output: float, inputs: float, precision: Precision, *, is_core: bool, elements: int
+    output: float,
+    inputs: float,
+    precision: Precision,
+    *,
+    is_core: bool,
+    elements: int,
+    has_channels: bool = False,
 ) -> Finding:
     """Judge what a leaf or core adds to the error of the worst rows; not of float32 runs.
 
@@ -270,8 +282,10 @@ def judge_tail(
         precision: The precision of the pair.
         is_core: As for `judge_gain`.
         elements: As for `judge_gain`.
+        has_channels: Whether rows are channels, some of which are much smaller than others.
     """
-    limits = POLICY.sampled(POLICY.core_tail if is_core else POLICY.leaf_tail, count_tail(elements))
+    limits = POLICY.core_tail if is_core or has_channels else POLICY.leaf_tail
+    limits = POLICY.sampled(limits, count_tail(elements))
     gain = output / math.hypot(inputs, 2 * precision.rounding)
     text = (
         f"the worst rows are off by {inputs:.2g} in, {output:.2g} out: gain {gain:.3g}, "

@@ -75,10 +75,10 @@ def judge_total_error(
     """
     if precision.is_wide:
         limits = POLICY.in_proportion(POLICY.wide_total, precision).scaled(times)
-        text = f"row error {error:.2g}, {precision.name} runs agree within {limits.green:.2g}"
+        text = f"row error {error:.2g}, {precision.text} runs agree within {limits.green:.2g}"
         return limits.finding("wide_error", error, text)
     limit = times * POLICY.envelope_at(depth, precision) * POLICY.widened_by(elements)
-    text = f"row error {error:.2g}, at most {limit:.2g} expected at depth {depth} in {precision.name}"
+    text = f"row error {error:.2g}, at most {limit:.2g} expected at depth {depth} in {precision.text}"
     return Limits(limit, math.inf).finding("growth", error, text)
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from tensorcap.comparison.pair import Finding, Pair
 from tensorcap.comparison.policy_tests.context import Context, Gain, MeasuredPair, PolicyTest
-from tensorcap.comparison.policy_tests.gains import RobustVerdict, judge_gain, least_elements
+from tensorcap.comparison.policy_tests.gains import RobustVerdict, judge_gain, judge_tail, least_elements
 
 # Ops that hand the relative error of a tensor on as it is, or less, or a few times as large
 # fmt: off
@@ -83,7 +83,7 @@ def _gain_of_op(context: Context, pair: MeasuredPair) -> Gain | None:
     finding = judge_gain(output, inputs, precision, is_core=True, elements=count)
     if finding.status != "within-rounding":
         robust = context.robust_errors(sources, pair, name in _CENTRED)
-        second = RobustVerdict(robust, precision, together, is_core=True, elements=count)
+        second = RobustVerdict(robust, precision, together, judge_tail, is_core=True, elements=count)
         finding, inputs, output = second.of(finding, (inputs, output))
     return Gain(pair.reference.key.site, pair, inputs, output, finding)
 

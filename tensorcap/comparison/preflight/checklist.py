@@ -5,16 +5,16 @@ Their list and order are normative in `specs/preflight.md`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from tensorcap.comparison.preflight.hyperparameters import compare_hyperparameters
 from tensorcap.comparison.preflight.item import Item, Kind, UnknownError
-from tensorcap.comparison.preflight.parameters import compare_parameters
+from tensorcap.comparison.preflight.parameters import compare_buffers, compare_parameters
 from tensorcap.comparison.preflight.run_inputs import compare_inputs, compare_repeat
 from tensorcap.comparison.preflight.runs import (
     compare_attention,
-    compare_buffers,
     compare_classes,
     compare_configs,
     compare_modes,
@@ -22,6 +22,7 @@ from tensorcap.comparison.preflight.runs import (
     compare_settings,
     compare_versions,
 )
+from tensorcap.wording import is_product, joined_name, name_pattern
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.json_values import json_object
 
@@ -33,7 +34,7 @@ class Preflight:
     Attributes:
         items: All that differs, what explains a divergence first.
         equal: Kinds that were compared and do not differ.
-        unchecked: Kinds that could not be compared, and why.
+        unchecked: Kinds that could not be compared, or not in full, and why.
     """
 
     items: tuple[Item, ...]
@@ -73,6 +74,7 @@ def preflight(reference: Archive, target: Archive, *, repeat: Archive | None = N
         "mode": compare_modes,
         "config": compare_configs,
         "modules": compare_classes,
+        "hyperparameters": compare_hyperparameters,
         "parameters": compare_parameters,
         "attention": compare_attention,
         "buffers": compare_buffers,
@@ -84,13 +86,36 @@ def preflight(reference: Archive, target: Archive, *, repeat: Archive | None = N
     equal: list[Kind] = []
     unchecked: dict[Kind, str] = {}
     for kind, check in checks.items():
+        before = len(items)
         try:
-            differences = list(check(reference, target))
+            for item in check(reference, target):
+                items.append(item)  # one by one: a check may give items before it says what is left open
         except UnknownError as reason:
             unchecked[kind] = str(reason)
             continue
-        items += differences
-        if not differences:
+        if len(items) == before:
             equal.append(kind)
+    items = [_as_one(alike) for alike in _alike(items)]
     items.sort(key=lambda item: (not item.explains, item.rank))
     return Preflight(tuple(items), tuple(equal), unchecked)
+
+
+def _alike(items: Iterable[Item]) -> Iterator[Sequence[Item]]:
+    """Yield items together that differ in nothing but numbers in their names, such as those of layers."""
+    groups: dict[object, list[Item]] = {}
+    for item in items:
+        kind = item.kind, repr((item.reference, item.target)), item.text
+        groups.setdefault((*kind, name_pattern(item.name)), []).append(item)
+    for group in groups.values():
+        if is_product([item.name for item in group]):
+            yield group
+            continue
+        of_last: dict[str, list[Item]] = {}  # unlike ones in unlike layers: by what has one number
+        for item in group:
+            of_last.setdefault(name_pattern(item.name, last=True), []).append(item)
+        yield from of_last.values()
+
+
+def _as_one(alike: Sequence[Item]) -> Item:
+    first = alike[0]
+    return first if len(alike) == 1 else replace(first, name=joined_name([item.name for item in alike]))

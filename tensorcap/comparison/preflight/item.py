@@ -15,6 +15,7 @@ Kind = Literal[
     "mode",
     "config",
     "modules",
+    "hyperparameters",
     "parameters",
     "attention",
     "buffers",
@@ -70,6 +71,8 @@ def item_text(one: Item) -> str:
         'modules 1.act: SiLU in the reference, GELU in the target. Others stayed.'
     """
     sides = ""
+    if one.kind == "hyperparameters":
+        return f"{one_line(one.name)}: {one_line(one.text)}"
     if one.kind not in ("inputs", "repeat", "mode", "parameters") or "shapes" in one.text:
         ours, theirs = side_texts(one, _LONGEST)
         sides = f": {ours} in the reference, {theirs} in the target"
@@ -80,7 +83,8 @@ def side_texts(one: Item, limit: int) -> tuple[str, str]:
     """Return the values of both sides as texts of `limit` characters at most."""
     texts = [one_line(str(side)) for side in (one.reference, one.target)]
     if one.kind == "modules":
-        texts = [short_name(text) for text in texts]
+        short = [short_name(text) for text in texts]
+        texts = short if short[0] != short[1] else texts
     ours, theirs = (text if len(text) <= limit else f"{text[: limit - 1]}…" for text in texts)
     return ours, theirs
 

@@ -1,78 +1,356 @@
-"""Compare the parameters of two models: by value if both archives have them, else by shape."""
+"""Compare parameters and buffers of two runs by their values, or by digests and statistics; else by shape.
+
+Read `_compare_weights` first: it pairs them by name, then by equal bits, and judges each pair.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from tensorcap.comparison.exact import parameter_rounding
-from tensorcap.comparison.preflight.item import Item, UnknownError, make_item
+from tensorcap.comparison.preflight.item import Item, UnknownError, common_modules, make_item
+from tensorcap.comparison.preflight.weights import (
+    Weight,
+    WeightId,
+    WeightKind,
+    compare_contents,
+    is_quantised,
+    values_text,
+    weights_of,
+)
 from tensorcap.metrics import measure
-from tensorcap.runs import is_parameter
-from tensorcap.wording import some
+from tensorcap.wording import FEW, counted, some
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.records import Record
+from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.view import ArchiveView
+
+_COUNTERS: Final = ("num_batches_tracked",)  # buffers that a forward pass in evaluation mode does not read
+_OF_CHECKPOINTS: Final = ("running_mean", "running_var")  # buffers that loading in another dtype rounds too
+_LAYOUT: Final = "{} the same in another layout, as far as statistics show"
+_SUBTREE: Final = 3  # parameters: fewer are no part of a model that was never loaded
+
+
+class _WeightPair(NamedTuple):
+    reference: Weight
+    target: Weight
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What became of the pairs of one kind.
+
+    Attributes:
+        other: Pairs that are not the same numbers, with the error relative to the norm if it is known.
+        moved: Pairs that hold the same numbers in another order, as far as statistics show.
+        quantised: Pairs of which one side holds integers for floats.
+        reshaped: Pairs of unlike shapes and unlike values.
+        open: Why pairs were not compared by value, and how many.
+    """
+
+    other: list[tuple[float | None, _WeightPair]] = field(default_factory=list)
+    moved: list[_WeightPair] = field(default_factory=list)
+    quantised: list[_WeightPair] = field(default_factory=list)
+    reshaped: list[_WeightPair] = field(default_factory=list)
+    open: Counter[str] = field(default_factory=Counter)
 
 
 def compare_parameters(reference: Archive, target: Archive) -> Iterator[Item]:
-    """Compare parameters, and buffers that were recorded, of the same name."""
-    recorded = [
-        {r.key.text: r for r in archive.records if is_parameter(r.key)} for archive in (reference, target)
+    """Compare names of tensors in files without sites, then parameters, of one name or of equal bits."""
+    yield from _renamed_items(target)
+    yield from _compare_weights(reference, target, "parameters")
+
+
+def _renamed_items(target: Archive) -> Iterator[Item]:
+    """Report tensors of files without sites that a mapping had to rename: a loader would not find them."""
+    sources = target.sources.items() if isinstance(target, ArchiveView) else ()
+    renamed = [
+        (text, records[0].key.text)
+        for text, records in sources
+        if len(records) == 1 and records[0].key.is_bare and records[0].key.text != text
     ]
-    common_records = [key for key in recorded[0] if key in recorded[1]]
-    if common_records:
-        yield from _parameter_values(
-            reference, target, [(recorded[0][k], recorded[1][k]) for k in common_records]
-        )
+    if renamed:
+        name, other = renamed[0]
+        text = f"{len(renamed)} tensors have another name in the target: {name} is {other} there."
+        yield make_item("parameters", name, name, other, text, explains=False, rank=3)
+
+
+def compare_buffers(reference: Archive, target: Archive) -> Iterator[Item]:
+    """Compare dtypes of buffers, then their values."""
+    ours, theirs = (weights_of(archive, "buffers") for archive in (reference, target))
+    if not (ours or theirs):
+        common_modules(reference, target)  # so that both are known to have none
         return
-    sides = [
-        {
-            f"{site}.{name}": about.shape
-            for site, module in archive.info.modules.items()
-            for name, about in module.parameters.items()
-        }
-        for archive in (reference, target)
+    dtypes = [
+        (weight.text, weight.info.dtype, theirs[name].info.dtype)
+        for name, weight in ours.items()
+        if name in theirs
     ]
-    common = [name for name in sides[0] if name in sides[1]]
-    if not common:
-        raise UnknownError("the parameters of the two have no name in common")
-    for name in common:
-        ours, theirs = (None if side[name] is None else list(side[name] or ()) for side in sides)
-        if ours != theirs:
-            yield make_item("parameters", name, ours, theirs, "Its shapes differ.", explains=True)
-    for kind, one, other in (("reference", 0, 1), ("target", 1, 0)):
-        lost = [name for name in sides[other] if name not in sides[one]]
-        if lost:
-            text = f"The {kind} lacks {len(lost)} parameters of the other: {some(lost)}."
-            yield make_item("parameters", lost[0], one, other, text, explains=False, rank=2)
-
-
-def _parameter_values(
-    reference: Archive, target: Archive, pairs: list[tuple[Record, Record]]
-) -> Iterator[Item]:
-    unlike = []
-    for ours, theirs in pairs:
-        if ours.shape != theirs.shape:
-            shapes = list(ours.shape), list(theirs.shape)
-            yield make_item("parameters", ours.key.text, *shapes, "Its shapes differ.", explains=True)
-        elif not _has_equal_bits(reference, ours, target, theirs) and ours.stored and theirs.stored:
-            tolerance = parameter_rounding(ours, theirs)
-            difference = measure(reference, ours, target, theirs, tolerance=tolerance)
-            if difference.mismatches or difference.mask_mismatches:
-                unlike.append((difference.relative_frobenius or 0.0, ours))
+    unlike = [
+        entry
+        for entry in dtypes
+        if all(entry) and entry[1] != entry[2] and not entry[0].endswith(_OF_CHECKPOINTS)
+    ]
     if unlike:
-        error, worst = max(unlike, key=lambda entry: entry[0])
         text = (
-            f"{len(unlike)} of {len(pairs)} parameters are not the same numbers, beyond rounding of the "
-            f"dtypes: {some([record.key.text for _, record in unlike])}; the worst is off by {error:.3g} "
-            "of its norm."
+            f"{len(unlike)} of the buffers have another dtype, as after model.to(…), which rounds tables "
+            "such as rotary frequencies; from_pretrained(dtype=…) keeps them."
         )
-        yield make_item("parameters", worst.key.text, 0.0, error, text, explains=True)
+        yield make_item("buffers", *unlike[0], text, explains=True)
+    yield from _compare_weights(reference, target, "buffers")
 
 
-def _has_equal_bits(reference: Archive, ours: Record, target: Archive, theirs: Record) -> bool:
-    return (
-        bool(ours.digest)
-        and ours.digest == theirs.digest
-        and ours.dtype.name == theirs.dtype.name
-        and reference.algorithm == target.algorithm
+def _compare_weights(reference: Archive, target: Archive, kind: WeightKind) -> Iterator[Item]:
+    """Compare the weights of one kind.
+
+    1. Weights of one module and name are a pair; of the others those of equal bits. If a mapping gave the
+       target's modules their names, equal bits go before names.
+    2. A pair whose values both archives hold is measured, any other is judged by digests and statistics.
+    3. What differs is one item for all; its text names weights that hold another one's values, ties that the
+       target does not have, and the part of the model in which nothing is the same.
+
+    Raises:
+        UnknownError: Not all were compared by value; all items were yielded before.
+    """
+    ours, theirs = weights_of(reference, kind), weights_of(target, kind)
+    is_mapped = _has_renamed_modules(target)
+    pairs, renamed = _pair_weights(ours, theirs, bits_first=is_mapped)
+    taken = {id(weight) for pair in (*pairs, *renamed) for weight in pair}
+    only_ours, only_theirs = (
+        [weight for weight in side.values() if id(weight) not in taken] for side in (ours, theirs)
     )
+    if not (pairs or renamed):
+        raise UnknownError(f"the {kind} of the two have no name in common")
+    outcome = _Outcome()
+    unlike_sites = _unlike_sites(ours.values(), theirs.values()) if is_mapped else set()
+    for pair in pairs:
+        if pair.reference.site in unlike_sites:
+            outcome.open["{} of modules that the mapping pairs, with weights of other names or shapes"] += 1
+        else:
+            _judge(reference, target, pair, outcome)
+    for pair in outcome.reshaped:
+        one, other = (None if weight.info.shape is None else list(weight.info.shape) for weight in pair)
+        yield make_item(kind, pair.reference.text, one, other, "Its shapes differ.", explains=True)
+    if outcome.other:
+        yield _other_item(kind, outcome.other, pairs, ours.values(), theirs.values())
+    if outcome.quantised:
+        yield _quantised_item(kind, outcome.quantised)
+    if outcome.moved:
+        yield _moved_item(kind, outcome.moved)
+    for side, weights in (("reference", only_theirs), ("target", only_ours)):
+        lost = [weight.text for weight in weights]
+        if not lost:
+            continue
+        outcome.open[f"{len(lost)} without a counterpart in the {side}"] += 0
+        if kind == "parameters":
+            text = f"The {side} lacks {len(lost)} parameters of the other: {some(lost)}."
+            has_it = (0, 1) if side == "reference" else (1, 0)
+            yield make_item(kind, lost[0], *has_it, text, explains=False, rank=2)
+    if outcome.open:
+        raise UnknownError(_open_text(outcome.open))
+
+
+def _has_renamed_modules(target: Archive) -> bool:
+    """Whether a mapping gave modules of the target other names than they have."""
+    return isinstance(target, ArchiveView) and target.info.modules.keys() != target.source.info.modules.keys()
+
+
+def _pair_weights(
+    ours: Mapping[WeightId, Weight], theirs: Mapping[WeightId, Weight], *, bits_first: bool
+) -> tuple[list[_WeightPair], list[_WeightPair]]:
+    """Pair the weights of two runs.
+
+    Returns:
+        Pairs of one name, and pairs of two names that hold the same bits.
+    """
+    common = [name for name in ours if name in theirs]
+    if bits_first:
+        common = [name for name in common if ours[name].contents == theirs[name].contents]
+    named = set(common)
+    rest = [{n: w for n, w in side.items() if n not in named} for side in (ours, theirs)]
+    renamed = _pair_by_bits(rest[0].values(), rest[1].values())
+    taken = {id(weight) for pair in renamed for weight in pair}
+    left = [n for n, w in rest[0].items() if n in rest[1] and not {id(w), id(rest[1][n])} & taken]
+    return [_WeightPair(ours[name], theirs[name]) for name in (*common, *left)], renamed
+
+
+def _pair_by_bits(ours: Iterable[Weight], theirs: Iterable[Weight]) -> list[_WeightPair]:
+    """Pair weights that hold the same bits, in order."""
+    by_contents: dict[tuple[str, str], list[Weight]] = defaultdict(list)
+    for weight in theirs:
+        by_contents[weight.contents].append(weight)
+    pairs = []
+    for weight in ours:
+        equals = by_contents.get(weight.contents) if weight.is_telling else None
+        if equals:
+            pairs.append(_WeightPair(weight, equals.pop(0)))
+    return pairs
+
+
+def _unlike_sites(ours: Iterable[Weight], theirs: Iterable[Weight]) -> set[str]:
+    """Sites at which the two have weights of unlike names or shapes."""
+    shapes: list[dict[str, dict[str, object]]] = [defaultdict(dict), defaultdict(dict)]
+    for side, weights in zip(shapes, (ours, theirs), strict=True):
+        for weight in weights:
+            side[weight.site][weight.name] = weight.info.shape
+    return {site for site, named in shapes[0].items() if named != shapes[1].get(site)}
+
+
+def _judge(reference: Archive, target: Archive, pair: _WeightPair, outcome: _Outcome) -> None:
+    """Add a pair to what became of all pairs."""
+    ours, theirs = (weight.info for weight in pair)
+    likeness = compare_contents(ours, theirs)
+    if likeness == "equal":
+        return  # of another shape too: a dimension of size 1 more or less
+    if is_quantised(ours, theirs):
+        outcome.quantised.append(pair)
+    elif ours.shape != theirs.shape:
+        if likeness in ("moved", "rounded"):
+            outcome.open[_LAYOUT] += 1
+        else:
+            outcome.reshaped.append(pair)
+    elif (error := _measured_error(reference, target, pair)) is not None:
+        if error > 0:
+            outcome.other.append((error, pair))
+    elif likeness == "other":
+        outcome.other.append((None, pair))
+    elif likeness == "moved" and _is_one_class(reference, target, pair):
+        outcome.moved.append(pair)
+    elif likeness == "moved":
+        outcome.open[_LAYOUT] += 1
+    elif likeness == "rounded":
+        outcome.open["{} the same but for rounding, as far as statistics show"] += 1
+    else:
+        outcome.open["{} by shape alone, since no digests or statistics of both are known"] += 1
+
+
+def _is_one_class(reference: Archive, target: Archive, pair: _WeightPair) -> bool:
+    """Whether the modules of two weights are of one class, or of unknown ones, and so have one layout."""
+    modules = reference.info.modules.get(pair.reference.site), target.info.modules.get(pair.target.site)
+    names = [module.class_name if module else "" for module in modules]
+    return names[0] == names[1]
+
+
+def _measured_error(reference: Archive, target: Archive, pair: _WeightPair) -> float | None:
+    """The error relative to the norm of the values, 0 within rounding; None if not both sides hold them."""
+    ours, theirs = pair.reference.record, pair.target.record
+    if not (ours and theirs and ours.stored and theirs.stored):
+        return None
+    difference = measure(reference, ours, target, theirs, tolerance=parameter_rounding(ours, theirs))
+    if not (difference.mismatches or difference.mask_mismatches):
+        return 0.0
+    return difference.relative_frobenius or math.inf
+
+
+def _other_item(
+    kind: WeightKind,
+    other: Sequence[tuple[float | None, _WeightPair]],
+    pairs: Sequence[_WeightPair],
+    ours: Iterable[Weight],
+    theirs: Iterable[Weight],
+) -> Item:
+    """One item for all pairs that are not the same numbers; the one with the largest error gives the name."""
+    error, worst = max(other, key=lambda entry: -1.0 if entry[0] is None else entry[0])
+    unlike = [pair for _, pair in other]
+    names = some([pair.reference.text for pair in unlike])
+    text = f"{len(unlike)} of {len(pairs)} {kind} are not the same numbers, beyond rounding of the dtypes: "
+    text += names
+    sides: tuple[object, object] = (0.0, error)
+    if error is not None:
+        text += f"; the worst is off by {error:.3g} of its norm."
+    else:
+        sides = values_text(worst.reference.info), values_text(worst.target.info)
+        text += "."
+        if kind == "parameters":  # of buffers an item says what each side has
+            text = f"{text[:-1]}; the first holds {sides[0]} in the reference, {sides[1]} in the target."
+    for hint in (
+        _place_text(unlike, pairs),
+        _exchanged_text(unlike, ours),
+        _tied_text(unlike, ours, theirs),
+    ):
+        text += f" {hint}" if hint else ""
+    explains = any(pair.reference.name not in _COUNTERS for pair in unlike)
+    return make_item(kind, worst.reference.text, *sides, text, explains=explains)
+
+
+def _place_text(unlike: Sequence[_WeightPair], pairs: Sequence[_WeightPair]) -> str:
+    """Name the innermost module that holds all that differs, if nothing in it is the same."""
+    sites = [pair.reference.site for pair in unlike]
+    parts = [[] if site == ROOT_SITE else site.split(".") for site in sites]
+    common = parts[0]
+    for path in parts[1:]:
+        size = next((i for i, (a, b) in enumerate(zip(common, path, strict=False)) if a != b), None)
+        common = common[: min(len(common), len(path)) if size is None else size]
+    within = [
+        pair for pair in pairs if not common or f"{pair.reference.site}.".startswith(".".join(common) + ".")
+    ]
+    varied = [pair for pair in within if pair.reference.is_telling]
+    if len(varied) < _SUBTREE or not {id(p.reference) for p in varied} <= {id(p.reference) for p in unlike}:
+        return ""
+    return f"Nothing in {'.'.join(common) or 'the model'} is the same: was it loaded?"
+
+
+def _exchanged_text(unlike: Sequence[_WeightPair], ours: Iterable[Weight]) -> str:
+    """Say which weights hold what another one holds in the reference."""
+    holders: dict[tuple[str, str], Weight] = {}
+    for weight in ours:
+        holders.setdefault(weight.contents, weight)
+    texts = [
+        f"{pair.target.text} holds what {holders[pair.target.contents].text} holds in the reference"
+        for pair in unlike
+        if pair.target.is_telling and pair.target.contents in holders
+    ]
+    return (
+        f"{'; '.join(texts[:FEW])}{f', and {len(texts) - FEW} more' if len(texts) > FEW else ''}."
+        if texts
+        else ""
+    )
+
+
+def _tied_text(unlike: Sequence[_WeightPair], ours: Iterable[Weight], theirs: Iterable[Weight]) -> str:
+    """Say which weights are tied to another one in the reference, and not in the target."""
+    tied: dict[tuple[str, str], list[Weight]] = defaultdict(list)
+    for weight in ours:
+        tied[weight.contents].append(weight)
+    targets = {(weight.site, weight.name): weight for weight in theirs}
+    for pair in unlike:
+        if not pair.reference.is_telling:
+            continue
+        for partner in tied[pair.reference.contents]:
+            counterpart = targets.get((partner.site, partner.name))
+            if partner is pair.reference or counterpart is None:
+                continue
+            if counterpart.contents != pair.target.contents:
+                tie = f"{pair.reference.text} is the same as {partner.text}"
+                return f"{tie} in the reference, not in the target."
+    return ""
+
+
+def _quantised_item(kind: WeightKind, pairs: Sequence[_WeightPair]) -> Item:
+    first = pairs[0]
+    one, other = (weight.info.class_name or weight.info.dtype for weight in first)
+    names = some([pair.reference.text for pair in pairs])
+    text = (
+        f"{counted(len(pairs), kind[:-1])} of quantised type on one side, so not the same numbers: {names}; "
+        f"{one} in the reference, {other} in the target."
+    )
+    return make_item(kind, first.reference.text, one, other, text, explains=False, rank=1)
+
+
+def _moved_item(kind: WeightKind, pairs: Sequence[_WeightPair]) -> Item:
+    names = some([pair.reference.text for pair in pairs])
+    text = (
+        f"{counted(len(pairs), kind[:-1])} with the same numbers in another order, as far as statistics show "
+        f"(transposed, or rows moved): {names}."
+    )
+    return make_item(
+        kind, pairs[0].reference.text, "in order", "in another order", text, explains=False, rank=1
+    )
+
+
+def _open_text(reasons: Counter[str]) -> str:
+    texts = [reason.format(count) for reason, count in reasons.items()]
+    return f"not all were compared by value: {'; '.join(texts)}"

@@ -8,9 +8,10 @@ from typing import Final
 import numpy as np
 
 from tensorcap.comparison.preflight.item import Item, UnknownError, make_item
+from tensorcap.runs import is_state
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
-from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
 
 _SMALL: Final = 1 << 22  # elements: inputs up to here are read if digests do not decide
@@ -26,15 +27,43 @@ def compare_inputs(reference: Archive, target: Archive) -> Iterator[Item]:
     if not common:
         yield from _input_hashes(reference.info.inputs, target.info.inputs)
         return
+    handed_on = [_HandedOn(reference), _HandedOn(target)]
     for ours, other in common:
         if _is_same_input(reference, ours, target, other):
             continue
+        if handed_on[0].holds(ours) and handed_on[1].holds(other):
+            continue  # the model made it itself: what made it diverged, and not what the runs were fed
         step = ours.key.step
         text = f"From step {step} on the runs were fed other inputs: later steps are not comparable."
         if step == 0:
             text = _unlike_text(reference, ours, target, other)
         yield make_item("inputs", ours.key.text, list(ours.shape), list(other.shape), text, explains=True)
         return
+
+
+class _HandedOn:
+    """What a model is given that it made itself before: a cache of the last step, an encoder's results."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self._made: dict[str, int] | None = None  # where each value first was a result
+
+    def holds(self, record: Record) -> bool:
+        """Whether an input of the model is such a value: by its content, or by its name in a later step."""
+        if self._made is None:
+            self._made = {}
+            for other in self._archive.records:
+                if other.digest and other.key.slot.startswith("output"):
+                    self._made.setdefault(other.digest, other.order)
+        if record.key.step > 0 and is_state(record.key) and not self._is_returned(record):
+            return True
+        made = self._made.get(record.digest) if record.digest and record.dtype.is_inexact else None
+        return made is not None and made < record.order
+
+    def _is_returned(self, record: Record) -> bool:
+        """Whether the model returned a state of this name before, so that its content can be compared."""
+        slot = record.key.slot.replace("input", "output", 1)
+        return Key(ROOT_SITE, slot, record.key.step - 1, rank=record.key.rank).text in self._archive
 
 
 def _input_hashes(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[Item]:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from tensorcap.comparison.preflight.configuration import ABSENT, CAUSES, config_differences
+from tensorcap.comparison.preflight.configuration import ABSENT, config_differences
 from tensorcap.comparison.preflight.item import Item, UnknownError, common_modules, make_item, short_name
+from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE
-from tensorcap_formats.run_info import RunInfo
+from tensorcap_formats.run_info import ModuleInfo, RunInfo
 
+_QUANTISED: Final = ("int", "uint", "float8", "float4", "q")  # beginnings of dtypes
 _PRECISIONS: Final = ("dtype", "compute_dtype", "device")
 # Settings of a framework that change the numbers that the same operators give
 _SETTINGS: Final = ("float32_matmul_precision", "deterministic_algorithms")
+
+# Classes that run the one module in them as it is, and its name in them
+_WRAPPERS: Final = {
+    "OptimizedModule": "_orig_mod",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+}
 
 
 def compare_modes(reference: Archive, target: Archive) -> Iterator[Item]:
@@ -32,11 +43,32 @@ def compare_modes(reference: Archive, target: Archive) -> Iterator[Item]:
             )
             flags = [random[0] in side and bool(side[random[0]].is_training) for side in sides]
             yield make_item("mode", random[0], flags[0], flags[1], text, explains=True)
+    yield from _batch_norms(*sides)
     # only of the whole model: a child that somebody put in is in training mode, and mostly does not care
     roots = [side[ROOT_SITE].is_training if ROOT_SITE in side else None for side in sides]
     if None not in roots and roots[0] != roots[1]:
         text = "One run was in training mode, the other in evaluation mode."
         yield make_item("mode", ROOT_SITE, roots[0], roots[1], text, explains=True, rank=1)
+
+
+def _batch_norms(ours: Mapping[str, ModuleInfo], theirs: Mapping[str, ModuleInfo]) -> Iterator[Item]:
+    """Find norms that one side alone ran in training mode, by the statistics of its own batch."""
+    for name, side, other in (("reference", ours, theirs), ("target", theirs, ours)):
+        norms = [
+            site
+            for site, module in side.items()
+            if module.is_training
+            and "batchnorm" in module.class_name.lower()
+            and site in other
+            and other[site].is_training is False
+        ]
+        if norms:
+            text = (
+                f"The {name} ran {counted(len(norms), 'norm')} in training mode, first {norms[0]}: it takes "
+                "mean and variance of its batch, not the running ones."
+            )
+            flags = [bool(each[norms[0]].is_training) for each in (ours, theirs)]
+            yield make_item("mode", norms[0], flags[0], flags[1], text, explains=True)
 
 
 def compare_configs(reference: Archive, target: Archive) -> Iterator[Item]:
@@ -50,15 +82,21 @@ def compare_configs(reference: Archive, target: Archive) -> Iterator[Item]:
         if not is_same_framework and ABSENT in (d.reference, d.target):
             continue  # what another framework's configuration has no word for
         text = f"{d.why[:1].upper()}{d.why[1:]}." if d.why else "Its influence is not known."
-        # what only matters in training, at the end of a table or for a special token alone explains nothing
-        explains = d.rank < len(CAUSES) - 3
-        yield make_item("config", d.name, d.reference, d.target, text, explains=explains, rank=d.rank)
+        yield make_item("config", d.name, d.reference, d.target, text, explains=d.explains, rank=d.rank)
 
 
 def compare_classes(reference: Archive, target: Archive) -> Iterator[Item]:
-    """Compare the classes of modules: some of a class, which were replaced, and all of one."""
+    """Compare the classes of modules: some of a class, which were replaced, and all of one.
+
+    A wrapper that runs the module in it, as `torch.compile` makes, has that module's class.
+    """
     common = common_modules(reference, target)
-    pairs = {path: (one.class_name, other.class_name) for path, (one, other) in common.items()}
+    wrapped = [_wrapped_classes(archive) for archive in (reference, target)]
+    pairs = {
+        path: (wrapped[0].get(one.path, one.class_name), wrapped[1].get(other.path, other.class_name))
+        for path, (one, other) in common.items()
+    }
+    pairs = {path: names for path, names in pairs.items() if all(names)}
     counts = Counter(pairs.values())
     mostly: dict[str, str] = {}
     for ours, theirs in sorted(counts, key=lambda names: (names[0] != names[1], -counts[names])):
@@ -67,11 +105,48 @@ def compare_classes(reference: Archive, target: Archive) -> Iterator[Item]:
         if theirs != mostly[ours]:
             stayed = "stayed what they are" if mostly[ours] == ours else f"became {short_name(mostly[ours])}"
             text = f"Other modules of this class {stayed}."
-            yield make_item("modules", path, ours, theirs, text, explains=True)
+            yield make_item("modules", path, *_class_texts(ours, theirs, common[path]), text, explains=True)
     for ours, theirs in mostly.items():
         if ours != theirs:
+            first = next(path for path, pair in pairs.items() if pair == (ours, theirs))
             text = f"All {counts[ours, theirs]} modules of this class are of another implementation."
-            yield make_item("modules", short_name(ours), ours, theirs, text, explains=False, rank=1)
+            sides = _class_texts(ours, theirs, common[first])
+            yield make_item("modules", short_name(ours), *sides, text, explains=False, rank=1)
+
+
+def _class_texts(ours: str, theirs: str, modules: tuple[ModuleInfo, ModuleInfo]) -> tuple[str, str]:
+    """The classes of two modules, with the type of its weights for the one that alone is quantised."""
+    types = [_quantised_type(module) for module in modules]
+    if bool(types[0]) == bool(types[1]):
+        return ours, theirs
+    one, other = (
+        f"{name} ({kind} weights, dequantised)" if kind else name
+        for name, kind in zip((ours, theirs), types, strict=True)
+    )
+    return one, other
+
+
+def _quantised_type(module: ModuleInfo) -> str:
+    """The type of a quantised module's weights, as far as it is known; "" of any other module."""
+    for name, tensor in {**module.parameters, **module.buffers}.items():
+        if "weight" in name and (tensor.class_name or tensor.dtype.startswith(_QUANTISED)):
+            return tensor.dtype if tensor.dtype.startswith(_QUANTISED) else short_name(tensor.class_name)
+    if "quant" not in module.class_name.lower():
+        return ""
+    dtype = short_name(str(module.settings.get("dtype", "")))
+    return dtype if dtype.startswith("q") else "quantised"
+
+
+def _wrapped_classes(archive: Archive) -> dict[str, str]:
+    """The class within each wrapper, by its path; "" if the run does not list what it wraps."""
+    classes = {module.path: module.class_name for module in archive.info.modules.values()}
+    wrapped: dict[str, str] = {}
+    for path, name in sorted(classes.items(), reverse=True):  # what is within comes first
+        child = _WRAPPERS.get(short_name(name))
+        if child is not None:
+            inner = f"{path}.{child}" if path else child
+            wrapped[path] = wrapped.get(inner, classes.get(inner, ""))
+    return wrapped
 
 
 def compare_attention(reference: Archive, target: Archive) -> Iterator[Item]:
@@ -89,25 +164,6 @@ def _attention_of(info: RunInfo) -> Any:
     option = info.workload.options.get("attn_implementation")
     values = [option, info.attention_implementation, *map(info.config.get, names)]
     return next((value for value in values if value), None)
-
-
-def compare_buffers(reference: Archive, target: Archive) -> Iterator[Item]:
-    """Compare the dtypes of buffers."""
-    common = common_modules(reference, target)
-    unlike = []
-    for path, sides in common.items():
-        ours, theirs = (side.buffers for side in sides)
-        for name in ours:
-            one, other = ours[name].dtype, theirs[name].dtype if name in theirs else ""
-            if one and other and one != other:
-                unlike.append((f"{path}.{name}", one, other))
-    if unlike:
-        name, one, other = unlike[0]
-        text = (
-            f"{len(unlike)} of the buffers have another dtype, as after model.to(…), which rounds tables "
-            "such as rotary frequencies; from_pretrained(dtype=…) keeps them."
-        )
-        yield make_item("buffers", name, one, other, text, explains=True)
 
 
 def compare_settings(reference: Archive, target: Archive) -> Iterator[Item]:

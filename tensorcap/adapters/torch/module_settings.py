@@ -1,0 +1,61 @@
+"""The settings of a module: its plain attributes, and what its `extra_repr` says besides."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from torch import nn
+
+from tensorcap.workload import jsonable
+
+_LONGEST_TEXT: Final = 80  # characters; a longer text is no setting
+_MOST_NUMBERS: Final = 16  # in a tuple; a longer one is data
+_ENTRY: Final = re.compile(r"([A-Za-z]\w*)=(\((?:[^()]*)\)|\[(?:[^\[\]]*)\]|[^,\s()\[\]]+)")
+
+
+def module_settings(module: nn.Module) -> dict[str, Any]:
+    """Return the settings of a module by name, as JSON values.
+
+    Attributes that are None, bools, numbers, short texts or tuples of numbers; names that begin with an
+    underscore are left out. `extra_repr` adds entries such as `eps=1e-06` under names that are no attributes.
+
+    Example:
+        >>> module_settings(nn.LeakyReLU(0.25))
+        {'negative_slope': 0.25, 'inplace': False}
+    """
+    settings = {
+        name: jsonable(value)
+        for name, value in vars(module).items()
+        if not name.startswith("_") and name != "training" and _is_setting(value)
+    }
+    for name, value in _printed(module):
+        settings.setdefault(name, jsonable(value))
+    return settings
+
+
+def _is_setting(value: object) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _LONGEST_TEXT
+    if isinstance(value, tuple | list):
+        return len(value) <= _MOST_NUMBERS and all(type(item) in (bool, int, float) for item in value)
+    return value is None or isinstance(value, bool | int | float)
+
+
+def _printed(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the entries `name=value` of a module's `extra_repr`."""
+    if type(module).extra_repr is nn.Module.extra_repr:
+        return
+    try:
+        text = str(module.extra_repr())
+    except Exception:  # of the user's code, which is only noted
+        return
+    for match in _ENTRY.finditer(text):
+        try:
+            value = ast.literal_eval(match[2])
+        except (ValueError, SyntaxError):
+            value = match[2]
+        if _is_setting(value):
+            yield match[1], value

@@ -1,0 +1,440 @@
+"""The part of two runs that both have: rows of a batch without padding, a vocabulary without padding.
+
+A run of one row is compared with that row of the other run's batch, and logits of a padded vocabulary in the
+words that both sides know. What only one run has is cut off in a view of its archive, before anything is
+paired, and a sentence says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from tensorcap.alignment.layout import Shape
+from tensorcap.alignment.tokens import ROLES
+from tensorcap.runs import is_parameter, is_result
+from tensorcap.wording import counted, some
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.records import Record
+from tensorcap_formats.run_info import RunInfo
+from tensorcap_formats.view import ArchiveView
+
+Part = Mapping[int, Array]  # the indices that are kept, by axis
+
+_MOST: Final = 1 << 24  # elements of an input or of logits that are read
+_SAME_FLOAT: Final = 2.0**-8  # relative error of one input in two float dtypes: the rounding of bfloat16
+_AGREEING: Final = 0.2  # relative error up to which logits are those of the same words; others leave 1.4
+
+
+class CutArchive(ArchiveView):
+    """An archive of whose tensors parts were cut off.
+
+    A record that is cut has neither statistics nor digest; any other stays as it is.
+
+    Args:
+        source: The archive; the caller closes it.
+        parts: What is kept of records, by key text.
+        text: What was cut off, a sentence.
+        info: The run metadata as they are for what is kept.
+    """
+
+    def __init__(self, source: Archive, parts: Mapping[str, Part], text: str, info: RunInfo) -> None:
+        self._parts = parts
+        self._info = info
+        self.text = text
+        super().__init__(
+            source,
+            [_reduced(record, parts.get(record.key.text)) for record in source.records],
+            {record.key.text: (record,) for record in source.records},
+        )
+
+    @cached_property
+    def info(self) -> RunInfo:
+        """What the source's metadata say, as it is for what is kept."""
+        return self._info
+
+    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+        part = self._parts.get(record.key.text)
+        if part is None:
+            super()._read_flat(record, start, out)
+            return
+        (whole,) = self.sources[record.key.text]
+        (kept,) = self._computed(whole, lambda: [_take(self.source.read(whole), part)])
+        out[:] = kept[start : start + out.size]
+
+
+def _reduced(record: Record, part: Part | None) -> Record:
+    """The record of what is kept."""
+    if part is None:
+        return record
+    shape = tuple(len(part[axis]) if axis in part else size for axis, size in enumerate(record.shape))
+    return replace(record, shape=shape, digest="", statistics=None)
+
+
+def cut_texts(archive: Archive) -> tuple[str, ...]:
+    """What was cut off an archive, a sentence each."""
+    return (*cut_texts(archive.source), archive.text) if isinstance(archive, CutArchive) else ()
+
+
+def in_common(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
+    """View two archives as far as both have the same rows, and the same words.
+
+    1. If one run was fed some rows of what the other was fed, the others are cut off the other one, and
+       padding of those rows that it was not fed.
+    2. If one run has logits of more words, and those of the words that both have agree, the rest is cut off.
+
+    Returns:
+        The views; an archive of which nothing is cut off is returned as it is.
+
+    Raises:
+        ReadError: Inputs or logits cannot be read.
+    """
+    for find in (_rows_of, _words_of):
+        target = find(target, "target", reference, "reference") or target
+        reference = find(reference, "reference", target, "target") or reference
+    return reference, target
+
+
+def _take(array: Array, part: Part) -> Array:
+    for axis, kept in part.items():
+        array = np.take(array, kept, axis)
+    return array
+
+
+# --- Rows of a batch
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of a batch, and the positions of them, that another run was fed.
+
+    Attributes:
+        batch: How many rows the batch has.
+        rows: Those that the other run was fed, in its order.
+        length: How many positions the rows have; 0 if none are cut off.
+        positions: Those that the other run was fed; empty if none are cut off.
+    """
+
+    batch: int
+    rows: tuple[int, ...]
+    length: int = 0
+    positions: range = range(0)
+
+    def text(self, side: str, other: str) -> str:
+        one = len(self.rows) == 1
+        rows = f"row {self.rows[0]}" if one else f"rows {some([str(row) for row in self.rows], 4)}"
+        text = f"{rows} of the {side}'s batch of {self.batch}"
+        if self.positions:
+            first, last = self.positions[0], self.positions[-1]
+            text += f", positions {first} to {last} of {self.length}; the others are padding"
+        return f"{text}: the {other} was fed no more, and no more was compared"
+
+    def part(self, shape: Shape, other: Shape | None) -> Part | None:
+        """What is kept of a tensor.
+
+        Args:
+            shape: Its shape.
+            other: The shape of the other run's tensor of that key; None if it has none.
+
+        Returns:
+            None if all is kept: the other's tensor has the same shape, or one that rows do not explain.
+        """
+        if other is not None:
+            return self._to_shape(shape, other)
+        part: dict[int, Array] = {}
+        if self.rows == tuple(range(self.batch)):
+            pass
+        elif shape[:1] == (self.batch,):
+            part[0] = np.array(self.rows)
+        elif self.length and shape[:1] == (self.batch * self.length,):
+            part[0] = self._tokens()
+        if self.positions and len(shape) > 1:
+            axes = (1,) if len(shape) < 4 else (2, 3)
+            part |= {axis: np.array(self.positions) for axis in axes if shape[axis] == self.length}
+        return part or None
+
+    def _to_shape(self, shape: Shape, other: Shape) -> Part | None:
+        if shape == other or len(shape) != len(other):
+            return None
+        part: dict[int, Array] = {}
+        for axis, (size, kept) in enumerate(zip(shape, other, strict=True)):
+            if size == kept:
+                continue
+            if self.positions and (size, kept) == (self.length, len(self.positions)):
+                part[axis] = np.array(self.positions)
+            elif axis:
+                return None
+            elif self.positions and size == self.batch * self.length and kept == len(self._tokens()):
+                part[axis] = self._tokens()
+            elif size % self.batch == 0 and size // self.batch * len(self.rows) == kept:
+                each = size // self.batch
+                part[axis] = np.concatenate([np.arange(row * each, (row + 1) * each) for row in self.rows])
+            else:
+                return None
+        return part
+
+    def _tokens(self) -> Array:
+        """The rows' tokens among those of the whole batch, one after the other."""
+        positions = np.array(self.positions or range(self.length))
+        tokens: Array = (np.array(self.rows)[:, None] * self.length + positions).reshape(-1)
+        return tokens
+
+
+def _rows_of(larger: Archive, side: str, smaller: Archive, other: str) -> CutArchive | None:
+    """View an archive in the rows that another run was fed; None if it was fed other ones, or as many."""
+    rows = _find_rows(larger, smaller)
+    if rows is None:
+        return None
+    shapes = {record.key.text: record.shape for record in smaller.records}
+    parts = {
+        record.key.text: part
+        for record in larger.records
+        if not is_parameter(record.key)
+        and record.dtype.packed == 1
+        and (part := rows.part(record.shape, shapes.get(record.key.text))) is not None
+    }
+    info = larger.info
+    hashes = {key: "" if key in parts else sha256 for key, sha256 in info.inputs.items()}
+    return CutArchive(larger, parts, rows.text(side, other), replace(info, inputs=hashes))
+
+
+def _find_rows(larger: Archive, smaller: Archive) -> _Rows | None:
+    """Find the rows of one run's inputs that another run was fed, in every step; None if there are none.
+
+    1. Inputs pair by name, else as the only one of their kind. Floats of later steps are what runs made of
+       earlier ones, and do not count.
+    2. The sizes of the first axis that differ are those of the batch; the lengths of integers that differ
+       are those with and without padding, which a mask of the larger run has to confirm.
+    3. Each row of the smaller run is the first free row of the larger one whose inputs are equal in all bits.
+    """
+    pairs = list(_common_inputs(_inputs(larger), _inputs(smaller)))
+    if not pairs or any(record.size > _MOST for pair in pairs for record in pair):
+        return None
+    batches = {(a.shape[0], b.shape[0]) for a, b in pairs if a.shape[0] != b.shape[0] and len(a.shape) > 1}
+    ids = [(a, b) for a, b in pairs if a.dtype.kind in ("int", "uint") and len(a.shape) == len(b.shape) == 2]
+    lengths = {(a.shape[1], b.shape[1]) for a, b in ids if a.shape[1] != b.shape[1]}
+    if len(batches) > 1 or len(lengths) > 1 or not (batches or lengths):
+        return None
+    batch, count = next(iter(batches), ids[0][0].shape[:1] * 2 if ids else (0, 0))
+    length, kept = next(iter(lengths), (ids[0][0].shape[1],) * 2 if ids else (0, 0))
+    if batch < count or length < kept or not count:
+        return None
+    values = [(larger.load(a), smaller.load(b)) for a, b in pairs]
+    if length == kept:
+        rows = _equal_rows(values, batch, count, range(0), 0)
+        return None if rows is None else _Rows(batch, rows, length)
+    mask = _mask_of(larger, (batch, length))
+    if mask is None or len({record.key.step for record, _ in pairs}) > 1:
+        return None
+    is_told = _mask_of(smaller, (count, kept)) is not None
+    for start in range(length - kept + 1):
+        positions = range(start, start + kept)
+        rows = _equal_rows(values, batch, count, positions, length)
+        if rows is not None and _is_padding_cut(mask[list(rows)], positions, is_told=is_told):
+            return _Rows(batch, rows, length, positions)
+    return None
+
+
+def _inputs(archive: Archive) -> dict[tuple[int, str], Record]:
+    """What a run was fed, by step and slot, save single numbers and what it made itself."""
+    return {
+        (record.key.step, record.key.slot): record
+        for record in archive.records
+        if record.key.site == ROOT_SITE
+        and record.key.slot.partition(".")[0] == "input"
+        and record.key.call == record.key.rank == 0
+        and record.shape
+        and record.stored
+        and record.dtype.packed == 1
+        and (record.dtype.kind != "float" or record.key.step == 0)
+    }
+
+
+def _common_inputs(
+    ours: Mapping[tuple[int, str], Record], theirs: Mapping[tuple[int, str], Record]
+) -> Iterator[tuple[Record, Record]]:
+    """Pairs of inputs of one name; else the only ones of their step, kind and number of axes."""
+    if ours.keys() & theirs.keys():
+        yield from ((record, theirs[place]) for place, record in ours.items() if place in theirs)
+        return
+    kinds = [_by_kind(side.values()) for side in (ours, theirs)]
+    for kind, records in kinds[0].items():
+        if len(records) == len(kinds[1].get(kind, ())) == 1:
+            yield records[0], kinds[1][kind][0]
+
+
+def _by_kind(records: Iterable[Record]) -> dict[tuple[object, ...], list[Record]]:
+    by_kind: dict[tuple[object, ...], list[Record]] = {}
+    for record in records:
+        by_kind.setdefault((record.key.step, record.dtype.kind, len(record.shape)), []).append(record)
+    return by_kind
+
+
+def _mask_of(archive: Archive, shape: Shape) -> Array | None:
+    """The mask of the tokens that a run was fed: True where one is no padding (row, position)."""
+    inputs = _inputs(archive)
+    for name in ROLES["mask"]:
+        record = inputs.get((0, f"input.{name}"))
+        if record is not None and record.shape == shape:
+            mask: Array = archive.load(record) != 0
+            return mask
+    return None
+
+
+def _is_padding_cut(mask: Array, positions: range, *, is_told: bool) -> bool:
+    """Whether all other positions of some rows are padding, and these are not, or both sides mask them."""
+    kept = np.zeros(mask.shape[1], np.bool_)
+    kept[list(positions)] = True
+    return not mask[:, ~kept].any() and (is_told or bool(mask[:, kept].all()))
+
+
+def _equal_rows(
+    values: Sequence[tuple[Array, Array]], batch: int, count: int, positions: range, length: int
+) -> tuple[int, ...] | None:
+    """The row of the larger run that each row of the smaller one equals; None if one has none."""
+    window = np.array(positions)
+
+    def kept(array: Array, shape: Shape) -> Array:
+        sizes = enumerate(zip(array.shape, shape, strict=True))
+        axes = [axis for axis, sizes in sizes if sizes == (length, len(positions))] if positions else []
+        return _take(array, dict.fromkeys(axes, window))
+
+    by_row: list[tuple[Array, Array]] = []
+    for ours, theirs in values:
+        if ours.ndim != theirs.ndim:
+            return None
+        if (len(ours), len(theirs)) == (batch, count) and ours.ndim > 1:
+            by_row.append((ours, theirs))
+        elif not _are_equal(kept(ours, theirs.shape), theirs):
+            return None
+    rows: list[int] = []
+    for other in range(count):
+        free = (row for row in range(batch) if row not in rows)
+        equal = (
+            row
+            for row in free
+            if all(_are_equal(kept(ours[row], theirs.shape[1:]), theirs[other]) for ours, theirs in by_row)
+        )
+        row = next(equal, None)
+        if row is None:
+            return None
+        rows.append(row)
+    return tuple(rows) if by_row else None
+
+
+def _are_equal(ours: Array, theirs: Array) -> bool:
+    """Whether two inputs are the same, floats of unlike dtypes to rounding."""
+    if ours.shape != theirs.shape:
+        return False
+    if ours.dtype != theirs.dtype and "f" in (ours.dtype.kind, theirs.dtype.kind):
+        return bool(np.allclose(theirs, ours, rtol=_SAME_FLOAT, atol=1e-6))
+    return bool(np.array_equal(ours, theirs))
+
+
+# --- Words of a vocabulary
+
+
+def _words_of(larger: Archive, side: str, smaller: Archive, other: str) -> CutArchive | None:
+    """View an archive without the logits of words that another run has not; None if there are none.
+
+    1. The one result of both models that has more columns on one side is their logits.
+    2. A matrix of the model has as many rows as there are columns, on both sides.
+    3. The columns that both have agree: words that stand in other places are no padding.
+    """
+    results = [_logits(archive) for archive in (larger, smaller)]
+    common = results[0].keys() & results[1].keys()
+    pairs = [(results[0][step], results[1][step]) for step in sorted(common)]
+    sizes = {(ours.shape[-1], theirs.shape[-1]) for ours, theirs in pairs}
+    if len(sizes) != 1 or any(len(ours.shape) != len(theirs.shape) for ours, theirs in pairs):
+        return None
+    ((padded, count),) = sizes
+    if padded <= count or not (_has_head(larger.info, padded) and _has_head(smaller.info, count)):
+        return None
+    if not _agree(larger, smaller, *pairs[0], count):
+        return None
+    shapes = {record.key.text: record.shape for record in smaller.records}
+    heads = {(record.digest, record.shape) for record, _ in pairs if record.digest}
+    parts: dict[str, Part] = {}
+    kept = np.arange(count)
+    for record in larger.records:
+        is_head = (record.digest, record.shape) in heads or any(record is ours for ours, _ in pairs)
+        shape = shapes.get(record.key.text)
+        axis = 0 if is_parameter(record.key) else len(record.shape) - 1
+        if record.dtype.packed > 1 or not (record.shape and record.shape[axis] == padded):
+            continue
+        is_like = shape is not None and len(shape) == len(record.shape) and shape[axis] == count
+        if is_like if shape is not None else is_head and is_result(record.key):
+            parts[record.key.text] = {axis: kept}
+    text = (
+        f"the {side}'s vocabulary is padded from {count} to {padded}, which the {other}'s is not: the first "
+        f"{count} of its logits agree, and no others were compared"
+    )
+    wins = _count_padding_wins(larger, pairs[0][0], count)
+    if wins:
+        text += f"; a word of the padding has the largest logit of {counted(wins, 'row')}"
+    return CutArchive(larger, parts, text, _without_words(larger.info, padded, count))
+
+
+def _logits(archive: Archive) -> dict[int, Record]:
+    """The main result of the model in each step: its logits, if it has such."""
+    return {
+        record.key.step: record
+        for record in archive.records
+        if record.key.site == ROOT_SITE
+        and record.key.slot in ("output", "output.logits", "output.0")
+        and record.key.call == record.key.rank == 0
+        and record.dtype.kind == "float"
+        and record.dtype.packed == 1
+        and len(record.shape) > 1
+        and record.stored
+    }
+
+
+def _has_head(info: RunInfo, count: int) -> bool:
+    """Whether a module has a matrix of a row a word; true if the run lists no parameters."""
+    shapes = [about.shape for module in info.modules.values() for about in module.parameters.values()]
+    return not shapes or any(len(shape or ()) == 2 and count in (shape or ()) for shape in shapes)
+
+
+def _agree(larger: Archive, smaller: Archive, ours: Record, theirs: Record, count: int) -> bool:
+    """Whether the first columns of logits agree, of the last positions that both have."""
+    if max(ours.size, theirs.size) > _MOST:
+        return False
+    one, two = larger.load(ours)[..., :count], smaller.load(theirs)
+    if one.ndim == 3:
+        last = min(one.shape[1], two.shape[1])
+        one, two = one[:, -last:], two[:, -last:]
+    if one.shape != two.shape:
+        return False
+    one, two = one.astype(np.float64), two.astype(np.float64)
+    return bool(np.linalg.norm(one - two) <= _AGREEING * np.linalg.norm(two))
+
+
+def _count_padding_wins(archive: Archive, logits: Record, count: int) -> int:
+    """In how many rows of the first logits a word of the padding has the largest one."""
+    values = archive.load(logits)
+    return int((values[..., count:].max(-1) > values[..., :count].max(-1)).sum())
+
+
+def _without_words(info: RunInfo, padded: int, count: int) -> RunInfo:
+    """The run metadata of a model without the padding of its vocabulary."""
+    modules = {
+        site: replace(
+            module,
+            parameters={
+                name: replace(about, shape=(count, *about.shape[1:]))
+                if about.shape and len(about.shape) < 3 and about.shape[0] == padded
+                else about
+                for name, about in module.parameters.items()
+            },
+        )
+        for site, module in info.modules.items()
+    }
+    sizes = {name: count for name, size in info.config.items() if name == "vocab_size" and size == padded}
+    return replace(info, modules=modules, config={**info.config, **sizes})

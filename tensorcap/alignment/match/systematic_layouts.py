@@ -1,0 +1,257 @@
+"""Layouts that a whole port has otherwise under equal names: interleaved rotary halves, channels last.
+
+Equal names and a layout that moves elements are an error in one module, and a habit in all layers of a port
+whose results agree. Only the second is compared after layout steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from tensorcap.alignment.layout import Fit, Layout, find_layout, residual
+from tensorcap.alignment.links import place_of
+from tensorcap.alignment.mapping import Entry
+from tensorcap.alignment.match.fingerprints import rounding_of, statistics_distance
+from tensorcap.alignment.resolution import ResolvedMapping
+from tensorcap.runs import is_gradient, is_inner, is_result
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array, decode
+from tensorcap_formats.keys import ROOT_SITE, Key
+from tensorcap_formats.records import Record
+
+_LEAST: Final = 16  # elements; fewer agree after some step by chance
+_FIRST: Final = 1 << 16  # elements that say whether tensors agree as they are
+_MOST: Final = 1 << 26  # elements that are read of one tensor
+_ROUNDINGS: Final = 64  # relative errors up to so many roundings are none of layout
+_FAR: Final = 2.5  # times smaller: the layout of a tensor whose values differ anyway
+_CACHES: Final = ("cache", "past_key_values")
+
+_Pair = tuple[Record, Record]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """Places that may have another layout throughout a port.
+
+    Attributes:
+        pairs: Records of both sides, in execution order.
+        steps: From the target's tensors to the reference's.
+        entries: The entries that say so.
+    """
+
+    pairs: tuple[_Pair, ...]
+    steps: tuple[str, ...]
+    entries: tuple[Entry, ...]
+
+
+def find_systematic_layouts(reference: Archive, target: Archive) -> list[Entry]:
+    """Find layouts that move elements between places of equal keys, in all layers alike.
+
+    1. Places whose names differ only in numbers are looked at together. They come into question if the
+       statistics of the first pair agree, its values do not, and steps make them equal to rounding.
+    2. Most of the pairs agree far better after these steps; the others are errors, and stay ones.
+    3. What is computed of them agrees: the results of the nearest module around the first pair do as they
+       are, or come out so by this same rule. Results of the model itself are never moved, save its caches.
+
+    Returns:
+        An entry for each place, with evidence `rule`.
+    """
+    partners = {record.key.text: record for record in target.records}
+    groups: dict[str, list[_Pair]] = {}
+    for record in reference.records:
+        partner = partners.get(record.key.text)
+        if partner is not None and _may_move(record) and record.size == partner.size:
+            groups.setdefault(_template(record.key), []).append((record, partner))
+    candidates: list[_Candidate] = []
+    for pairs in groups.values():
+        steps = _steps_of(pairs[0], reference, target)
+        if steps:
+            places = dict.fromkeys(place_of(record) for record, _ in pairs)
+            candidates.append(
+                _Candidate(tuple(pairs), steps, tuple(_entry(p, steps, len(places)) for p in places))
+            )
+    kept = _systematic(candidates, reference, target, lambda record: partners.get(record.key.text))
+    return [entry for candidate in kept for entry in candidate.entries]
+
+
+def without_lone_moves(mapping: ResolvedMapping) -> ResolvedMapping:
+    """Take the steps that move elements from entries of equal names, unless a whole port has that layout."""
+    candidates: list[_Candidate] = []
+    partners: dict[str, Record] = {record.key.text: record for record in mapping.target.records}
+    for entry, links in zip(mapping.alignment.entries, mapping.links_by_entry, strict=True):
+        partners |= {link.reference[0].key.text: link.target[0] for link in links if link.is_renaming}
+        if entry.moves_equal_names:
+            pairs = [(link.reference[0], link.target[0]) for link in links]
+            if all(_may_move(record) for record, _ in pairs):
+                candidates.append(_Candidate(tuple(pairs), entry.steps, (entry,)))
+    first = [c for c in candidates if _steps_of(c.pairs[0], mapping.reference, mapping.target)]
+    kept = _systematic(first, mapping.reference, mapping.target, lambda record: partners.get(record.key.text))
+    confirmed = {id(entry) for candidate in kept for entry in candidate.entries}
+
+    def changed(entry: Entry) -> Entry:
+        if not entry.moves_equal_names:
+            return entry
+        return replace(entry, evidence="rule") if id(entry) in confirmed else replace(entry, steps=())
+
+    return mapping.with_entries(map(changed, mapping.alignment.entries))
+
+
+def _entry(place: str, steps: tuple[str, ...], count: int) -> Entry:
+    reason = f"the same key; the values of most of {count} such places agree after these steps only"
+    return Entry((place,), (place,), steps=steps, evidence="rule", reason=reason)
+
+
+def _template(key: Key) -> str:
+    """The place of a key without the numbers of layers."""
+    site = ".".join("#" if part.isdigit() else part for part in key.site.split("."))
+    slot = key.slot
+    if _is_of_cache(key):
+        slot = ".".join("#" if part.isdigit() else part for part in slot.split("."))
+    return f"{key.rank}/{site}/{slot}"
+
+
+def _is_of_cache(key: Key) -> bool:
+    return any(part in _CACHES for part in key.slot.split(".")[1:2])
+
+
+def _may_move(record: Record) -> bool:
+    """Whether a tensor may have another layout: floats, and no result of the model save a cache."""
+    key = record.key
+    is_final = key.site == ROOT_SITE and is_result(key) and not _is_of_cache(key)
+    return (
+        record.dtype.kind == "float"
+        and record.dtype.packed == 1
+        and record.stored
+        and _LEAST <= record.size <= _MOST
+        and not (is_final or is_inner(key) or is_gradient(key))
+    )
+
+
+def _steps_of(pair: _Pair, reference: Archive, target: Archive) -> tuple[str, ...]:
+    """The steps that alone make two tensors equal to rounding; none if they agree, or never do."""
+    ours, theirs = pair
+    if ours.digest and ours.digest == theirs.digest and ours.shape == theirs.shape:
+        return ()
+    bound = _bound(pair)
+    one, two = ours.statistics, theirs.statistics
+    if one is not None and two is not None and statistics_distance(one, two, ours.size) > bound:
+        return ()
+    if ours.shape == theirs.shape and _is_equal(pair, reference, target, min(ours.size, _FIRST)):
+        return ()
+    fit = find_layout([ours], [theirs], (reference, target), bound / _ROUNDINGS)
+    if fit is None or not fit.is_proven or fit.residual is None or fit.residual > bound:
+        return ()
+    return fit.steps if fit.steps and Layout.parse(fit.steps).moves else ()
+
+
+def _systematic(
+    candidates: Sequence[_Candidate],
+    reference: Archive,
+    target: Archive,
+    partner: Callable[[Record], Record | None],
+) -> list[_Candidate]:
+    """The candidates that most of their pairs bear out, and whose consequences agree."""
+    kept = [candidate for candidate in candidates if _is_borne_out(candidate, reference, target)]
+    if not kept:
+        return []
+    results: dict[tuple[int, int, int, str], list[Record]] = {}
+    for record in reference.records:
+        if is_result(record.key):
+            key = record.key
+            results.setdefault((key.rank, key.step, key.call, key.site), []).append(record)
+    agreeing: dict[str, bool] = {}
+
+    def agrees(record: Record) -> bool:
+        text = record.key.text
+        if text not in agreeing:
+            other = partner(record)
+            agreeing[text] = (
+                other is not None
+                and other.shape == record.shape
+                and _is_equal((record, other), reference, target, record.size)
+            )
+        return agreeing[text]
+
+    while True:
+        moved = {record.key.text for candidate in kept for record, _ in candidate.pairs}
+        harmless = [c for c in kept if _is_harmless(c.pairs[0][0], results, moved, agrees)]
+        if len(harmless) == len(kept):
+            return kept
+        kept = harmless
+
+
+def _is_borne_out(candidate: _Candidate, reference: Archive, target: Archive) -> bool:
+    """Whether most pairs agree far better after the steps than before."""
+    votes = 0
+    for ours, theirs in candidate.pairs:
+        after, before = (
+            _residual((ours, theirs), steps, reference, target) for steps in (candidate.steps, ())
+        )
+        if after is None:
+            return False
+        is_better = before is None or after * _FAR <= before or after <= _bound((ours, theirs)) < before
+        votes += 1 if is_better else -1
+    return votes > 0
+
+
+def _is_harmless(
+    record: Record,
+    results: Mapping[tuple[int, int, int, str], Sequence[Record]],
+    moved: Iterable[str],
+    agrees: Callable[[Record], bool],
+) -> bool:
+    """Whether the nearest module that computes something of a tensor gives results that agree, or are moved.
+
+    Of a parameter or an argument that is the module that has it, of a result the one around it.
+    """
+    key = record.key
+    site = key.site
+    if is_result(key) and site != ROOT_SITE:
+        site = _around(site)
+    while True:
+        of_module = results.get((key.rank, key.step, key.call, site)) or results.get(
+            (key.rank, key.step, 0, site)
+        )
+        others = [r for r in of_module or () if not _is_of_cache(r.key)]
+        if others:
+            return all(r.key.text in moved or agrees(r) for r in others)
+        if site == ROOT_SITE:
+            return False
+        site = _around(site)
+
+
+def _around(site: str) -> str:
+    return site.rpartition(".")[0] or ROOT_SITE
+
+
+def _bound(pair: _Pair) -> float:
+    """The relative error that is rounding."""
+    return _ROUNDINGS * max(rounding_of(record) for record in pair)
+
+
+def _is_equal(pair: _Pair, reference: Archive, target: Archive, count: int) -> bool:
+    """Whether the first elements of two tensors of one shape are equal to rounding."""
+    ours, theirs = pair
+    if ours.size > _MOST:
+        return False
+    one, two = (_first(archive, record, count) for archive, record in ((reference, ours), (target, theirs)))
+    both = np.isfinite(one) & np.isfinite(two)
+    if not np.array_equal(np.isfinite(one), np.isfinite(two)):
+        return False
+    error, size = np.linalg.norm((one - two)[both]), np.linalg.norm(one[both])
+    return bool(error <= _bound(pair) * size)
+
+
+def _first(archive: Archive, record: Record, count: int) -> Array:
+    values: Array = decode(archive.read_range(record, 0, count), record.dtype).astype(np.float64)
+    return values
+
+
+def _residual(pair: _Pair, steps: tuple[str, ...], reference: Archive, target: Archive) -> float | None:
+    fit = Fit(steps, (0,), residual=None, other=math.inf, choices=1, is_sure=True)
+    return residual(fit, [pair[0]], [pair[1]], (reference, target))

@@ -1,0 +1,90 @@
+"""The error that quantised weights make is expected where a target has such weights, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcap.comparison import POLICY, compare
+from tensorcap.comparison.quantised_weights import quantised_precision
+from tensorcap_formats.run_info import RunInfo
+from tests.comparison.conftest import MakeArchive
+
+RNG = np.random.default_rng(11)
+FLOAT32 = POLICY.precision("float32")
+
+
+def quantised(weight: Any, bits: int, group: int) -> Any:
+    """Round to whole steps of the largest value of each group, symmetrically, in float64."""
+    groups = weight.reshape(-1, group)
+    step = np.abs(groups).max(axis=1, keepdims=True) / (2 ** (bits - 1) - 1)
+    return (np.rint(groups / step) * step).reshape(weight.shape)
+
+
+def run_of(**tensors: tuple[str, list[int]]) -> dict[str, Any]:
+    parameters = {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in tensors.items()}
+    return {"modules": [{"path": "proj", "class": "my.Linear", "parameters": parameters}], "dtype": "float32"}
+
+
+@pytest.mark.spec("POL-4")
+@pytest.mark.parametrize(
+    ("held", "bits"),
+    [
+        pytest.param({"weight": ("int8", [256, 512])}, 8, id="a byte for each weight"),
+        pytest.param(
+            {"qweight": ("int32", [64, 256]), "qzeros": ("int32", [4, 32])}, 4, id="eight in an int32"
+        ),
+        pytest.param({"packed": ("uint8", [256, 256])}, 4, id="two in a byte"),
+    ],
+)
+@pytest.mark.parametrize("group", [64, 512])
+def test_what_rounding_of_weights_does_to_a_product_is_expected(
+    held: dict[str, tuple[str, list[int]]], bits: int, group: int
+) -> None:
+    reference = RunInfo.of(run_of(weight=("float32", [256, 512])))
+    precision = quantised_precision(reference, RunInfo.of(run_of(**held)), FLOAT32)
+    weight, x = RNG.normal(size=(256, 512)), RNG.normal(size=(32, 512))
+    exact, rounded = x @ weight.T, x @ quantised(weight, bits, group).T
+    error = float(np.linalg.norm(rounded - exact) / np.linalg.norm(exact))
+    assert (precision.weights, precision.text) == (f"int{bits}", f"float32 with int{bits} weights")
+    assert 0.5 * precision.rounding < error < 1.5 * precision.rounding
+
+
+@pytest.mark.spec("POL-4")
+@pytest.mark.parametrize(
+    "held",
+    [
+        pytest.param({"weight": ("float32", [256, 512])}, id="floats"),
+        pytest.param(
+            {"weight": ("float32", [256, 512]), "ids": ("int64", [512])}, id="whole numbers in a row"
+        ),
+    ],
+)
+def test_other_targets_keep_their_precision(held: dict[str, tuple[str, list[int]]]) -> None:
+    reference = RunInfo.of(run_of(weight=("float32", [256, 512])))
+    assert quantised_precision(reference, RunInfo.of(run_of(**held)), FLOAT32) == FLOAT32
+
+
+@pytest.mark.spec("POL-4")
+def test_a_table_of_indices_that_both_sides_have_is_no_weight() -> None:
+    both = RunInfo.of(run_of(weight=("float32", [8, 8]), positions=("int64", [8, 8])))
+    assert quantised_precision(both, both, FLOAT32) == FLOAT32
+
+
+@pytest.mark.spec("POL-4")
+def test_a_quantised_projection_is_green_and_one_with_a_wrong_scale_is_not(make_archive: MakeArchive) -> None:
+    weight, x = RNG.normal(size=(96, 128)), RNG.normal(size=(64, 128))
+    rounded = quantised(weight, 8, 128)
+    wrong = rounded * np.where(np.arange(96) < 48, 1.0, 1.2)[:, None]
+
+    def archive(used: Any, **tensors: tuple[str, list[int]]) -> Any:
+        values = {"0/proj/input.x": x, "0/proj/output": x @ used.T}
+        return make_archive({k: v.astype(np.float32) for k, v in values.items()}, run=run_of(**tensors))
+
+    reference = archive(weight, weight=("float32", [96, 128]))
+    right = compare(reference, archive(rounded, weight=("int8", [96, 128])))
+    assert (right.exit_status, right.counts) == (0, {"identical": 1, "within-rounding": 1})
+    assert compare(reference, archive(wrong, weight=("int8", [96, 128]))).exit_status == 1
+    assert compare(reference, archive(rounded, weight=("float32", [96, 128]))).exit_status == 1
