@@ -167,7 +167,7 @@ def test_what_is_no_tensor_and_what_is_not_all_there_is_said(
     found = tcap_json("ls", "x.zarr")
     assert found["skipped"] == {"labels": "an array of '<U2'"}
     assert [bool(record["remark"]) for record in found["records"]] == [True, True]
-    assert tcap("check", "x.zarr", status=3).stdout.splitlines()[-1].endswith("1 problem found")
+    assert tcap("check", "x.zarr", status=3).stdout.splitlines()[-1].endswith("1 problem found, 2 warnings")
     lines = tcap("convert", "x.zarr", "y.h5", "--only", "half").stderr.splitlines()
     assert lines == [
         "warning: half: 1 of 2 chunks are missing; the fill value was read",

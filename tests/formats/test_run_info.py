@@ -22,7 +22,12 @@ from tensorcap_formats.run_info import (
 
 RUN: dict[str, Any] = {
     "framework": {"name": "torch", "version": "2.6", "settings": {"deterministic_algorithms": True}},
-    "model": {"class": "zoo.Net", "config": {"hidden_size": 8}, "attn_implementation": "sdpa"},
+    "model": {
+        "class": "zoo.Net",
+        "file": "net.py",
+        "config": {"hidden_size": 8},
+        "attn_implementation": "sdpa",
+    },
     "modules": [
         {
             "path": "",
@@ -82,6 +87,7 @@ PARSED: dict[str, Any] = {
     "framework": "torch",
     "settings": {"deterministic_algorithms": True},
     "model_class": "zoo.Net",
+    "model_file": "net.py",
     "config": {"hidden_size": 8},
     "attention_implementation": "sdpa",
     "modules": {
@@ -185,7 +191,7 @@ def _replaced(value: Any, path: tuple[str | int, ...], new: Any) -> Any:
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_no_damage_of_any_part_raises_or_changes_another_entry(damage: Any) -> None:
     together = {"framework": {"framework", "settings"}}
-    together["model"] = {"model_class", "config", "attention_implementation"}
+    together["model"] = {"model_class", "model_file", "config", "attention_implementation"}
     for place in _places(RUN):
         info = RunInfo.of(_replaced(RUN, place, damage))
         altered = {field.name for field in fields(info) if getattr(info, field.name) != PARSED[field.name]}

@@ -69,7 +69,7 @@ def find_systematic_layouts(reference: Archive, target: Archive) -> list[Entry]:
             groups.setdefault(_template(record.key), []).append((record, partner))
     candidates: list[_Candidate] = []
     for pairs in groups.values():
-        steps = _steps_of(pairs[0], reference, target)
+        steps = _steps_if_readable(pairs[0], reference, target)
         if steps:
             places = dict.fromkeys(place_of(record) for record, _ in pairs)
             candidates.append(
@@ -89,7 +89,7 @@ def without_lone_moves(mapping: ResolvedMapping) -> ResolvedMapping:
             pairs = [(link.reference[0], link.target[0]) for link in links]
             if all(_may_move(record) for record, _ in pairs):
                 candidates.append(_Candidate(tuple(pairs), entry.steps, (entry,)))
-    first = [c for c in candidates if _steps_of(c.pairs[0], mapping.reference, mapping.target)]
+    first = [c for c in candidates if _steps_if_readable(c.pairs[0], mapping.reference, mapping.target)]
     kept = _systematic(first, mapping.reference, mapping.target, lambda record: partners.get(record.key.text))
     confirmed = {id(entry) for candidate in kept for entry in candidate.entries}
 
@@ -130,6 +130,14 @@ def _may_move(record: Record) -> bool:
         and _LEAST <= record.size <= _MOST
         and not (is_final or is_inner(key) or is_gradient(key))
     )
+
+
+def _steps_if_readable(pair: _Pair, reference: Archive, target: Archive) -> tuple[str, ...]:
+    """As `_steps_of`; none if a tensor cannot be read, which the comparison says of it."""
+    try:
+        return _steps_of(pair, reference, target)
+    except OSError:
+        return ()
 
 
 def _steps_of(pair: _Pair, reference: Archive, target: Archive) -> tuple[str, ...]:
@@ -235,11 +243,14 @@ def _bound(pair: _Pair) -> float:
 
 
 def _is_equal(pair: _Pair, reference: Archive, target: Archive, count: int) -> bool:
-    """Whether the first elements of two tensors of one shape are equal to rounding."""
+    """Whether the first elements of two tensors of one shape can be read, and are equal to rounding."""
     ours, theirs = pair
     if ours.size > _MOST:
         return False
-    one, two = (_first(archive, record, count) for archive, record in ((reference, ours), (target, theirs)))
+    try:
+        one, two = _first(reference, ours, count), _first(target, theirs, count)
+    except OSError:  # the comparison says so
+        return False
     both = np.isfinite(one) & np.isfinite(two)
     if not np.array_equal(np.isfinite(one), np.isfinite(two)):
         return False
@@ -254,4 +265,7 @@ def _first(archive: Archive, record: Record, count: int) -> Array:
 
 def _residual(pair: _Pair, steps: tuple[str, ...], reference: Archive, target: Archive) -> float | None:
     fit = Fit(steps, (0,), residual=None, other=math.inf, choices=1, is_sure=True)
-    return residual(fit, [pair[0]], [pair[1]], (reference, target))
+    try:
+        return residual(fit, [pair[0]], [pair[1]], (reference, target))
+    except OSError:  # the comparison says so
+        return None
