@@ -188,8 +188,8 @@ def test_wrong_weights_of_another_framework_are_reported_first_and_are_a_failure
     progress = RecordedProgress()
     describe = TorchAdapter.describe
 
-    def of_another(self: Any, made: Any) -> Any:
-        about = describe(self, made)
+    def of_another(self: Any, made: Any, **options: Any) -> Any:
+        about = describe(self, made, **options)
         return {**about, "framework": {"name": "other"}} if made is port else about
 
     port = changed("spare.weight", 2.0)
