@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -287,14 +287,17 @@ class Renamed(nn.Module):
 @pytest.mark.spec("LCL-11", "POL-81")
 def test_what_was_left_as_it_was_is_looked_at_and_accuses_nobody_who_inherits(tmp_path: Path) -> None:
     target = chain()
-    target[4] = Renamed(target[4])  # the reference's input.x is not its input.hidden: that is not replaced
+    target[4] = Renamed(target[4])  # by equal keys input.x is not its input.hidden: that is not replaced
     with torch.no_grad():
         target[3].out.weight.mul_(1.05)
         target[3].out.bias.mul_(1.05)
     reference, archive = captured(tmp_path, target)
-    found = localize(reference, archive, target_model=Workload(target, (X,)))
+    found = localize(reference, archive, target_model=Workload(target, (X,)), mapping="none")
     assert [one.module for one in found.suspects] == ["3.out"]
     assert any("0/4/input.hidden" in note and "may be inherited" in note for note in found.notes)
+    paired = localize(reference, archive, target_model=Workload(target, (X,)))  # by values: it is replaced
+    assert [one.module for one in paired.suspects] == ["3.out"]
+    assert not any("may be inherited" in note for note in paired.notes)
     with torch.no_grad():
         target[4].norm.weight.mul_(1.5)
     _, archive = captured(tmp_path, target)
@@ -430,16 +433,24 @@ class Dividing(nn.Module):
         return made
 
 
-@pytest.mark.spec("LCL-15")
-def test_an_operand_under_another_name_is_named_by_it(tmp_path: Path) -> None:
+@pytest.mark.spec("LCL-15", "ALN-31")
+@pytest.mark.parametrize(
+    ("mapping", "operand"),
+    [
+        pytest.param("none", ("0/1.act/input.given", True, None), id="by-its-own-name"),
+        pytest.param(None, ("0/1.act/input.input", True, 0), id="paired-by-values"),
+    ],
+)
+def test_an_operand_under_another_name_is_named_by_it(
+    tmp_path: Path, mapping: Literal["none"] | None, operand: tuple[str, bool, int | None]
+) -> None:
     target = chain()
     target[1].act = Dividing()
     ref, tgt = captured(tmp_path, target)
-    found = localize(ref, tgt, target_model=Workload(target, (X,)))
+    found = localize(ref, tgt, target_model=Workload(target, (X,)), mapping=mapping)
     assert found.nonfinite is not None
-    assert [(one.key, one.is_finite, one.more) for one in found.nonfinite.operands] == [
-        ("0/1.act/input.given", True, None)
-    ]
+    assert [(one.key, one.is_finite, one.more) for one in found.nonfinite.operands] == [operand]
+    assert [one.module for one in found.suspects] == ["1.act"]
     assert found.suspects[0].reason.endswith("of 256 elements are finite on one side only")
     own = [one.key for one in found.changes if one.curve == "own"]
     assert own == ["0/1.act/output"]  # what its block hands on is explained by it
