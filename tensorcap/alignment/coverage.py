@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from tensorcap.alignment.links import Link
 from tensorcap.alignment.mapping import LeftOver, SideName
-from tensorcap.alignment.order import Order, order_of
+from tensorcap.alignment.order import Order, linked_results, order_between
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import Key
+from tensorcap_formats.records import Record
 
 _VARIABLE: Final = re.compile(r"\\\{[^}]*\\\}")  # in an escaped place
 
@@ -72,12 +73,23 @@ def coverage_of(
     """Count what a mapping covers of the reference and of the target; equal keys that are left pair, too."""
     linked = {record.key.text for link in links for record in link.reference}
     target_linked = {record.key.text for link in links for record in link.target}
-    rest = {record.key.text for record in reference.records} - linked
-    equal = rest & ({record.key.text for record in target.records} - target_linked)
+    equal = {record.key.text for record, _ in _equal_keys(links, reference, target)}
     return (
         _count_records(reference, linked | equal, Reasons(left_over, "reference")),
         _count_records(target, target_linked | equal, Reasons(left_over, "target")),
     )
+
+
+def _equal_keys(
+    links: Sequence[Link], reference: Archive, target: Archive
+) -> Iterator[tuple[Record, Record]]:
+    """Records of equal keys that no link is about."""
+    linked = {record.key.text for link in links for record in link.reference}
+    target_linked = {record.key.text for link in links for record in link.target}
+    rest = {record.key.text: record for record in target.records if record.key.text not in target_linked}
+    for record in reference.records:
+        if record.key.text in rest and record.key.text not in linked:
+            yield record, rest[record.key.text]
 
 
 def _count_records(archive: Archive, mapped: set[str], reasons: Reasons) -> Coverage:
@@ -144,6 +156,8 @@ def summary_of(
     for link in links:
         evidence[link.entry.evidence] += len(link.reference)
     evidence["key"] += covered[0].mapped - evidence.total()
-    is_ordered = reference.is_ordered and target.is_ordered
+    order = None
+    if reference.is_ordered and target.is_ordered:
+        order = order_between([*linked_results(links), *_equal_keys(links, reference, target)])
     counts = {name: count for name, count in evidence.most_common() if count}
-    return MappingSummary(path, counts, *covered, order_of(links) if is_ordered else None, tokens)
+    return MappingSummary(path, counts, *covered, order, tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,23 +51,23 @@ class Order:
         return not self.moved
 
 
-def order_of(links: Sequence[Link]) -> Order:
-    """Compare the order of results; those whose tokens were matched over steps are left out.
+def linked_results(links: Sequence[Link]) -> Iterator[tuple[Record, Record]]:
+    """Yield the results that links are about, but for those whose tokens were matched over steps.
 
-    A result that is made of several tensors counts as made with the last of them. Those that stay are a
-    longest non-decreasing subsequence of the target's order numbers, taken in the reference's order.
+    A result that is made of several tensors counts as made with the last of them.
     """
-    return order_between(
-        (record, max(link.target, key=lambda source: source.order))
-        for link in links
-        if not link.gathers
-        for record in link.reference
-        if all(_is_result(source.key) for source in link.target)
-    )
+    for link in links:
+        if not link.gathers and all(_is_result(source.key) for source in link.target):
+            last = max(link.target, key=lambda source: source.order)
+            yield from ((record, last) for record in link.reference)
 
 
 def order_between(pairs: Iterable[tuple[Record, Record]]) -> Order:
-    """Compare the order of results, each of the reference with the one of the target that it belongs to."""
+    """Compare the order of results, each of the reference with the one of the target that it belongs to.
+
+    Those that stay are a longest non-decreasing subsequence of the target's order numbers, taken in the
+    reference's order.
+    """
     ordered = sorted((pair for pair in pairs if _is_result(pair[0].key)), key=lambda pair: pair[0].order)
     places = [target.order for _, target in ordered]
     staying = set(longest_rising(places))

@@ -187,6 +187,8 @@ def _weights_not_compared(weights: WeightComparison) -> Iterator[str]:
 
 def _verdict(verification: Verification) -> Iterator[str]:
     yield _count_text("Free-running", verification.free)
+    for part in verification.free.mapping.tokens if verification.free.mapping else ():
+        yield f"What was compared: {part}."
     if verification.injected is not None:
         yield _count_text("With the reference's inputs", verification.injected)
     if verification.exit_status == 0:

@@ -245,11 +245,24 @@ def test_reports_name_both_sides_and_hold_the_map(tmp_path: Path) -> None:
 
 @pytest.mark.spec("VER-33")
 def test_what_other_inputs_do_is_told_once(tmp_path: Path) -> None:
-    verify(Workload(chain(), (X,)), Workload(chain(), (X[:3],)), tmp_path / "report")
+    verify(Workload(chain(), (X,)), Workload(chain(), (-X[:3],)), tmp_path / "report")
     text = (tmp_path / "report" / "summary.txt").read_text()
     assert text.count("fed different inputs") == 1
     assert text.count("no module is accused") == 1
     assert ".report-" not in text
+
+
+@pytest.mark.spec("VER-33", "ALN-41", "ALN-80")
+def test_rows_that_only_one_run_was_fed_are_told_and_the_order_of_the_others_is_compared(
+    tmp_path: Path,
+) -> None:
+    found = verify(Workload(chain(), (X,)), Workload(chain(), (X[:3],)), tmp_path / "report")
+    lines = " ".join((tmp_path / "report" / "summary.txt").read_text().split())
+    assert (
+        lines.count("What was compared: rows 0, 1, 2 of the reference's batch of 4: the target was fed") == 1
+    )
+    assert "The execution order is the same: 16 results compared." in lines  # 5 blocks of 3, and the model
+    assert (found.free.exit_status, found.exit_status, found.suspects) == (0, 1, ())
 
 
 @pytest.mark.spec("PRE-10")
