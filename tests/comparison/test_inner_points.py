@@ -672,12 +672,15 @@ class TestReports:
 
     @pytest.mark.spec("PRE-7")
     def test_one_changed_number_of_a_parameter_or_a_buffer_explains(self, make_archive: MakeArchive) -> None:
-        for key in ("0/m/param.w", "0/m/buffer.b"):
+        for key, kind in (("0/m/param.w", "parameters"), ("0/m/buffer.b", "buffers")):
             wrong = X.astype(np.float16)
             wrong[3, 3] += np.float16(0.01)
             for target, count in ((X.astype(np.float16), 0), (wrong, 1)):
                 found = preflight(make_archive({key: X}), make_archive({key: target}))
-                assert len([item for item in found.items if item.kind == "parameters"]) == count
+                items = [item for item in found.items if "not the same numbers" in item.text]
+                assert [(item.kind, item.name, item.explains) for item in items] == [
+                    (kind, key, True)
+                ] * count
 
     def test_gradients_and_parameters_are_no_part_of_the_growth(self, make_archive: MakeArchive) -> None:
         keys = ("0/layers.0/param.w", "0/layers.0/output", "0/layers.0/grad_output")
