@@ -210,13 +210,28 @@ def echoes(reference: Any, target: Any, **options: Any) -> list[tuple[str, str]]
 
 
 @pytest.mark.spec("CMP-19")
-@pytest.mark.parametrize("how", [{}, {"digests": False}, {"trusts_digests": False}, {"stored": False}])
+@pytest.mark.parametrize("how", [{}, {"digests": False}, {"trusts_digests": False}])
 def test_what_the_reference_hands_on_has_to_be_handed_on(make_archive: Any, how: dict[str, bool]) -> None:
     rounded, wrong = X * np.float32(1.001), X * np.float32(1.002)
     reference = make_archive(block(X, X, X))
     expected = [("0/a/output", "equal to 0/a.proj/output in the reference, not in the target")]
     assert echoes(reference, make_archive(block(rounded, wrong, wrong), **how)) == expected
     assert not echoes(reference, make_archive(block(rounded, rounded, rounded), **how))
+
+
+@pytest.mark.spec("CMP-19")
+def test_digests_alone_break_an_echo_only_of_a_tensor_that_they_prove_equal(make_archive: Any) -> None:
+    rounded, wrong = X * np.float32(1.001), X * np.float32(1.002)
+    reference = make_archive(block(X, X, X))
+    proven = make_archive(block(X, wrong, wrong), stored=False)
+    text = "equal to {} in the reference, not in the target"
+    assert echoes(reference, proven) == [
+        (key, text.format("0/a.proj/output")) for key in ("0/a/output", "0/b/input.x")
+    ]
+    unknown = make_archive(block(rounded, wrong, wrong), stored=False)
+    found = compare(reference, unknown, compute_dtype="bfloat16")
+    assert [pair.status for pair in found.pairs] == ["unjudged"] * 3
+    assert found.exit_status == 1
 
 
 @pytest.mark.spec("CMP-19")
@@ -273,4 +288,7 @@ def test_what_cannot_be_told_is_no_broken_echo(make_archive: Any, target: dict[s
 @pytest.mark.spec("CMP-19")
 def test_an_unreadable_echo_is_left_to_its_pair(make_archive: Any) -> None:
     broken = make_archive(block(X, X * np.float32(1.001), X), digests=False, unreadable="0/a.proj/output")
+    found = compare(make_archive(block(X, X, X)), broken, compute_dtype="bfloat16")
+    assert [pair.status for pair in found.pairs] == ["unreadable", "within-rounding", "identical"]
+    assert found.exit_status == 3
     assert not echoes(make_archive(block(X, X, X)), broken)
