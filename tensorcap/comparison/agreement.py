@@ -25,6 +25,8 @@ _UNDONE: Final = 8.0  # by the call that is given it: a matrix product hands err
 _UNDONE_AROUND: Final = 1e4  # by a module around it, whose residuals may hide an error
 _EXACT: Final = 1e-4  # relative error, below which a module around another shape agrees
 
+_COMPILED: Final = "_orig_mod"  # what torch.compile wraps
+
 _Place = tuple[int, int, str]  # rank, step, site
 
 
@@ -49,6 +51,8 @@ def explain_by_agreement(
         reason = ""
         if pair.status in _MISSING and not selection.is_required(pair.key):
             reason = agreement.why_missing(pair.reference)
+            if not reason and (why := agreement.why_not_captured(pair.reference.key)):
+                return decide(pair, Decision("agreement", "not-capturable", f"in the target: {why}"))
         elif pair.status in _DIFFERENT and pair.is_required and not _is_of_another_layer(pair, target):
             reason = agreement.why_different(pair)
         return decide(pair, Decision("agreement", "explained", reason, pair.findings)) if reason else pair
@@ -78,6 +82,11 @@ class _Agreement:
             {point.site: point.calls for point in archive.info.points if not point.slots}
             for archive in (target, reference)
         ]
+        self._not_capturable = {
+            ".".join(part for part in point.site.split(".") if part != _COMPILED): point.reason
+            for point in target.info.points
+            if point.status == "not-capturable" and not point.slots
+        }
         self._pairs = [p for p in pairs if p.reference is not None and p.status != "excluded"]
         self._has_ops = bool(ops_of(target))
         self._has_digests = reference.trusts_digests
@@ -217,11 +226,22 @@ class _Agreement:
         return calls is not None and of_reference is not None and calls < of_reference
 
     def _computed_without(self, key: Key, site: str) -> str:
-        """By the results of the nearest module around it that both sides called."""
+        """By the results of the nearest module around it that both sides called.
+
+        Within a compiled graph of the target they have to be equal: rounding shows nothing of what is inside.
+        """
         around = self._nearest(key, site)
         if around is None or not _agree(around[1]):
             return ""
-        return f"the target computes {_name(around[0])} without it, with results that agree"
+        if not self.why_not_captured(key):
+            return f"the target computes {_name(around[0])} without it, with results that agree"
+        if not all(pair.status in ("identical", "explained") for pair in around[1]):
+            return ""
+        return f"inside a compiled graph of the target, and results of {_name(around[0])} are identical"
+
+    def why_not_captured(self, key: Key) -> str:
+        """Why the target could not capture a module of the same path, "" if it could."""
+        return self._not_capturable.get(module_of(key.site), "")
 
     def _nearest(
         self, key: Key, site: str, besides: tuple[object, ...] | None = None

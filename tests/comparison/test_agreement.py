@@ -130,6 +130,20 @@ class TestMissing:
         )
 
     @pytest.mark.spec("CMP-54")
+    @pytest.mark.parametrize(("error", "status"), [(0, "explained"), (1e-6, "not-capturable")])
+    def test_what_lies_in_a_compiled_graph_is_explained_by_identical_results_alone(
+        self, run_of: Make, error: float, status: str
+    ) -> None:
+        sites = ("", "block", "block.norm", "block.attn", "block.attn._orig_mod", "block.attn._orig_mod.q")
+        why = "inside a compiled graph (torch.compile)"
+        points = [{"site": site, "status": "not-capturable", "reason": why} for site in sites[-2:]]
+        results = {"0/block.attn/output.0": Y * np.float32(1 + error)}
+        found = compare(run_of(), run_of("block.attn.q", sites, results, points=points))
+        assert statuses(found, "0/block.attn/output.0", "0/block.attn.q/output")[1] == status
+        assert "compiled graph" in reason(found, "0/block.attn.q/output")
+        assert found.exit_status == (0 if status == "explained" else 1)
+
+    @pytest.mark.spec("CMP-54")
     def test_fewer_calls_are_explained_by_the_module_around_them(self, run_of: Make) -> None:
         def points(calls: int) -> list[dict[str, Any]]:
             return [{"site": "block.norm", "status": "captured", "calls": calls}]

@@ -239,7 +239,10 @@ def _measured_error(reference: Archive, target: Archive, pair: _WeightPair) -> f
     ours, theirs = pair.reference.record, pair.target.record
     if not (ours and theirs and ours.stored and theirs.stored):
         return None
-    difference = measure(reference, ours, target, theirs, tolerance=parameter_rounding(ours, theirs))
+    try:
+        difference = measure(reference, ours, target, theirs, tolerance=parameter_rounding(ours, theirs))
+    except OSError:  # the comparison says so
+        return None
     if not (difference.mismatches or difference.mask_mismatches):
         return 0.0
     return difference.relative_frobenius or math.inf
