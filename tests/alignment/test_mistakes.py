@@ -72,6 +72,8 @@ def test_a_mistake_is_found_where_the_mapping_of_the_right_port_finds_it(
             other(**others)
         hook.remove()
         expected = tensorcap.compare(tmp_path / "ref.h5", tmp_path / "wrong.h5", mapping=known)
+        if all(pair.is_green for pair in expected.pairs if pair.key.startswith("0/@root/output")):
+            continue  # a norm behind it undoes it, and compare says so (CMP-55)
         found = tensorcap.compare(tmp_path / "ref.h5", tmp_path / "wrong.h5")
         places = [c.divergence.module if c.divergence else None for c in (expected, found)]
         if places[0] != places[1]:
