@@ -18,6 +18,7 @@ NEEDED_BY = {
         "tests/cli/test_import_export.py",
         "tests/cli/test_replay.py",
         "tests/cli/test_verify.py",
+        "tests/comparison/test_calls.py",
         "tests/comparison/test_inner_points_models.py",
         "tests/comparison/test_policy_models.py",
         "tests/comparison/test_testing.py",
@@ -63,6 +64,7 @@ NEEDED_BY = {
     "zarr": [
         "tests/cli/test_ls.py",
         "tests/cli/test_show.py",
+        "tests/comparison/test_recorded_digests.py",
         "tests/formats/test_conversion.py",
         "tests/formats/test_zarr.py",
         "tests/hostile/test_hostile_zarr.py",

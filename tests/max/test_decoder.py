@@ -133,8 +133,11 @@ def test_every_module_gives_what_its_twin_in_torch_gives(folder: Path, captured:
 def test_a_wrong_weight_is_reported_before_the_target_runs(folder: Path, report: dict[str, Any]) -> None:
     assert report["weights"]["compared"] == 21
     assert report["weights"]["unlike"] == [f"0/{GUILTY}/param.weight"]
-    assert report["summary"][0].startswith("Weights: 21 of 21 parameters compared, 1 of them not the same")
-    assert report["summary"][0].endswith("The target is the reference times 1.5.")
+    sides, weights = report["summary"][:2], next(t for t in report["summary"] if t.startswith("Weights: "))
+    assert [side.partition(":")[0] for side in sides] == ["Reference", "Target"]
+    assert weights == report["summary"][2]
+    assert weights.startswith("Weights: 21 of 21 parameters compared, 1 of them not the same")
+    assert weights.endswith("The target is the reference times 1.5.")
 
 
 def test_the_free_run_floods_and_the_injected_run_has_one_suspect(report: dict[str, Any]) -> None:
@@ -164,6 +167,7 @@ def test_the_folder_of_reports_is_complete(folder: Path, report: dict[str, Any])
     assert files == {
         "reference.h5",
         "target.h5",
+        "map.toml",
         "summary.txt",
         "verify.json",
         "with_injection/target.h5",
