@@ -190,7 +190,8 @@ class _Run:
         judged, account = policy_judge.judge(judged)
         if not injected:  # else records that are the same in the reference are not in the target
             judged = judge_pass_through(reference, target, judged, thresholds)
-        if selection is not None and not injected:  # else what follows agrees, whatever was made before
+        is_of_own_values = not injected and reference.info.injected is None
+        if selection is not None and is_of_own_values:  # else what follows agrees, whatever was made before
             judged = explain_by_agreement(reference, target, judged, selection)
         if baseline is not None:
             judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
