@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
 from tensorcap.comparison.policy import POLICY, Precision
+from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.run_info import ModuleInfo, RunInfo, TensorInfo
 
-_BITS: Final[Mapping[str, int]] = {"int8": 8, "uint8": 8, "int16": 16, "int32": 32, "int64": 64}
+_BITS: Final[Mapping[str, int]] = {"int8": 8, "uint8": 8, "int32": 32}  # dtypes that hold packed weights
+_BYTES: Final = ("int8", "uint8")
 _COMMON: Final = (8, 4, 3, 2)  # bits of a weight
 _MATRIX: Final = 2  # axes
 _PEAK: Final = 4.0  # largest weight of a group over their RMS: of 64 to 16,384 normal values 2.5 to 4.2
@@ -37,16 +39,32 @@ def quantised_precision(reference: RunInfo, target: RunInfo, precision: Precisio
 
 
 def _quantised_bits(reference: RunInfo, target: RunInfo) -> Iterator[int]:
-    """Yield the bits of each weight of the target that holds whole numbers, and floats in the reference."""
+    """Yield the bits of each weight of the target that holds whole numbers in the place of floats.
+
+    A table of indices beside a weight is none, nor is one in a module that has no weight.
+    """
     for site, module in target.modules.items():
-        integers = [t for t in _tensors(module) if t.dtype in _BITS and len(t.shape or ()) >= _MATRIX]
-        weights = _tensors(reference.modules[site]) if site in reference.modules else []
-        if not integers or any(weight.dtype in _BITS for weight in weights):
-            continue
-        count = max((math.prod(weight.shape) for weight in weights if weight.shape), default=0)
-        held = max(math.prod(t.shape or ()) * _BITS[t.dtype] for t in integers)
-        yield min(_COMMON, key=lambda bits: abs(bits - held / count)) if count else _COMMON[0]
+        integers = max(map(_bits_held, _matrices(module, _BITS)), default=0)
+        floats = max(map(_count, _matrices(module, UNIT_ROUNDOFFS)), default=0)
+        if site in reference.modules:
+            trusted = reference.modules[site]
+            count = max(map(_count, _matrices(trusted, UNIT_ROUNDOFFS)), default=0)
+            if integers and floats < count and not any(_matrices(trusted, _BITS)):
+                yield min(_COMMON, key=lambda bits: abs(bits - integers / count))
+        elif any(_matrices(module, _BYTES)) and floats < integers / _COMMON[0]:
+            yield _COMMON[0]
 
 
-def _tensors(module: ModuleInfo) -> list[TensorInfo]:
-    return [*module.parameters.values(), *module.buffers.values()]
+def _matrices(module: ModuleInfo, dtypes: Container[str]) -> Iterator[TensorInfo]:
+    """Yield the tensors of a module of two axes or more in some dtypes."""
+    for tensor in (*module.parameters.values(), *module.buffers.values()):
+        if tensor.dtype in dtypes and len(tensor.shape or ()) >= _MATRIX:
+            yield tensor
+
+
+def _count(tensor: TensorInfo) -> int:
+    return math.prod(tensor.shape or ())
+
+
+def _bits_held(tensor: TensorInfo) -> int:
+    return _count(tensor) * _BITS[tensor.dtype]

@@ -74,6 +74,22 @@ def test_a_table_of_indices_that_both_sides_have_is_no_weight() -> None:
 
 
 @pytest.mark.spec("POL-4")
+@pytest.mark.parametrize(
+    "trusted",
+    [
+        pytest.param({"weight": ("float32", [8, 64])}, id="beside a weight"),
+        pytest.param({}, id="without any"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
+def test_a_table_of_indices_that_the_target_alone_has_is_no_weight(
+    trusted: dict[str, tuple[str, list[int]]], dtype: str
+) -> None:
+    target = RunInfo.of(run_of(**trusted, position_ids=(dtype, [1, 512])))
+    assert quantised_precision(RunInfo.of(run_of(**trusted)), target, FLOAT32) == FLOAT32
+
+
+@pytest.mark.spec("POL-4")
 def test_a_quantised_projection_is_green_and_one_with_a_wrong_scale_is_not(make_archive: MakeArchive) -> None:
     weight, x = RNG.normal(size=(96, 128)), RNG.normal(size=(64, 128))
     rounded = quantised(weight, 8, 128)
