@@ -10,7 +10,7 @@ from tensorcap.alignment import MappedArchive
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
 from tensorcap.comparison.pairing import Absences, Selection
 from tensorcap.comparison.ranking import error_of
-from tensorcap.runs import is_gradient, is_inner, is_parameter, is_result, ops_of
+from tensorcap.runs import enclosing_sites, is_gradient, is_inner, is_parameter, is_result, ops_of
 from tensorcap.wording import some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key, module_of
@@ -88,9 +88,10 @@ class _Agreement:
             if point.status == "not-capturable" and not point.slots
         }
         self._pairs = [p for p in pairs if p.reference is not None and p.status != "excluded"]
-        self._has_ops = bool(ops_of(target))
+        ops = ops_of(target)
+        self._has_ops = bool(ops)
         self._has_digests = reference.trusts_digests
-        self._absences = Absences(reference, ops_of(reference), target, ops_of(target))
+        self._absences = Absences(reference, ops_of(reference), target, ops)
         self._results: dict[_Place, list[Pair]] = {}
         self._of_call: dict[str, list[Pair]] = {}
         self._takers: dict[tuple[object, ...], list[Pair]] = {}  # arguments that hold a record's contents
@@ -124,7 +125,7 @@ class _Agreement:
         if results:
             return self._of_known_call(key, results)
         if key.site != ROOT_SITE and self._is_not_called(key):
-            return self._computed_without(key, _around(key.site))
+            return self._computed_without(key, _enclosing(key.site))
         return ""
 
     def why_different(self, pair: Pair) -> str:
@@ -135,7 +136,7 @@ class _Agreement:
         2. A tensor that a later argument holds, too, which agrees: the target has another one in its place.
         3. Any other one: the nearest module around it agrees, with an error at most 1e-4 of its own.
 
-        Both only where the module around it, and the model, have results that agree.
+        Each holds only if the module around it, and the model, have results that agree.
         """
         record = pair.reference
         assert record is not None
@@ -144,7 +145,9 @@ class _Agreement:
         if is_result_of_model or is_gradient(key) or is_parameter(key) or not self._is_model_green(key):
             return ""
         module = module_of(key.site)
-        around = self._nearest(key, module if is_inner(key) else _around(module), besides=_contents(record))
+        around = self._nearest(
+            key, module if is_inner(key) else _enclosing(module), besides=_contents(record)
+        )
         if around is None or not _agree(around[1]):
             return ""
         error = error_of(pair)
@@ -166,16 +169,8 @@ class _Agreement:
         every = [result for of_call in results for result in of_call]
         return bool(every) and all(map(_agree, results)) and _is_much_smaller(every, error, _UNDONE)
 
-    @cached_property
-    def _green_models(self) -> dict[tuple[int, int], bool]:
-        found: dict[tuple[int, int], bool] = {}
-        for (rank, step, site), results in self._results.items():
-            if site == ROOT_SITE:
-                found[rank, step] = _agree(results)
-        return found
-
     def _is_model_green(self, key: Key) -> bool:
-        return self._green_models.get((key.rank, key.step), False)
+        return _agree(self._results.get((key.rank, key.step, ROOT_SITE), ()))
 
     @cached_property
     def _agreeing(self) -> dict[tuple[object, ...], list[Pair]]:
@@ -253,14 +248,12 @@ class _Agreement:
             site: The first module that may be it.
             besides: Contents that are no result of their own, since a module hands them on.
         """
-        while True:
-            results = self._results.get((key.rank, key.step, site), ())
+        for module in (site, *enclosing_sites(site)):
+            results = self._results.get((key.rank, key.step, module), ())
             others = [p for p in results if p.reference and _contents(p.reference) != besides]
             if any(pair.is_compared for pair in others):
-                return site, [pair for pair in others if not _is_spare(pair)]
-            if site == ROOT_SITE:
-                return None
-            site = _around(site)
+                return module, [pair for pair in others if not _is_spare(pair)]
+        return None
 
 
 def _is_spare(pair: Pair) -> bool:
@@ -283,8 +276,8 @@ def _is_argument(key: Key) -> bool:
     return key.slot.partition(".")[0] == "input" and not is_inner(key)
 
 
-def _around(site: str) -> str:
-    return site.rpartition(".")[0] or ROOT_SITE
+def _enclosing(site: str) -> str:
+    return next(enclosing_sites(site), ROOT_SITE)
 
 
 def _name(site: str) -> str:
