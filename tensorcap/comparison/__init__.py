@@ -6,6 +6,7 @@ then what decides: `exact`, `thresholds`, `calibration`, `judge` with `policy` a
 then the rest: `divergence`, `warnings`, `blind_spots`, `baseline`, `explanation`, `preflight`.
 """
 
+from tensorcap.comparison.agreement import explain_as
 from tensorcap.comparison.baseline import label_of
 from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import CALIBRATED, Calibration, kind_of
@@ -94,6 +95,7 @@ __all__ = [
     "contents",
     "count_tail",
     "describe_test",
+    "explain_as",
     "digest_warnings",
     "error_of",
     "explain",

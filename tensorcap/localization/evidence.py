@@ -22,6 +22,7 @@ from tensorcap.comparison import (
     called_sites,
     caller_of,
     compare,
+    explain_as,
     is_circumstance,
 )
 from tensorcap.localization.suspect import By
@@ -199,6 +200,7 @@ def gather_evidence(
                 target_model,
                 path,
                 target=target,
+                left=_of_other_shape(free),
                 mapping=mapping,
                 source_path=reference_path,
                 progress=progress,
@@ -208,11 +210,23 @@ def gather_evidence(
         else:
             ours, theirs = sides(reference, stack.enter_context(open_archive(path)), mapping)
             own = compare(ours, theirs, mapping="none", compute_dtype=compute_dtype)
+            own = explain_as(own, free, ours)
             injection = Injection(ours, theirs, own)
             sources.append(evidence_of_injection(ours, theirs, own))
     if not sources:
         sources.append(evidence_of_archives(*compared, free))
     return GatheredEvidence(sources, injection, replay_error, injection_error)
+
+
+def _of_other_shape(free: Comparison) -> set[str]:
+    """Keys, of the target, of what has another shape there and is explained: an archived one does not fit."""
+    return {
+        key
+        for pair in free.pairs
+        if pair.status == "explained" and pair.reference and pair.target
+        if pair.reference.shape != pair.target.shape
+        for key in (pair.origin.target if pair.origin else (pair.target.key.text,))
+    }
 
 
 def evidence_of_replay(opened_replay: OpenReplay) -> EvidenceSource:

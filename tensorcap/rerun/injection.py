@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,6 +33,7 @@ def inject(
     outputs: str | Iterable[str] = (),
     steps: str | Iterable[range | int] = (),
     calls: str | Iterable[range | int] = (),
+    left: Collection[str] = (),
     mapping: MappingSource | Literal["none"] | None = None,
     run: Mapping[str, Any] | None = None,
     source_path: Path | None = None,
@@ -60,6 +61,7 @@ def inject(
         outputs: Globs of results to replace.
         steps: Only in these steps; in all if empty.
         calls: Only in these calls of a site within a step, counted from 0; in all if empty.
+        left: Key texts of the model that runs, of what is not replaced, whatever chooses it.
         mapping: What belongs together, as an `Alignment` or a map file; `"none"` for equal keys. If None, one
             is computed if the target lacks modules that the reference has.
         run: Further run metadata.
@@ -89,7 +91,7 @@ def inject(
             tested = stack.enter_context(opened(target))
             aligned = align(trusted, tested, mapping=mapping)
             source = reverse(aligned)
-        substitution = Substitution(source, inputs=inputs, outputs=outputs, steps=steps, calls=calls)
+        substitution = Substitution(source, inputs=inputs, outputs=outputs, steps=steps, calls=calls, left=left)
         if source_path is not None:
             substitution.source_path = source_path
         if aligned is not None:

@@ -153,6 +153,8 @@ def replay_within(
     1. The model is run, in float32 at least, with the target's tensors in the place of its own.
     2. So is a copy in the target's precision (the twin), which says how much the computation rounds itself.
     3. Each tensor of the first run is compared with the target's, and judged by its own error.
+       Modules that the model calls more or less often than the reference did are left out of all this: no
+       number says which of their calls belong together.
     4. If one is bad, the twin is run once more with its attention written out, as many ports have it; the
        less severe of two verdicts counts.
     """
@@ -167,6 +169,10 @@ def replay_within(
     whose = "its own" if target is None else "the target's"
     stage = f"replaying the reference's model on {whose} values"
     run = run_open(exact, stage, substitution=Substitution(tested, keys=keys), params=True)
+    unpaired = _unlike_calls(original, run) if target is not None else {}
+    if unpaired:
+        keys = {key for key in keys if Key.parse(key).site not in unpaired}
+        run = run_open(exact, stage, substitution=Substitution(tested, keys=keys), params=True)
     twin_run = None
     if twin and target is not None and precision is not None and not precision.is_wide:
         stage = f"replaying it in {precision.name}"
@@ -175,16 +181,31 @@ def replay_within(
     way: Way = "self" if target is None else "reverse"
     runs = ReplayRuns(run, tested, twin_run, precision, compute_dtype)
     natural = tuple(_natural(original, keys))
-    result = _judge(original, runs, way, keys, natural)
+    result = _without(_judge(original, runs, way, keys, natural), unpaired)
     if twin_run is not None and precision is not None and result.bad:
         twin_model = _cast(reference_model, precision)
         explicit = adapter_for(twin_model.model).with_eager_attention(twin_model)
         if explicit is not None:
             stage = f"replaying it in {precision.name} with its attention written out"
             explicit_run = run_open(explicit, stage, substitution=Substitution(tested, keys=keys))
-            second = _judge(original, replace(runs, twin=explicit_run), way, keys, natural)
+            second = _without(_judge(original, replace(runs, twin=explicit_run), way, keys, natural), unpaired)
             result = _less_severe(result, second)
     return OpenReplay(result, original, tested, run, exact)
+
+
+def _unlike_calls(reference: Archive, run: Archive) -> dict[str, None]:
+    """The modules that both runs called, and not equally often, as another version of their code may."""
+    ours, theirs = (
+        {point.site: point.calls for point in archive.info.points if point.calls and not point.slots}
+        for archive in (reference, run)
+    )
+    return {site: None for site, calls in ours.items() if theirs.get(site, calls) != calls}
+
+
+def _without(result: Replay, unpaired: Collection[str]) -> Replay:
+    """Leave out what modules made whose calls do not correspond, and name these."""
+    own_errors = tuple(own for own in result.own_errors if Key.parse(own.key).site not in unpaired)
+    return replace(result, own_errors=own_errors, unpaired=tuple(unpaired))
 
 
 def _less_severe(first: Replay, second: Replay) -> Replay:
