@@ -208,7 +208,8 @@ def _print_values(comparison: Comparison) -> None:
     click.echo(f"note: {len(differences)} arguments or results that are no tensors differ:")
     for value in differences[:5]:
         within = ", within the tolerance" if value.is_within else ""
-        texts = (one_line(cut(repr(side), _LONGEST)) for side in (value.reference, value.target))
+        sides = (value.reference, value.target)  # None: it was, or was not given at all
+        texts = ("none" if side is None else one_line(cut(repr(side), _LONGEST)) for side in sides)
         click.echo(f"  {value.key}: {' in the reference, '.join(texts)} in the target{within}")
     if len(differences) > 5:
         click.echo(f"  … {len(differences) - 5} more")

@@ -87,4 +87,6 @@ def _short_item(item: Item) -> str:
     from tensorcap.comparison.preflight import side_texts
 
     ours, theirs = side_texts(item, 24)
+    if item.kind == "modules" and ours == item.name:
+        return f"class {one_line(item.name)} ({theirs} in the target)"
     return f"{one_line(item.name)} ({ours} / {theirs})"
