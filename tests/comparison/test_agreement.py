@@ -218,3 +218,20 @@ class TestDifferent:
         }
         found = compare(run_of(), run_of(other=wrong), rtol=0.02)
         assert statuses(found, "0/block.attn.q/output", "0/block.norm/output") == ["match", "diverged"]
+
+    @pytest.mark.spec("CMP-90")
+    @pytest.mark.parametrize(("factor", "status"), [(1.0, "explained"), (1.1, "shape-mismatch")])
+    def test_what_is_handed_on_and_explained_is_in_the_way_of_nothing_else(
+        self, run_of: Make, factor: float, status: str
+    ) -> None:
+        """Biases with a row for each sequence, which a block returns for the next, and those without."""
+        bias, cross = RNG.normal(size=(2, 2, 4, 8, 8)).astype(np.float32)
+        keys = ("0/block.attn/input.bias", "0/block.attn/output.2", "0/block/output.1", "0/block/output.2")
+        reference = run_of(other={**dict.fromkeys(keys[:3], bias), keys[3]: cross})
+        results = {"0/block.attn/output.0": Y * factor, "0/block/output": LOGITS * factor}
+        other = {**dict.fromkeys(keys[:3], bias[:1]), keys[3]: cross[:1], **results}
+        found = compare(reference, run_of(other=other))
+        assert statuses(found, keys[0]) == [status]
+        assert (found.exit_status == 0) == (status == "explained")
+        if status == "explained":
+            assert statuses(found, *keys) == ["explained"] * 4

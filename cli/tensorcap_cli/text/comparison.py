@@ -14,12 +14,15 @@ from tensorcap_cli.text.output import class_text, cut, number_text, print_headin
 from tensorcap_cli.text.pair import print_details, print_extras, print_location, print_origin
 from tensorcap_cli.text.preflight import print_brief_preflight
 from tensorcap_cli.text.rows import print_modules, print_pairs
+from tensorcap_formats.keys import ROOT_SITE, Key
 
 if TYPE_CHECKING:
     from tensorcap.comparison import Comparison, Examination, Pair
     from tensorcap.runs import ArchiveSummary
 
 _WORST: Final = 3
+_MOVED: Final = 4
+_ROOT: Final = "the model"
 _LONGEST: Final = 60  # characters of a value
 _UNJUDGED: Final = "Unjudged: give --rtol or --atol to say what error is allowed."
 
@@ -77,10 +80,30 @@ def _print_mapping(comparison: Comparison) -> None:
     click.echo(f"mapping    {mapping.path or 'computed'}: {mapped} ({evidence or 'none'})")
     if mapping.reference.explained:
         click.echo(f"           {mapping.reference.explained} have no counterpart, which is explained")
+    _print_moved(comparison)
     for tokens in mapping.tokens:
         click.echo(f"           {one_line(tokens)}")
     if mapping.path == "" and not mapping.tokens:
         click.echo("           tcap align tells it all, and writes a map to edit")
+
+
+def _print_moved(comparison: Comparison) -> None:
+    """Print which modules have another path in the target: layers together, and without equal ends."""
+    moved: dict[str, None] = {}
+    for pair in comparison.pairs:
+        sources = pair.origin.target if pair.origin and pair.reference else ()
+        if len(sources) != 1 or pair.reference is None or pair.reference.key.is_bare:
+            continue
+        sites = pair.reference.key.site, Key.parse(sources[0]).site
+        place, other = ([_ROOT, *(s.split(".") if s != ROOT_SITE else [])] for s in sites)
+        while len(place) > 1 and len(other) > 1 and place[-1] == other[-1]:
+            place, other = place[:-1], other[:-1]
+        if place != other:
+            texts = (".".join("{i}" if p.isdigit() else p for p in path[1:] or path) for path in (place, other))
+            moved[" is ".join(texts)] = None
+    if moved:
+        more = f"; {len(moved) - _MOVED} more" if len(moved) > _MOVED else ""
+        click.echo(f"           {one_line('in the target ' + '; '.join(list(moved)[:_MOVED]))}{more}")
 
 
 def _print_limits(comparison: Comparison) -> None:
