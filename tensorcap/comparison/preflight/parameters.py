@@ -98,7 +98,7 @@ def compare_buffers(reference: Archive, target: Archive) -> Iterator[Item]:
         name, ours_dtype, theirs_dtype = unlike[0]
         text = (
             f"{len(unlike)} of the buffers have another dtype, {ours_dtype} and {theirs_dtype}, as after "
-            "model.to(…), which rounds tables such as rotary frequencies; from_pretrained(dtype=…) keeps them."
+            "model.to(…), which rounds tables such as rotary frequencies; from_pretrained(dtype=…) does not."
         )
         yield make_item("buffers", name, ours_dtype, theirs_dtype, text, explains=True)
     yield from _compare_weights(reference, target, "buffers")
