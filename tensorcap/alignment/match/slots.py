@@ -137,7 +137,7 @@ class Slots:
         return errors
 
     def hold_the_same(self, reference: Sequence[Record], target: Sequence[Record]) -> bool:
-        """Whether tensors hold the same values in some order, by their statistics; true if these are unknown."""
+        """Whether tensors may hold the same values in some order, as far as statistics are known."""
         sides = zip(self.matching.sides, (reference, target), strict=True)
         one, other = (side.joint_fingerprint_of(records) for side, records in sides)
         if one is None or other is None:
