@@ -54,13 +54,16 @@ class Family:
     Attributes:
         name: In words; `diagnose` leaves families out by it.
         propose: Makes hypotheses about a pair, one after the other.
-        is_final: Whether no family behind is tried if one of its hypotheses holds.
+        is_final: Whether no family behind is tried if one of its hypotheses holds, but those that make NaN
+            themselves if the target has some.
+        makes_nonfinite: Whether its hypotheses predict NaN and infinities.
         is_last_resort: Whether it is tried only if nothing before it says what is wrong.
     """
 
     name: str
     propose: Callable[[PairContext], Iterable[Hypothesis]]
     is_final: bool = False
+    makes_nonfinite: bool = False
     is_last_resort: bool = False
 
 
@@ -79,8 +82,8 @@ FAMILIES: Final = (  # in the order in which they are tried
     Family("attention", propose_attention_cores),
     Family("inner inputs", propose_mistakes_in_inner_inputs),
     Family("other records", propose_other_records),
-    Family("mutations", propose_mutations),
-    Family("code mutations", propose_code_mutations, is_last_resort=True),
+    Family("mutations", propose_mutations, makes_nonfinite=True),
+    Family("code mutations", propose_code_mutations, makes_nonfinite=True, is_last_resort=True),
     Family("error locations", propose_error_locations),
 )
 
@@ -215,13 +218,18 @@ def _read_context(
 def _score_families(context: PairContext, scorer: Scorer, without: Set[str]) -> list[Explanation]:
     """Score the hypotheses of all families, in their order."""
     explanations: list[Explanation] = []
+    is_final = False
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         for family in FAMILIES:
             if family.name in without or (family.is_last_resort and scorer.is_explained):
                 continue
+            if is_final and not family.makes_nonfinite:
+                continue
             explanations += [scorer.score(hypothesis) for hypothesis in family.propose(context)]
             if family.is_final and any(explanation.is_within for explanation in explanations):
-                break
+                if np.isfinite(context.target_values).all():
+                    break
+                is_final = True
     return explanations
 
 
