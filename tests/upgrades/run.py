@@ -111,10 +111,14 @@ def examine(name: str, folder: Path, environment: Environment) -> tuple[bool, st
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"models; by default {' '.join(REQUIRED)}")
     parser.add_argument("--all", action="store_true", help=f"these too: {' '.join(OTHERS)}")
-    parser.add_argument("--folder", type=Path, default=CACHE, metavar="DIR", help=f"environments and runs ({CACHE})")
+    parser.add_argument(
+        "--folder", type=Path, default=CACHE, metavar="DIR", help=f"environments and runs ({CACHE})"
+    )
     options = parser.parse_args()
     folder = options.folder.absolute()
     environments = {side: Environment(folder / side, wanted) for side, wanted in VERSIONS.items()}

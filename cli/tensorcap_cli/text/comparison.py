@@ -99,7 +99,9 @@ def _print_moved(comparison: Comparison) -> None:
         while len(place) > 1 and len(other) > 1 and place[-1] == other[-1]:
             place, other = place[:-1], other[:-1]
         if place != other:
-            texts = (".".join("{i}" if p.isdigit() else p for p in path[1:] or path) for path in (place, other))
+            texts = (
+                ".".join("{i}" if p.isdigit() else p for p in path[1:] or path) for path in (place, other)
+            )
             moved[" is ".join(texts)] = None
     if moved:
         more = f"; {len(moved) - _MOVED} more" if len(moved) > _MOVED else ""

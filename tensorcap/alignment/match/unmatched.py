@@ -141,9 +141,15 @@ class Unmatched:
             same = by_digest.get(record.digest)
             if same is not None and same.key.site in left:
                 known = left[same.key.site]
-                yield record, (f"it is what {fold(known.places[0])[0]} gave: {known.reason}", known.is_explained)
+                yield (
+                    record,
+                    (f"it is what {fold(known.places[0])[0]} gave: {known.reason}", known.is_explained),
+                )
             elif same is not None:
-                yield record, (f"it holds what {fold(place_of(same))[0]} holds, which has a counterpart", True)
+                yield (
+                    record,
+                    (f"it holds what {fold(place_of(same))[0]} holds, which has a counterpart", True),
+                )
             elif place in places and key.step not in steps:
                 yield record, (f"the {SIDE_NAMES[1 - i]} has no step {key.step}", True)
             elif place in places:
