@@ -106,7 +106,8 @@ def examine(name: str, folder: Path, environment: Environment) -> tuple[bool, st
     rest = sum(counts.values()) - sum(counts.get(status, 0) for status in COUNTED)
     rest -= counts.get("missing-in-reference", 0)
     statuses = " ".join(f"{command} {run.exit_status}" for command, run in runs.items())
-    line = f"{name:12} {statuses}  {pairs}, {rest} other; {len(result['warnings'])} warnings, {len(alarms)} alarms"
+    remarks = f"{len(result['warnings'])} warnings, {len(alarms)} alarms"
+    line = f"{name:12} {statuses}  {pairs}, {rest} other; {remarks}"
     return not alarms and not rest and not any(run.exit_status for run in runs.values()), line
 
 
