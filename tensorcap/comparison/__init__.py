@@ -25,6 +25,7 @@ from tensorcap.comparison.exact import judge_by_metadata
 from tensorcap.comparison.examination import Examination
 from tensorcap.comparison.explanation import Explanation, explain
 from tensorcap.comparison.injected import Injected
+from tensorcap.comparison.mapping_provenance import BY_VALUES
 from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import (
     ABSENT,
@@ -56,6 +57,7 @@ from tensorcap.comparison.warnings import digest_warnings
 
 __all__ = [
     "ABSENT",
+    "BY_VALUES",
     "CALIBRATED",
     "EVIDENCE_TESTS",
     "GREEN",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -129,10 +130,9 @@ def report(module_of: Callable[[str], str], *arguments: str) -> Report:
 
 
 def first_divergence(text: str) -> str:
-    """The module that `tcap compare` names."""
-    lines = text.partition("FIRST DIVERGENCE")[2].splitlines()[1:2]
-    words = lines[0].split() if lines else []
-    return words[1] if words[:1] == ["module"] else " ".join(words)
+    """The module that the last sentence of `tcap compare` names."""
+    match = re.search(r"^(?:Not the same|Suspect), first in (\S+)\.$", text, re.MULTILINE)
+    return match[1] if match else text.partition("FIRST DIVERGENCE")[2]
 
 
 def first_suspect(text: str) -> str:

@@ -56,8 +56,10 @@ def print_absent(comparison: Comparison, examination: Examination) -> frozenset[
 
 def _is_place(pair: Pair) -> bool:
     """Whether it is of a place within a module's code."""
+    from tensorcap.alignment import is_elsewhere
+
     record = pair.reference or pair.target
-    return record is not None and is_inner(record.key)
+    return record is not None and is_inner(record.key) and not is_elsewhere(record.key)
 
 
 def _print_head(title: str, text: str) -> None:
@@ -74,8 +76,7 @@ def _print_groups(pairs: Sequence[Pair], *, has_status: bool) -> None:
     for (status, reason), members in groups.items():
         what = ": ".join(filter(None, (status, reason)))
         keys = some([pair.key for pair in members])
-        click.echo(f"  {counted(len(members), 'tensor')}: {what}:")
-        click.echo(f"    {keys}")
+        click.echo(f"  {counted(len(members), 'tensor')}, {what}: {keys}")
 
 
 def _print_places(pairs: Sequence[Pair], examination: Examination) -> None:

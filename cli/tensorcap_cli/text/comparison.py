@@ -46,8 +46,13 @@ def print_report(
         by_module: A table of the errors by class of module, too.
         metrics: Columns in place of the usual ones.
     """
+    from tensorcap.comparison import BY_VALUES
+
     for warning in comparison.warnings:
-        click.secho(f"WARNING: {one_line(warning)}", fg="red", bold=True)
+        if comparison.exit_status == 0 and warning.startswith(BY_VALUES):
+            click.echo(f"note: {one_line(warning)}")  # how it is right, not what may be wrong
+        else:
+            click.secho(f"WARNING: {one_line(warning)}", fg="red", bold=True)
     click.echo(f"reference  {side_text(comparison.reference)}")
     click.echo(f"target     {side_text(comparison.target)}")
     if not comparison.is_of_archives:
