@@ -35,6 +35,8 @@ NEEDED_BY = {
         "tests/support/models.py",
         "tests/support/transformers_models.py",
         "tests/test_cases_capture.py",
+        "tests/trained",
+        "tests/upgrades",
         "tests/zoo",
     ],
     "transformers": [
@@ -60,6 +62,8 @@ NEEDED_BY = {
         "tests/localization/test_verifying.py",
         "tests/support/transformers_models.py",
         "tests/max/test_decoder.py",
+        "tests/trained",
+        "tests/upgrades",
         "tests/zoo",
     ],
     "zarr": [

@@ -70,11 +70,21 @@ def _explained_once(
             reason = agreement.why_missing(pair.reference)
             if not reason and (why := agreement.why_not_captured(pair.reference.key)):
                 return decide(pair, Decision("agreement", "not-capturable", f"in the target: {why}"))
+        elif pair.status in _DIFFERENT and (places := agreement.other_places(pair)):
+            return _named(pair, places)
         elif pair.status in _DIFFERENT and pair.is_required and not _is_of_another_layer(pair, target):
             reason = agreement.why_different(pair)
         return decide(pair, Decision("agreement", "explained", reason, pair.findings)) if reason else pair
 
     return [explained(pair) for pair in pairs]
+
+
+def _named(pair: Pair, places: str) -> Pair:
+    """A pair that stays what it is, with the names of what both sides hold in its place."""
+    if places in pair.reason:
+        return pair
+    reason = f"{pair.reason}; {places}" if pair.reason else places
+    return decide(pair, Decision("agreement", pair.status, reason, pair.findings))
 
 
 def explain_as(comparison: Comparison, free: Comparison, reference: Archive) -> Comparison:
@@ -198,6 +208,29 @@ class _Agreement:
             return f"it differs, and what {_name(around[0])} makes of it agrees"
         return ""
 
+    def other_places(self, pair: Pair) -> str:
+        """What a result of the model that differs is on both sides, if it is two other tensors that agree.
+
+        The model computes the same then, and returns something else under the name: no result that what it
+        is computed from must lead to. "" if it is not so.
+        """
+        record, tested = pair.reference, pair.target
+        if record is None or tested is None or record.key.site != ROOT_SITE or not is_result(record.key):
+            return ""
+        ours, theirs = self._equal_and_agreeing(record), self._agreeing_in_target.get(_contents(tested))
+        if not (ours and theirs and self._has_digests):
+            return ""
+        return f"the reference returns {ours[0].key} there, the target what {theirs} holds, and both agree"
+
+    @cached_property
+    def _agreeing_in_target(self) -> dict[tuple[object, ...], str]:
+        """Keys of pairs that agree by what their record of the target holds."""
+        agreeing: dict[tuple[object, ...], str] = {}
+        for pair in self._pairs if self._target.trusts_digests else ():
+            if pair.target is not None and pair.is_green and _is_telling(pair.target):
+                agreeing.setdefault(_contents(pair.target), pair.key)
+        return agreeing
+
     def _undo(self, takers: Sequence[Pair], error: float | None) -> bool:
         """Whether all calls that are given a tensor that differs have results with a much smaller error."""
         if not all(taker.status in _DIFFERENT for taker in takers):
@@ -207,7 +240,8 @@ class _Agreement:
         return bool(every) and all(map(_agree, results)) and _is_much_smaller(every, error, _UNDONE)
 
     def _is_model_green(self, key: Key) -> bool:
-        return _agree(self._results.get((key.rank, key.step, ROOT_SITE), ()))
+        results = self._results.get((key.rank, key.step, ROOT_SITE), ())
+        return _agree([pair for pair in results if pair.is_green or not self.other_places(pair)])
 
     @cached_property
     def _agreeing(self) -> dict[tuple[object, ...], list[Pair]]:

@@ -235,3 +235,24 @@ class TestDifferent:
         assert (found.exit_status == 0) == (status == "explained")
         if status == "explained":
             assert statuses(found, *keys) == ["explained"] * 4
+
+    @pytest.mark.spec("CMP-91")
+    @pytest.mark.parametrize(("returned", "status"), [(Y, "explained"), (Y * 1.5, "diverged")])
+    def test_a_result_that_another_tensor_is_returned_for_hides_no_difference_and_undoes_none(
+        self, run_of: Make, returned: Any, status: str
+    ) -> None:
+        reference = run_of(other={"0/@root/output": LOGITS, "0/@root/output.pooled": Q})
+        folded = dict.fromkeys(
+            ("0/block.norm/output", "0/block.attn/input.hidden", "0/block.attn.q/input.x"), Y
+        )
+        found = compare(reference, run_of(other={**folded, "0/@root/output.pooled": returned}))
+        assert statuses(found, "0/@root/output.pooled") == ["diverged"]
+        assert statuses(found, "0/block.norm/output") == [status]
+        assert found.exit_status == 1
+        if status == "explained":
+            assert found.divergence is not None
+            assert found.divergence.pair.key == "0/@root/output.pooled"
+            assert (
+                "returns 0/block.attn.q/output there, the target what 0/block.attn/output.0 holds"
+                in reason(found, "0/@root/output.pooled")
+            )
