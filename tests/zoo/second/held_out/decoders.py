@@ -68,6 +68,25 @@ def aligned_at_the_start(
     return attend(module, q, k, v, mask, **options)
 
 
+def keys_cached_unturned(model: Any) -> None:
+    """The prompt's keys put into the cache as they are before they are turned."""
+    attention = module_at(model, f"{OLMO}.self_attn")
+    inner = type(attention).forward
+
+    def forward(self: Any, hidden_states: Tensor, position_embeddings: Any, **options: Any) -> Any:
+        result = inner(self, hidden_states, position_embeddings, **options)
+        cache = options.get("cache")
+        if cache is not None and hidden_states.shape[1] > 1:
+            layer = cache.layers[self.layer_idx]
+            cos, sin = (table[:, None] for table in position_embeddings)
+            first, second = layer.keys.chunk(2, -1)
+            turned_back = layer.keys * cos + torch.cat((second, -first), -1) * sin
+            layer.keys = turned_back.to(layer.keys.dtype)
+        return result
+
+    override(attention, forward)
+
+
 def rounded_before_the_weight(self: Any, hidden_states: Tensor) -> Any:
     x = hidden_states.float()
     x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
@@ -144,6 +163,14 @@ MISTAKES: Final = (
         f"{OLMO}.post_feedforward_layernorm",
         "precision",
         computing(f"{OLMO}.post_feedforward_layernorm", rounded_before_the_weight),
+    ),
+    Mistake(
+        "olmo2_keys_cached_unturned",
+        "olmo2_decode",
+        f"{OLMO}.self_attn",
+        "cache",
+        keys_cached_unturned,
+        also_kinds=("rope", "state"),
     ),
     Mistake(
         "olmo2_aligned_at_the_start",
