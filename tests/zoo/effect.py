@@ -82,7 +82,9 @@ def calls_of(workload: Workload) -> dict[str, list[Call]]:
         def after(
             _: Any, args: Any, options: Any, result: Any, site: str = site, given: list[Any] = given
         ) -> None:
-            found.setdefault(site, []).append(Call(*given.pop(), [*tensors(result), *cached(args, options)]))
+            before_args, before_options = given.pop()
+            left = [*tensors(result), *cached(args, options)]
+            found.setdefault(site, []).append(Call(before_args, before_options, left))
 
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(module.register_forward_hook(after, with_kwargs=True))

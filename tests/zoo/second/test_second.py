@@ -26,6 +26,7 @@ from tests.zoo.second.architectures import SECOND_ARCHITECTURES
 from tests.zoo.second.catalogue import HALVES, SECOND_CORRECT, SECOND_MISTAKES
 
 REAL = 1e-3  # what a mistake changes at least, relative; roundings of float32 change 1e-6
+ROUTED = 10  # times: of two experts that score alike, another may be chosen; others are 1 to 2 times as far
 DOUBLE = 1e-9  # of float64, relative: some models have constants of eight digits; others agree to 1e-14
 
 
@@ -96,6 +97,16 @@ def test_a_mistake_is_real_and_in_the_guilty_module_alone(mistake: Mistake) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mistake", SECOND_MISTAKES, ids=names(SECOND_MISTAKES))
+def test_a_mistake_is_in_no_other_module_in_bfloat16(mistake: Mistake) -> None:
+    changed = changed_sites(mistake, "bfloat16")
+    assert mistake.guilty in changed
+    assert changed <= {mistake.guilty, *around(mistake.guilty)}
+    if mistake.guilty != "@root":
+        assert is_cured(mistake, "bfloat16")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("port", SECOND_CORRECT, ids=names(SECOND_CORRECT))
 def test_a_correct_port_gives_the_same_in_float64(port: Correct) -> None:
     architecture = ALL_ARCHITECTURES[port.architecture]
@@ -116,3 +127,17 @@ def test_a_correct_port_agrees_in_its_modules_too(port: Correct) -> None:
     for site in both:
         for one, other in zip(expected[site], ported[site], strict=True):
             assert difference(one.result[:1], other.result[:1]) < 1e-4, site
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("port", SECOND_CORRECT, ids=names(SECOND_CORRECT))
+def test_a_correct_port_in_bfloat16_is_about_as_far_as_the_same_model_is(port: Correct) -> None:
+    reference = outputs(clean_calls(port.architecture))
+    twin, ported = (
+        [tensor.float() for tensor in outputs(calls)]
+        for calls in (
+            clean_calls(port.architecture, "bfloat16"),
+            calls_of(build(port, "bfloat16").target),
+        )
+    )
+    assert difference(reference, ported) < ROUTED * difference(reference, twin)
