@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tensorcap.adapters import adapter_for
 from tensorcap.alignment import NO_MAPPING, Aligned, MappingSource, ReversedArchive, align, map_text
 from tensorcap.recording import Substitution
+from tensorcap.rerun.finite_padding import with_finite_padding
 from tensorcap.session import Capture, capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
@@ -89,6 +90,8 @@ def inject(
             tested = stack.enter_context(opened(target))
             aligned = align(trusted, tested, mapping=mapping)
             source = reverse(aligned)
+        if target is not None:
+            source = with_finite_padding(source, stack.enter_context(opened(target)))
         substitution = Substitution(source, inputs=inputs, outputs=outputs, steps=steps, calls=calls)
         if source_path is not None:
             substitution.source_path = source_path

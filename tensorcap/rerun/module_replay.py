@@ -19,6 +19,7 @@ from tensorcap.adapters import Rerun, adapter_for
 from tensorcap.alignment import NO_MAPPING, MappingSource, aligned_if_needed, sides
 from tensorcap.comparison import ABSENT, POLICY, Pair, Precision, compare
 from tensorcap.recording import Substitution
+from tensorcap.rerun.finite_padding import with_finite_padding
 from tensorcap.rerun.injection import open_run, reverse
 from tensorcap.rerun.own_errors import ReplayJudge, ReplayRuns
 from tensorcap.rerun.replay_result import Replay, Way
@@ -131,7 +132,7 @@ class OpenReplay:
         if self.workload.seed is not None:
             adapter.seed(self.workload.seed)
         try:
-            substitution = Substitution(self.target, keys=keys)
+            substitution = Substitution(with_finite_padding(self.target, self.reference), keys=keys)
             return adapter.rerun(self.workload, substitution, module, self.run.get(key).key)
         except Exception:  # a value that does not fit, or whatever a module that is no plain Python runs into
             return None
@@ -162,16 +163,17 @@ def replay_within(
     if target is not None:
         _, tested = sides(original, tested, mapping)
     keys = _exchangeable(tested, original)
+    source = with_finite_padding(tested, original)
     run_open = partial(open_run, stack, progress=progress or Silent())
     exact = reference_model if target is None else _exact(reference_model, original)
     whose = "its own" if target is None else "the target's"
     stage = f"replaying the reference's model on {whose} values"
-    run = run_open(exact, stage, substitution=Substitution(tested, keys=keys), params=True)
+    run = run_open(exact, stage, substitution=Substitution(source, keys=keys), params=True)
     twin_run = None
     if twin and target is not None and precision is not None and not precision.is_wide:
         stage = f"replaying it in {precision.name}"
         twin_model = _cast(reference_model, precision)
-        twin_run = run_open(twin_model, stage, substitution=Substitution(tested, keys=keys))
+        twin_run = run_open(twin_model, stage, substitution=Substitution(source, keys=keys))
     way: Way = "self" if target is None else "reverse"
     runs = ReplayRuns(run, tested, twin_run, precision, compute_dtype)
     natural = tuple(_natural(original, keys))
@@ -181,7 +183,7 @@ def replay_within(
         explicit = adapter_for(twin_model.model).with_eager_attention(twin_model)
         if explicit is not None:
             stage = f"replaying it in {precision.name} with its attention written out"
-            explicit_run = run_open(explicit, stage, substitution=Substitution(tested, keys=keys))
+            explicit_run = run_open(explicit, stage, substitution=Substitution(source, keys=keys))
             second = _judge(original, replace(runs, twin=explicit_run), way, keys, natural)
             result = _less_severe(result, second)
     return OpenReplay(result, original, tested, run, exact)
@@ -222,7 +224,7 @@ def _replay_forward(
     else:
         free = stack.enter_context(opened(target))
     aligned = aligned_if_needed(original, free, mapping)
-    source = original if aligned is None else reverse(aligned)
+    source = with_finite_padding(original if aligned is None else reverse(aligned), free)
     keys = _exchangeable(source, free)
     stage = "replaying the target on the reference's values"
     run = run_open(target_model, stage, substitution=Substitution(source, keys=keys))
