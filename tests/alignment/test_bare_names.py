@@ -211,3 +211,29 @@ def test_ops_of_the_last_module_are_not_explained_if_nothing_is_the_result_of_th
         },
     )
     assert compare(dump_of(tmp_path / "dump.npz", ops), run).exit_status == 1
+
+
+BIAS = np.array([0.1257302, -0.1321049, 0.6404227], np.float32)
+
+
+@pytest.mark.spec("ALN-160")
+@pytest.mark.parametrize(
+    ("ours", "theirs", "further", "is_paired"),
+    [
+        pytest.param(BIAS, BIAS, None, True, id="equal"),
+        pytest.param(BIAS, BIAS[::-1], None, False, id="another-order"),
+        pytest.param(BIAS, np.nextafter(BIAS, np.float32(2)), None, False, id="another-last-bit"),
+        pytest.param(BIAS, BIAS, BIAS, False, id="twice-on-one-side"),
+        pytest.param(np.float32([0, 1, 0.5]), np.float32([0, 1, 0.5]), None, False, id="round-numbers"),
+        pytest.param(BIAS[:2], BIAS[:2], None, False, id="two-numbers"),
+    ],
+)
+def test_a_few_numbers_that_are_equal_bit_for_bit_are_paired(
+    tmp_path: Path, ours: Array, theirs: Array, further: Array | None, *, is_paired: bool
+) -> None:
+    weights = {"layers/gru/vars/0": DRAWN[0], "layers/dense/vars/1": ours}
+    port = {"gru.weight": DRAWN[0].T, "head.bias": theirs}
+    if further is not None:
+        port["tail.bias"] = further
+    pairs = targets(align(dump_of(tmp_path / "ref.npz", weights), dump_of(tmp_path / "tgt.npz", port)))
+    assert pairs.get("layers/dense/vars/1") == ("head.bias" if is_paired else None)
