@@ -51,7 +51,11 @@ def explain_by_agreement(
         reason = ""
         if pair.status in _MISSING and not selection.is_required(pair.key):
             reason = agreement.why_missing(pair.reference)
-            if not reason and pair.status != "not-capturable" and (why := agreement.why_not_captured(pair.reference.key)):
+            if (
+                not reason
+                and pair.status != "not-capturable"
+                and (why := agreement.why_not_captured(pair.reference.key))
+            ):
                 return decide(pair, Decision("agreement", "not-capturable", f"in the target: {why}"))
         elif pair.status in _DIFFERENT and pair.is_required and not _is_of_another_layer(pair, target):
             reason = agreement.why_different(pair)

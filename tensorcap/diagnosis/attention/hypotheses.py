@@ -57,6 +57,8 @@ def propose_attention_cores(context: PairContext) -> Iterator[Hypothesis]:
     )
     if ours is None or theirs is None or ours.k.shape != theirs.k.shape or ours.k.shape[2] < 2:
         return
+    if not ours.q.shape == theirs.q.shape == (r.shape[0], count, r.shape[1], head_dim):
+        return  # keys or values of a cross attention, which are as many as the encoder's tokens
     theirs = _complete(theirs, ours)
     most_heads = _LARGEST // (r.shape[0] * r.shape[1] * ours.k.shape[2])
     if not most_heads:
