@@ -237,3 +237,17 @@ def test_a_few_numbers_that_are_equal_bit_for_bit_are_paired(
         port["tail.bias"] = further
     pairs = targets(align(dump_of(tmp_path / "ref.npz", weights), dump_of(tmp_path / "tgt.npz", port)))
     assert pairs.get("layers/dense/vars/1") == ("head.bias" if is_paired else None)
+
+
+@pytest.mark.spec("CMP-20")
+def test_what_is_said_of_results_is_not_said_of_arguments(tmp_path: Path) -> None:
+    of_model = {"@root": DRAWN[2], "body": DRAWN[1], "head": DRAWN[2]}
+    inputs = {"0/@root/input.x": DRAWN[0]}
+    run = run_of(tmp_path / "run.h5", {**inputs, **of_model})
+    dump = dump_of(tmp_path / "dump.npz", {"body": DRAWN[1], "head": DRAWN[2]})
+    reasons = {pair.key: pair.reason for pair in compare(run, dump).pairs}
+    assert reasons["0/@root/output"] == "has the values of head, which has a partner"
+    assert (
+        reasons["0/@root/input.x"]
+        == "an argument of @root, which has the values of head, which has a partner"
+    )
