@@ -26,7 +26,7 @@ from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.judge import LogitMeasure, PolicyJudge, judge
 from tensorcap.comparison.mapping_provenance import (
     matching_warnings,
-    token_warnings,
+    summary_with_tokens,
     value_warnings,
     with_hints,
     with_mapping,
@@ -217,7 +217,6 @@ class _Run:
             warnings=(
                 *run_warnings(reference, target),
                 *matching_warnings(target),
-                *token_warnings(target),
                 *value_warnings(target),
                 *pair_warnings(judged),
                 *digest_warnings(judged),
@@ -227,7 +226,7 @@ class _Run:
             thresholds=thresholds.path,
             calibration=self.calibration,
             baseline=None if baseline is None else ArchiveSummary.of(baseline),
-            mapping=mapped.summary if mapped else None,
+            mapping=summary_with_tokens(mapped) if mapped else None,
         )
 
     def _value_differences(self, selection: Selection) -> Iterator[ValueDifference]:
