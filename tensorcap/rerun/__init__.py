@@ -1,9 +1,9 @@
 """A model run again on archived values, which shows the error that each module makes itself.
 
 An archive and the workload of the other side go in; an injected archive or a `Replay` comes out. Read
-`injection` (a target with the reference's tensors in the place of its own), `own_errors` (what such runs show
-of each module, judged) with `replay_tests`, `replay_result` (a replay and its notes), and `module_replay`
-(the runs of a replay).
+`injection` (a target with the reference's tensors in the place of its own) with `finite_padding`,
+`own_errors` (what such runs show of each module, judged) with `replay_tests`, `replay_result` (a replay and
+its notes), and `module_replay` (the runs of a replay).
 """
 
 from tensorcap.rerun.injection import inject, open_run, reverse

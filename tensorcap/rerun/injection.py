@@ -21,6 +21,7 @@ from tensorcap.alignment import (
     map_text,
 )
 from tensorcap.recording import Substitution
+from tensorcap.rerun.finite_padding import with_finite_padding
 from tensorcap.session import Capture, capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
@@ -106,6 +107,7 @@ def inject(
             source = trusted if aligned is None else reverse(aligned)
             rows = fed_in_common(trusted, tested)[1]
             fed = None if rows is tested else rows
+            source = with_finite_padding(source, rows)
         substitution = Substitution(source, inputs=inputs, outputs=outputs, steps=steps, calls=calls, fed=fed)
         if source_path is not None:
             substitution.source_path = source_path

@@ -19,6 +19,7 @@ from tensorcap.adapters import Rerun, adapter_for
 from tensorcap.alignment import NO_MAPPING, MappingSource, aligned_if_needed, as_seen, fed_in_common, sides
 from tensorcap.comparison import ABSENT, POLICY, Pair, Precision, compare
 from tensorcap.recording import Substitution
+from tensorcap.rerun.finite_padding import with_finite_padding
 from tensorcap.rerun.injection import open_run, reverse
 from tensorcap.rerun.own_errors import ReplayJudge, ReplayRuns
 from tensorcap.rerun.replay_result import Replay, Way
@@ -134,7 +135,8 @@ class OpenReplay:
         if self.workload.seed is not None:
             adapter.seed(self.workload.seed)
         try:
-            substitution = Substitution(self.target, keys=keys, fed=self.fed)
+            target = with_finite_padding(self.target, self.reference if self.fed is None else self.fed)
+            substitution = Substitution(target, keys=keys, fed=self.fed)
             return adapter.rerun(self.workload, substitution, module, self.run.get(key).key)
         except Exception:  # a value that does not fit, or whatever a module that is no plain Python runs into
             return None
@@ -172,8 +174,9 @@ def replay_within(
         seen = seen or trusted
     fed, _ = fed_in_common(original, tested)
     keys = _exchangeable(tested, fed)
+    source = with_finite_padding(tested, fed)
     run_open = partial(_open_seen, stack, seen or original, progress=progress or Silent())
-    substituted = partial(Substitution, tested, keys=keys, fed=None if fed is original else fed)
+    substituted = partial(Substitution, source, keys=keys, fed=None if fed is original else fed)
     exact = reference_model if target is None else _exact(reference_model, original)
     whose = "its own" if target is None else "the target's"
     stage = f"replaying the reference's model on {whose} values"
@@ -243,6 +246,7 @@ def _replay_forward(
     source = original if aligned is None else reverse(aligned)
     _, fed = fed_in_common(original, free)
     keys = _exchangeable(source, fed)
+    source = with_finite_padding(source, fed)
     stage = "replaying the target on the reference's values"
     substitution = Substitution(source, keys=keys, fed=None if fed is free else fed)
     run = run_open(target_model, stage, substitution=substitution)
