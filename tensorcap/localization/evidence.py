@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from tensorcap.alignment import MappingSource, sides
+from tensorcap.alignment import MappingSource
 from tensorcap.comparison import (
     ABSENT,
     EVIDENCE_TESTS,
@@ -21,16 +21,14 @@ from tensorcap.comparison import (
     Status,
     called_sites,
     caller_of,
-    compare,
     is_circumstance,
 )
 from tensorcap.localization.suspect import By
-from tensorcap.rerun import BAD, InjectionJudge, OpenReplay, OwnError, inject, replay_within
+from tensorcap.rerun import BAD, InjectedRun, OpenReplay, OwnError, replay_within, run_injected
 from tensorcap.runs import Calls, is_inner, is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE
-from tensorcap_formats.open import open_archive
 from tensorcap_formats.progress import Progress, Silent
 
 if TYPE_CHECKING:
@@ -98,21 +96,6 @@ class EvidenceSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Injection:
-    """An injected run, compared with the reference.
-
-    Attributes:
-        reference: The trusted archive, as it was compared.
-        target: The injected run under the same keys.
-        comparison: Their comparison.
-    """
-
-    reference: Archive
-    target: Archive
-    comparison: Comparison
-
-
-@dataclass(frozen=True, slots=True)
 class GatheredEvidence:
     """All evidence that models and archives at hand give.
 
@@ -124,7 +107,7 @@ class GatheredEvidence:
     """
 
     sources: Sequence[EvidenceSource]
-    injection: Injection | None
+    injection: InjectedRun | None
     replay_error: UsageError | None
     injection_error: UsageError | None
 
@@ -170,7 +153,7 @@ def gather_evidence(
     """
     progress = progress or Silent()
     sources = []
-    injection: Injection | None = None
+    injection: InjectedRun | None = None
     replay_error: UsageError | None = None
     injection_error: UsageError | None = None
     if reference_model is not None:
@@ -182,6 +165,7 @@ def gather_evidence(
                 compared[1],
                 mapping="none",
                 compute_dtype=compute_dtype,
+                free=free,
                 progress=progress,
             )
         except UsageError as error:  # nothing that the target has can stand in the reference
@@ -194,22 +178,22 @@ def gather_evidence(
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-"))
             path = Path(folder) / "injected.h5"
         try:
-            inject(
+            injection = run_injected(
+                stack,
                 reference,
                 target_model,
                 path,
                 target=target,
+                compared=compared[1],
                 mapping=mapping,
+                compute_dtype=compute_dtype,
                 source_path=reference_path,
                 progress=progress,
             )
         except UsageError as error:  # a tensor does not fit, or nothing belongs together
             injection_error = error
         else:
-            ours, theirs = sides(reference, stack.enter_context(open_archive(path)), mapping)
-            own = compare(ours, theirs, mapping="none", compute_dtype=compute_dtype)
-            injection = Injection(ours, theirs, own)
-            sources.append(evidence_of_injection(ours, theirs, own))
+            sources.append(evidence_of_injection(injection))
     if not sources:
         sources.append(evidence_of_archives(*compared, free))
     return GatheredEvidence(sources, injection, replay_error, injection_error)
@@ -233,34 +217,27 @@ def evidence_of_replay(opened_replay: OpenReplay) -> EvidenceSource:
     )
 
 
-def evidence_of_injection(reference: Archive, injected: Archive, comparison: Comparison) -> EvidenceSource:
+def evidence_of_injection(run: InjectedRun) -> EvidenceSource:
     """What a target shows that was run on the reference's arguments.
 
     Results are natural, so that an error goes on into what the code around a module makes of it: evidence
     against a module that has an earlier suspect within it adds nothing.
-
-    Args:
-        reference: The trusted archive, as it was compared.
-        injected: The injected run under the same keys.
-        comparison: Their comparison.
     """
-    judge = InjectionJudge(reference, injected, comparison.pairs)
-    own_errors = judge.judge_all()
     bad: dict[str, list[OwnError]] = {}
-    for own in own_errors:
+    for own in run.own_errors:
         if own.is_bad and (own.module in bad or not any(is_within(module, own.module) for module in bad)):
             bad.setdefault(own.module, []).append(own)
-    evidence = _ranked(bad, Calls(reference), "is wrong though it was given the reference's tensors")
+    evidence = _ranked(bad, Calls(run.reference), "is wrong though it was given the reference's tensors")
     if not evidence:
-        evidence = _of_divergence(reference, comparison)
+        evidence = _of_divergence(run.reference, run.comparison)
     notes: tuple[str, ...] = ()
-    if judge.unknown:
+    if run.unknown:
         notes = (
             "Arguments that were left as they were and are not known in the reference: "
-            f"{len(judge.unknown)}, first {judge.unknown[0]}; errors of what was made of them may be "
+            f"{len(run.unknown)}, first {run.unknown[0]}; errors of what was made of them may be "
             "inherited.",
         )
-    return EvidenceSource("injection", reference, injected, None, evidence, own_errors, notes=notes)
+    return EvidenceSource("injection", run.reference, run.target, None, evidence, run.own_errors, notes=notes)
 
 
 def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) -> EvidenceSource:

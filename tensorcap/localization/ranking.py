@@ -18,7 +18,7 @@ from tensorcap.rerun import OwnError
 from tensorcap.runs import Calls, PartialArchive, is_inner, is_parameter, is_result
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError
-from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.keys import ROOT_SITE, Key
 
 _DIAGNOSED: Final = 3  # suspects, and tensors of each: diagnosing takes longer than all else
 _NOISE: Final = 2.0  # times what a target differs from itself: no larger error means anything
@@ -202,6 +202,8 @@ def _diagnose(merged: _Merged, compute_dtype: str | None) -> Diagnosis | None:
         reference, rerun = source.reference, None
         if source.rerun_call is not None:
             reference, rerun = _until(reference, key), source.rerun_call(module, key)
+        if _is_folded(module, key):
+            reference = _without_inputs(reference, key)
         try:
             diagnosis = diagnose(reference, source.target, key, compute_dtype=compute_dtype, rerun=rerun)
         except TensorcapError:  # complex values, or none were kept: nothing to look at
@@ -210,6 +212,20 @@ def _diagnose(merged: _Merged, compute_dtype: str | None) -> Diagnosis | None:
             return diagnosis
         first = first or diagnosis
     return first
+
+
+def _is_folded(module: str, key: str) -> bool:
+    """Whether a tensor is the result of another module, whose work a module does (RPL-50)."""
+    parsed = Key.parse(key)
+    return parsed.slot.startswith("output") and parsed.site != module
+
+
+def _without_inputs(run: Archive, key: str) -> Archive:
+    """A run without the arguments of a call: of a folded module, which hands them on, they say nothing."""
+    where = run.get(key).key.where
+    return PartialArchive(
+        run, [r for r in run.records if r.key.where != where or not r.key.slot.startswith("input")]
+    )
 
 
 def _until(run: Archive, key: str) -> Archive:

@@ -102,6 +102,7 @@ class Substitution:
         steps: str | Iterable[range | int] = (),
         calls: str | Iterable[range | int] = (),
         keys: Collection[str] | None = None,
+        left: Collection[str] = (),
     ) -> None:
         """Choose tensors of an archive.
 
@@ -113,6 +114,7 @@ class Substitution:
             steps: Only in these steps; in all if empty.
             calls: Only in these calls of a site within a step, counted from 0; in all if empty.
             keys: Key texts of what to replace, arguments and results, in the place of globs.
+            left: Key texts of what is not replaced, whatever globs say.
 
         Raises:
             UsageError: A glob fits no tensor of the archive, or one of which no values were kept.
@@ -122,6 +124,7 @@ class Substitution:
         self.source_path = archive.path
         self.map_path = self.map_text = ""
         self._keys = None if keys is None else frozenset(keys)
+        self._left = frozenset(left)
         output_globs = as_tuple(outputs)
         self._globs: dict[Kind, tuple[str, ...] | None] = {
             "input": None if inputs is None else as_tuple(inputs),
@@ -264,6 +267,8 @@ class Substitution:
 
     def _chooses(self, key: Key) -> bool:
         """Whether a tensor of the key is to be replaced, there or not."""
+        if key.text in self._left:
+            return False
         if self._keys is not None:
             return key.text in self._keys
         kind = _kind(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,6 +34,7 @@ def inject(
     steps: str | Iterable[range | int] = (),
     calls: str | Iterable[range | int] = (),
     mapping: MappingSource | Literal["none"] | None = None,
+    left: Collection[str] = (),
     run: Mapping[str, Any] | None = None,
     source_path: Path | None = None,
     progress: Progress | None = None,
@@ -62,6 +63,7 @@ def inject(
         calls: Only in these calls of a site within a step, counted from 0; in all if empty.
         mapping: What belongs together, as an `Alignment` or a map file; `"none"` for equal keys. If None, one
             is computed if the target lacks modules that the reference has.
+        left: Key texts, of the model that runs, of tensors that are left in place.
         run: Further run metadata.
         source_path: Where the reference is going to be, for the run's metadata; by default where it is.
         progress: Shows what is being run.
@@ -89,7 +91,9 @@ def inject(
             tested = stack.enter_context(opened(target))
             aligned = align(trusted, tested, mapping=mapping)
             source = reverse(aligned)
-        substitution = Substitution(source, inputs=inputs, outputs=outputs, steps=steps, calls=calls)
+        substitution = Substitution(
+            source, inputs=inputs, outputs=outputs, steps=steps, calls=calls, left=left
+        )
         if source_path is not None:
             substitution.source_path = source_path
         if aligned is not None:
