@@ -13,6 +13,7 @@ from tensorcap.alignment import MappingSource
 from tensorcap.comparison import (
     ABSENT,
     EVIDENCE_TESTS,
+    POLICY,
     SEVERITY,
     Comparison,
     Finding,
@@ -30,6 +31,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.progress import Progress, Silent
+from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
     from tensorcap.adapters import Rerun
@@ -244,7 +246,8 @@ def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) 
     """What the comparison of two free runs shows.
 
     1. The module of the first divergence is suspected, if that is no matter of a limit.
-    2. So are modules whose gain is much too large, in execution order, up to eight.
+    2. So are modules whose gain is much too large, in execution order, up to eight; but not those whose
+       error is undone by what is computed of it (CMP-55), down to what they were given.
 
     Args:
         reference: The trusted archive, as it was compared.
@@ -258,8 +261,11 @@ def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) 
     unclear = [one for one in first if one.module not in suspected]
     for one in unclear:
         notes.append(f"{one.keys[0]} stands out a little, as now and then in a correct port: {one.reason}")
+    inputs, takers = Inputs(reference, free.pairs), _Takers(free.pairs)
     for pair in free.pairs if first else ():
         finding = _excessive_gain(pair)
+        if finding is not None and takers.undo(pair, inputs.of(pair)):
+            continue
         if len(suspected) < _MOST and pair.reference is not None and finding is not None:
             site, slot = pair.reference.key.site, pair.reference.key.slot
             module = caller_of(site, called) if slot.startswith("input") else site
@@ -273,6 +279,46 @@ def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) 
         unjudged=tuple(one.keys[0] for one in unclear),
         notes=tuple(notes),
     )
+
+
+class _Takers:
+    """What is computed of each tensor that calls are given, by what it holds in the reference.
+
+    Args:
+        pairs: All pairs of the free runs.
+    """
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self._takers: dict[tuple[object, ...], list[Pair]] = {}
+        self._results: dict[str, list[Pair]] = {}
+        for pair in pairs:
+            record = pair.reference
+            if record is None or is_inner(record.key) or is_parameter(record.key):
+                continue
+            if record.key.slot.startswith("output"):
+                self._results.setdefault(record.key.where, []).append(pair)
+            elif record.key.slot.startswith("input") and record.digest:
+                self._takers.setdefault(_contents(record), []).append(pair)
+
+    def undo(self, pair: Pair, inputs: Sequence[Pair]) -> bool:
+        """Whether all calls that are given a tensor have results as right as what it was computed of.
+
+        Args:
+            pair: The tensor.
+            inputs: What the call that made it was given.
+        """
+        record, error = pair.reference, pair.row_error
+        if record is None or not record.digest or error is None or not inputs:
+            return False
+        takers = self._takers.get(_contents(record), [])
+        calls = [one.reference.key.where for one in takers if one.reference is not None]
+        results = [result for call in calls for result in self._results.get(call, ())]
+        given = [one.row_error for one in inputs]
+        left = [one.row_error for one in results if one.is_compared]
+        known = [one for one in (*given, *left) if one is not None]
+        if not left or len(known) < len(given) + len(left):
+            return False
+        return max(left) <= min(error / 2, POLICY.leaf_gain.green**2 * max(given))
 
 
 def is_within(module: str, outer: str) -> bool:
@@ -330,3 +376,7 @@ def _excessive_gain(pair: Pair) -> Finding | None:
 
 def _severity(own: OwnError) -> int:
     return SEVERITY.index(own.status)
+
+
+def _contents(record: Record) -> tuple[object, ...]:
+    return record.key.rank, record.key.step, record.digest, record.shape
