@@ -55,13 +55,16 @@ class Family:
     Attributes:
         name: In words; `diagnose` leaves families out by it.
         propose: Makes hypotheses about a pair, one after the other.
-        is_final: Whether no family behind is tried if one of its hypotheses holds.
+        is_final: Whether no family behind is tried if one of its hypotheses holds, but those that make NaN
+            themselves if the target has some.
+        makes_nonfinite: Whether its hypotheses predict NaN and infinities.
         is_last_resort: Whether it is tried only if nothing before it says what is wrong.
     """
 
     name: str
     propose: Callable[[PairContext], Iterable[Hypothesis]]
     is_final: bool = False
+    makes_nonfinite: bool = False
     is_last_resort: bool = False
 
 
@@ -80,8 +83,8 @@ FAMILIES: Final = (  # in the order in which they are tried
     Family("attention", propose_attention_cores),
     Family("inner inputs", propose_mistakes_in_inner_inputs),
     Family("other records", propose_other_records),
-    Family("mutations", propose_mutations),
-    Family("code mutations", propose_code_mutations, is_last_resort=True),
+    Family("mutations", propose_mutations, makes_nonfinite=True),
+    Family("code mutations", propose_code_mutations, makes_nonfinite=True, is_last_resort=True),
     Family("error locations", propose_error_locations),
 )
 
@@ -236,18 +239,24 @@ def _score_families(context: PairContext, scorer: Scorer, without: Set[str]) -> 
     """Score the hypotheses of all families, in their order; a family that fails loses its own alone."""
     explanations: list[Explanation] = []
     failed: list[str] = []
+    is_final = False
     for family in FAMILIES:
         if family.name in without or (family.is_last_resort and scorer.is_explained):
             continue
+        if is_final and not family.makes_nonfinite:
+            continue
         try:
-            for hypothesis in family.propose(context):
-                explanations.append(scorer.score(hypothesis))
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+                for hypothesis in family.propose(context):
+                    explanations.append(scorer.score(hypothesis))
         except TensorcapError:
             raise
         except Exception as error:  # a fault of ours, which no suspect may be lost by
             failed.append(f"Hypotheses about {family.name} could not be tried: {fault_text(error)}.")
         if family.is_final and any(explanation.is_within for explanation in explanations):
-            break
+            if np.isfinite(context.target_values).all():
+                break
+            is_final = True
     return _Scores(explanations, failed)
 
 

@@ -1,9 +1,9 @@
-"""Compensation: what differs and is undone by what is computed of it, as a norm folded into a product (RPL-50).
+"""Compensation: what differs and is undone by what comes of it, as a norm folded into a product (RPL-50).
 
 A replay and an injected run look at each module alone: of a convolution that a batch norm was folded into,
 and of the identity in the place of that norm, each is wrong by itself, and both together are right. So the
-run is made again with what differs left in place. A module that was wrong for what the other side gave it, and
-is right for what this one gives itself, undoes it.
+run is made again with what differs left in place. A module that was wrong for what the other side gave it,
+and is right for what this one gives itself, undoes it.
 """
 
 from __future__ import annotations
@@ -146,10 +146,10 @@ def settle(first: J, rejudge: Rejudge[J], dependencies: Dependencies, target: Ar
     1. All that is `diverged` is left in place, with what holds the same. A result whose own error then falls
        to an eighth, and is not bad, undoes what it is made of.
     2. What is wrong for the first time inherits it, and is left in place too, up to three rounds.
-    3. Undone is what a result that undoes is made of, step by step through what was left in place, and further
-       results of such a call.
-    4. Another run with that alone left in place has to leave nothing wrong that was right; what this may come
-       from is not undone.
+    3. Undone is what a result that undoes is made of, step by step through what was left in place, and
+       further results of such a call.
+    4. Another run with that alone left in place has to leave nothing wrong that was right; what this may
+       come from is not undone.
     5. Where both of two modules stay wrong and the target's second one hands on the first one's result, they
        are a folded pair with a mistake, which is the first one's.
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from tensorcap.adapters import Rerun, adapter_for
-from tensorcap.alignment import NO_MAPPING, MappingSource, aligned_if_needed, sides
+from tensorcap.alignment import NO_MAPPING, MappingSource, aligned_if_needed, as_seen, fed_in_common, sides
 from tensorcap.comparison import ABSENT, POLICY, Comparison, Finding, Pair, Precision, compare
 from tensorcap.recording import Substitution
 from tensorcap.rerun.compensation import Dependencies, Settled, settle
@@ -105,6 +105,8 @@ class OpenReplay:
         target: The target under the reference's keys.
         run: What the reference's model made of the target's values.
         workload: That model, in the precision in which it was run, its inputs and its seed.
+        fed: The reference in the rows that both runs were fed, whose inputs the model was given; None if
+            those are all.
     """
 
     replay: Replay
@@ -112,6 +114,7 @@ class OpenReplay:
     target: Archive
     run: Archive
     workload: Workload
+    fed: Archive | None
 
     def rerun_call(self, module: str, key: str) -> Rerun | None:
         """Run the model until a call of a module, which can then be made again.
@@ -132,7 +135,7 @@ class OpenReplay:
         if self.workload.seed is not None:
             adapter.seed(self.workload.seed)
         try:
-            substitution = Substitution(self.target, keys=keys)
+            substitution = Substitution(self.target, keys=keys, fed=self.fed)
             return adapter.rerun(self.workload, substitution, module, self.run.get(key).key)
         except Exception:  # a value that does not fit, or whatever a module that is no plain Python runs into
             return None
@@ -144,6 +147,7 @@ def replay_within(
     reference_model: Workload,
     target: Source | None = None,
     *,
+    seen: Archive | None = None,
     mapping: MappingSource | Literal["none"] | None = None,
     compute_dtype: str | None = None,
     twin: bool = True,
@@ -151,6 +155,10 @@ def replay_within(
     progress: Progress | None = None,
 ) -> OpenReplay:
     """Replay the reference's model on the target's values; the runs stay open for as long as the stack does.
+
+    Of a target that was fed some rows of a batch, or has some tokens or words of a result, the same are taken
+    of what the reference's model makes. `seen` is the reference as it was compared with a target that is a
+    view already.
 
     1. The model is run, in float32 at least, with the target's tensors in the place of its own.
     2. So is a copy in the target's precision (the twin), which says how much the computation rounds itself.
@@ -165,12 +173,16 @@ def replay_within(
     tested = original if target is None else stack.enter_context(opened(target))
     precision = POLICY.precision_of_runs(original.info, tested.info, compute_dtype)
     if target is not None:
-        _, tested = sides(original, tested, mapping)
-    keys = _exchangeable(tested, original)
+        trusted, tested = sides(original, tested, mapping)
+        seen = seen or trusted
+    fed, _ = fed_in_common(original, tested)
+    keys = _exchangeable(tested, fed)
     replays = _ReverseReplays(
         stack,
         original,
         tested,
+        fed=fed,
+        seen=seen or original,
         workload=reference_model if target is None else _exact(reference_model, original),
         twin=_cast(reference_model, precision)
         if twin and target is not None and precision is not None and not precision.is_wide
@@ -184,12 +196,13 @@ def replay_within(
     first = replays.judge(frozenset())
     settled = Settled(first)
     if target is not None:
-        settled = settle(first, replays.judge, Dependencies(original), tested)
+        settled = settle(first, replays.judge, Dependencies(fed), tested)
     result = replace(settled.judged.replay, own_errors=settled.own_errors)
     if target is not None and (result.lacking or result.unjudged):
         free = free or compare(original, tested, mapping=NO_MAPPING, trust_digests=True)
         result = _without_explained(result, free)
-    return OpenReplay(result, original, tested, settled.judged.run, replays.workload)
+    run = settled.judged.run
+    return OpenReplay(result, original, tested, run, replays.workload, None if fed is original else fed)
 
 
 def _without_explained(result: Replay, free: Comparison) -> Replay:
@@ -225,6 +238,8 @@ class _ReverseReplays:
         stack: Keeps the runs open.
         original: The trusted archive.
         tested: The target under the reference's keys.
+        fed: The reference in the rows that both runs were fed.
+        seen: The reference as it was compared with the target.
         workload: The reference's model in the precision in which it is run.
         twin: It in the target's precision; None without a twin.
         keys: Key texts of what can stand in the place of the model's own.
@@ -238,6 +253,8 @@ class _ReverseReplays:
     original: Archive
     tested: Archive
     _: KW_ONLY
+    fed: Archive
+    seen: Archive
     workload: Workload
     twin: Workload | None
     keys: Collection[str]
@@ -261,21 +278,26 @@ class _ReverseReplays:
         if self.twin is not None and self.precision is not None:
             twin_run = self._run(self.twin, f"replaying it in {self.precision.name}{left}", released)
         runs = ReplayRuns(run, self.tested, twin_run, self.precision, self.compute_dtype)
-        result = _judge(self.original, runs, self.way, self.keys, natural)
+        result = _judge(self.fed, runs, self.way, self.keys, natural)
         if twin_run is not None and self.twin is not None and self.precision is not None and result.bad:
             explicit = adapter_for(self.twin.model).with_eager_attention(self.twin)
             if explicit is not None:
                 stage = f"replaying it in {self.precision.name} with its attention written out{left}"
                 explicit_run = self._run(explicit, stage, released)
                 runs = replace(runs, twin=explicit_run)
-                result = _less_severe(result, _judge(self.original, runs, self.way, self.keys, natural))
+                result = _less_severe(result, _judge(self.fed, runs, self.way, self.keys, natural))
         return _JudgedReplay(result, run)
 
     def _run(self, workload: Workload, stage: str, released: frozenset[str], **options: Any) -> Archive:
-        substitution = Substitution(self.tested, keys=frozenset(self.keys) - released)
-        return open_run(
+        substitution = Substitution(
+            self.tested,
+            keys=frozenset(self.keys) - released,
+            fed=None if self.fed is self.original else self.fed,
+        )
+        run = open_run(
             self.stack, workload, stage, progress=self.progress, substitution=substitution, **options
         )
+        return as_seen(self.seen, run)
 
 
 def _less_severe(first: Replay, second: Replay) -> Replay:
@@ -314,9 +336,11 @@ def _replay_forward(
         free = stack.enter_context(opened(target))
     aligned = aligned_if_needed(original, free, mapping)
     source = original if aligned is None else reverse(aligned)
-    keys = _exchangeable(source, free)
+    _, fed = fed_in_common(original, free)
+    keys = _exchangeable(source, fed)
     stage = "replaying the target on the reference's values"
-    run = run_open(target_model, stage, substitution=Substitution(source, keys=keys))
+    substitution = Substitution(source, keys=keys, fed=None if fed is free else fed)
+    run = run_open(target_model, stage, substitution=substitution)
     precision = POLICY.precision_of_runs(original.info, run.info, compute_dtype)
     trusted, tested = sides(original, run, NO_MAPPING if aligned is None else aligned.alignment)
     has_twin = precision is not None and not precision.is_wide
@@ -362,7 +386,7 @@ def _judge(
         if pair.is_required and pair.status in ABSENT and _is_result(pair) and pair.key in reference
     )
     return Replay(
-        tuple(judge.judge(pair) for pair in comparison.pairs if _is_of_module(pair)),
+        tuple(judge.judge(pair) for pair in comparison.pairs if _is_of_module(pair, judge)),
         runs.precision.name if runs.precision else "",
         len(keys),
         tuple(natural),
@@ -410,14 +434,12 @@ def _is_slot(key: Key) -> bool:
     return kind in ("input", "output") and not key.rank and not key.is_bare and not is_inner(key)
 
 
-def _is_of_module(pair: Pair) -> bool:
-    """Whether both sides have a tensor that a module made: the inputs of the run are nobody's."""
-    return (
-        pair.reference is not None
-        and pair.target is not None
-        and _is_slot(pair.reference.key)
-        and not (pair.reference.key.site == ROOT_SITE and pair.reference.key.slot.startswith("input"))
-    )
+def _is_of_module(pair: Pair, judge: ReplayJudge) -> bool:
+    """Whether both sides have a tensor that a module made: inputs of the run are nobody's, but for states."""
+    if pair.reference is None or pair.target is None or not _is_slot(pair.reference.key):
+        return False
+    key = pair.reference.key
+    return key.site != ROOT_SITE or not key.slot.startswith("input") or judge.is_written(pair.reference)
 
 
 def _is_result(pair: Pair) -> bool:
