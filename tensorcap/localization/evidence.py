@@ -323,10 +323,10 @@ class _Takers:
         results = [result for call in calls for result in self._results.get(call, ())]
         given = [one.row_error for one in inputs]
         left = [one.row_error for one in results if one.is_compared]
-        known = [one for one in (*given, *left) if one is not None]
-        if not left or len(known) < len(given) + len(left):
+        known = [one for one in left if one is not None], [one for one in given if one is not None]
+        if not left or len(known[0]) < len(left) or len(known[1]) < len(given):
             return False
-        return max(left) <= min(error / 2, POLICY.leaf_gain.green**2 * max(given))
+        return max(known[0]) <= min(error / 2, POLICY.leaf_gain.green**2 * max(known[1]))
 
 
 def is_within(module: str, outer: str) -> bool:
