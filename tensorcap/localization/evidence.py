@@ -194,6 +194,7 @@ def gather_evidence(
                 path,
                 target=target,
                 compared=compared[1],
+                free=free,
                 mapping=mapping,
                 compute_dtype=compute_dtype,
                 source_path=reference_path,

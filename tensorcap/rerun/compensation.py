@@ -8,6 +8,7 @@ and is right for what this one gives itself, undoes it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, Protocol, TypeVar
@@ -21,6 +22,7 @@ from tensorcap_formats.records import Record
 
 _ROUNDS: Final = 3  # of runs: q, k and v, what attention makes of them, and the projection behind
 _LESSENED: Final = 8.0  # times the error of what is undone, that what undoes it has without (as CMP-55)
+_WITHOUT_EFFECT: Final = 1e-4  # of its error, or of all if it has another shape (as CMP-55)
 _TELLING: Final = 16  # elements; tensors of fewer are equal by chance
 _ATTEMPTS: Final = 3  # at a set of tensors that leaves nothing else wrong
 
@@ -88,6 +90,11 @@ class Dependencies:
             earlier = [other for other in earlier if _contents(other) == contents] or earlier
         return {other.key.text for other in earlier}
 
+    def dependents(self, text: str, among: Iterable[str]) -> list[str]:
+        """Of some key texts those that may be computed of a tensor, or of others that hold the same."""
+        same = self.equal([text])
+        return [other for other in among if other in self and other not in same and same & self.of(other)]
+
     def equal(self, texts: Iterable[str]) -> set[str]:
         """Key texts, and those of tensors that hold the same in the reference."""
         every = set(texts)
@@ -140,7 +147,14 @@ class Settled(Generic[J]):
         return own
 
 
-def settle(first: J, rejudge: Rejudge[J], dependencies: Dependencies, target: Archive) -> Settled[J]:
+def settle(
+    first: J,
+    rejudge: Rejudge[J],
+    dependencies: Dependencies,
+    target: Archive,
+    *,
+    explained: Collection[str] = (),
+) -> Settled[J]:
     """Find what is undone by what is computed of it, and judge everything else with that left in place.
 
     1. All that is `diverged` is left in place, with what holds the same. A result whose own error then falls
@@ -148,9 +162,11 @@ def settle(first: J, rejudge: Rejudge[J], dependencies: Dependencies, target: Ar
     2. What is wrong for the first time inherits it, and is left in place too, up to three rounds.
     3. Undone is what a result that undoes is made of, step by step through what was left in place, and
        further results of such a call.
-    4. Another run with that alone left in place has to leave nothing wrong that was right; what this may
+    4. So is what nothing depends on: all that may be made of it is right with it in place and without, with
+       an error at most 1e-4 of its own, or the comparison of the free runs explains it.
+    5. Another run with that alone left in place has to leave nothing wrong that was right; what this may
        come from is not undone.
-    5. Where both of two modules stay wrong and the target's second one hands on the first one's result, they
+    6. Where both of two modules stay wrong and the target's second one hands on the first one's result, they
        are a folded pair with a mistake, which is the first one's.
 
     Args:
@@ -158,14 +174,15 @@ def settle(first: J, rejudge: Rejudge[J], dependencies: Dependencies, target: Ar
         rejudge: Runs it again.
         dependencies: Of the reference.
         target: The other side, under the reference's keys.
+        explained: Key texts of what the comparison of the free runs explains.
 
     Returns:
         The first run if nothing is undone.
     """
     bad = {own.key: own for own in first.own_errors if own.status == "diverged" and own.key in dependencies}
-    if len(bad) < 2:
+    if len(bad) < 2 and not bad.keys() & set(explained):
         return Settled(first)
-    search = _Search(bad, rejudge, dependencies)
+    search = _Search(bad, first.own_errors, rejudge, dependencies, explained)
     undone = search.run()
     if not undone:
         return Settled(first)
@@ -193,15 +210,26 @@ class _Search(Generic[J]):
 
     Args:
         bad: Own errors of what is diverged, by key text.
+        own_errors: All of the first run.
         rejudge: Runs the model again.
         dependencies: Of the reference.
+        explained: Key texts of what the comparison of the free runs explains.
 
     Attributes:
         undoing: Key texts of what undoes something.
     """
 
-    def __init__(self, bad: Mapping[str, OwnError], rejudge: Rejudge[J], dependencies: Dependencies) -> None:
+    def __init__(
+        self,
+        bad: Mapping[str, OwnError],
+        own_errors: Sequence[OwnError],
+        rejudge: Rejudge[J],
+        dependencies: Dependencies,
+        explained: Collection[str],
+    ) -> None:
         self._bad = bad
+        self._first = {own.key: own for own in own_errors}
+        self._explained = explained
         self._rejudge = rejudge
         self._dependencies = dependencies
         self.undoing: set[str] = set()
@@ -218,6 +246,8 @@ class _Search(Generic[J]):
                 for source in self._dependencies.chain(text, wrong & released):
                     undone.setdefault(source, text)
             self.undoing.update(undoing)
+            for text, by in self._without_effect(owns, undone):
+                undone.setdefault(text, by)
             released -= self._dependencies.equal(self.undoing) - wrong
             inheriting = {
                 text for text in wrong - released if text not in self._bad and not _is_of_model(text)
@@ -226,6 +256,23 @@ class _Search(Generic[J]):
                 break
             released |= self._dependencies.equal(inheriting) - self.undoing
         return undone
+
+    def _without_effect(
+        self, owns: Mapping[str, OwnError], undone: Collection[str]
+    ) -> Iterator[tuple[str, str]]:
+        """What nothing depends on, with the first tensor that may be made of it."""
+        for text, own in self._bad.items():
+            if text in undone or text in self.undoing or text not in owns or not owns[text].is_bad:
+                continue
+            dependents = self._dependencies.dependents(text, self._first)
+            results = [run[one] for run in (self._first, owns) for one in dependents if one in run]
+            if not results or any(one.is_bad or one.status == "unjudged" for one in results):
+                continue
+            error = own.error if own.error is None or math.isfinite(own.error) else None
+            largest = max((one.error or 0.0 for one in results), default=0.0)
+            is_exact = largest <= _WITHOUT_EFFECT * (1.0 if error is None else error)
+            if is_exact or text in self._explained:
+                yield text, dependents[0]
 
     def _is_undoing(self, own: OwnError) -> bool:
         """Whether a tensor that was wrong is right now, for what is left in place."""

@@ -51,6 +51,7 @@ def run_injected(
     *,
     target: Archive,
     compared: Archive,
+    free: Comparison,
     mapping: MappingSource | Literal["none"] | None,
     compute_dtype: str | None,
     source_path: Path | None,
@@ -69,6 +70,7 @@ def run_injected(
         path: Where to put the archive.
         target: A run of the target without injection.
         compared: That run under the reference's keys.
+        free: The comparison of that with the reference.
         mapping: As for `compare`.
         compute_dtype: What the target computed in, if its run does not say so.
         source_path: As for `inject`.
@@ -89,6 +91,7 @@ def run_injected(
             target=target,
             mapping=mapping,
             left=left,
+            leaves_misfits=True,
             source_path=source_path,
             progress=progress,
         )
@@ -110,7 +113,8 @@ def run_injected(
     for pair in first.comparison.pairs:
         if pair.reference is not None and pair.reference.key.slot.startswith("input"):
             own_keys[pair.key] = [key.text for key in injected.keys_of(pair)]
-    settled = settle(first, again, Dependencies(first.reference), target=compared)
+    explained = {pair.key for pair in free.pairs if pair.status == "explained"}
+    settled = settle(first, again, Dependencies(first.reference), compared, explained=explained)
     if not settled.released:
         return first
     settled.judged.path.replace(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,6 +44,7 @@ def inject(
     calls: str | Iterable[range | int] = (),
     mapping: MappingSource | Literal["none"] | None = None,
     left: Collection[str] = (),
+    leaves_misfits: bool = False,
     run: Mapping[str, Any] | None = None,
     source_path: Path | None = None,
     progress: Progress | None = None,
@@ -75,6 +76,7 @@ def inject(
         mapping: What belongs together, as an `Alignment` or a map file; `"none"` for equal keys. If None, one
             is computed if the target lacks modules that the reference has.
         left: Key texts, of the model that runs, of tensors that are left in place.
+        leaves_misfits: Whether a tensor that has another shape than in `target` is left in place, too.
         run: Further run metadata.
         source_path: Where the reference is going to be, for the run's metadata; by default where it is.
         progress: Shows what is being run.
@@ -108,6 +110,8 @@ def inject(
             source = trusted if aligned is None else reverse(aligned)
             rows = fed_in_common(trusted, tested)[1]
             fed = None if rows is tested else rows
+        if leaves_misfits and target is not None:
+            left = {*left, *_misfits(source, stack.enter_context(opened(target)))}
         substitution = Substitution(
             source, inputs=inputs, outputs=outputs, steps=steps, calls=calls, left=left, fed=fed
         )
@@ -158,6 +162,13 @@ def reverse(aligned: Aligned) -> ReversedArchive:
         reasons = "; ".join(dict.fromkeys(reversed_archive.left_out.values()))
         raise UsageError(f"{reference.path}: nothing of it can stand in the target: {reasons or 'no links'}")
     return reversed_archive
+
+
+def _misfits(source: Archive, run: Archive) -> Iterator[str]:
+    """Key texts of what has another shape in a run: a call that was given other tokens, another mask."""
+    for record in source.records:
+        if record.key.text in run and run.get(record.key.text).shape != record.shape:
+            yield record.key.text
 
 
 def _has_sites_of(model: Any, archive: Archive) -> bool:

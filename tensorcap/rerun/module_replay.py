@@ -195,14 +195,15 @@ def replay_within(
     )
     first = replays.judge(frozenset())
     settled = Settled(first)
-    if target is not None:
-        settled = settle(first, replays.judge, Dependencies(fed), tested)
-    result = replace(settled.judged.replay, own_errors=settled.own_errors)
-    if target is not None and (result.lacking or result.unjudged):
-        free = free or compare(original, tested, mapping=NO_MAPPING, trust_digests=True)
-        result = _without_explained(result, free)
+    shown = first.replay
+    if target is not None and (shown.bad or shown.lacking or shown.unjudged):
+        free = free or compare(seen or original, tested, mapping=NO_MAPPING, trust_digests=True)
+        explained = {pair.key for pair in free.pairs if pair.status == "explained"}
+        settled = settle(first, replays.judge, Dependencies(fed), tested, explained=explained)
+        shown = replace(settled.judged.replay, own_errors=settled.own_errors)
+        shown = _without_explained(shown, free)
     run = settled.judged.run
-    return OpenReplay(result, original, tested, run, replays.workload, None if fed is original else fed)
+    return OpenReplay(shown, original, tested, run, replays.workload, None if fed is original else fed)
 
 
 def _without_explained(result: Replay, free: Comparison) -> Replay:

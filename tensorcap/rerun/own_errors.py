@@ -364,6 +364,8 @@ class InjectionJudge:
         left = self._injected.left(pair)
         if left is None or is_inner(key) or is_parameter(key):
             return None
+        if pair.status == "shape-mismatch" and is_circumstance(pair, ()):
+            return self._makers.own_error(pair, "unjudged", (replace(_mismatch(pair), status="unjudged"),))
         left = tuple(one for one in left if one not in self._released)
         judged = self._status(pair, left, is_leaf=self._makers.is_leaf(key))
         inherited = self._states.inherited(pair) if pair.status in BAD else None
