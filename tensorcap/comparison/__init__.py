@@ -31,10 +31,12 @@ from tensorcap.comparison.pair import (
     JUDGED,
     SEVERITY,
     STATUSES,
+    Decision,
     Finding,
     Pair,
     Ratio,
     Status,
+    decide,
     worst_status,
 )
 from tensorcap.comparison.pairing import Selection
@@ -69,6 +71,7 @@ __all__ = [
     "Calibrated",
     "Calibration",
     "Comparison",
+    "Decision",
     "Divergence",
     "Examination",
     "Explanation",
@@ -94,6 +97,7 @@ __all__ = [
     "compare_records",
     "contents",
     "count_tail",
+    "decide",
     "describe_test",
     "digest_warnings",
     "error_of",

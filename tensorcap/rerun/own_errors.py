@@ -8,7 +8,7 @@ The tests are those of `specs/replay.md`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -319,13 +319,22 @@ class InjectionJudge:
         reference: The trusted archive, as it was compared.
         injected: The injected run under the same keys.
         pairs: Their comparison.
+        released: Key texts of arguments that were left in place since what is computed of them undoes their
+            error: it is held against what they were computed of.
 
     Attributes:
         unknown: Key texts of arguments that were left in place and of which the reference has no counterpart,
             so that errors of what was made of them may be inherited; filled by `judge_all`.
     """
 
-    def __init__(self, reference: Archive, injected: Archive, pairs: Sequence[Pair]) -> None:
+    def __init__(
+        self,
+        reference: Archive,
+        injected: Archive,
+        pairs: Sequence[Pair],
+        *,
+        released: Collection[str] = (),
+    ) -> None:
         self.unknown: list[str] = []
         both = (pair for pair in pairs if pair.reference is not None and pair.target is not None)
         self._pairs = sorted(both, key=lambda pair: _records(pair)[0].order)
@@ -337,6 +346,9 @@ class InjectionJudge:
         self._injected = Injected(injected)
         self._states = _States(self._makers.writers, (reference, injected))
         self._errors: dict[str, float | None] = {}
+        self._released = {
+            key for pair in self._pairs if pair.key in released for key in self._injected.keys_of(pair)
+        }
         for pair in self._pairs:
             for key in self._injected.keys_of(pair):
                 is_known = pair.is_compared and pair.status != "nonfinite"
@@ -352,6 +364,9 @@ class InjectionJudge:
         left = self._injected.left(pair)
         if left is None or is_inner(key) or is_parameter(key):
             return None
+        if pair.status == "shape-mismatch" and is_circumstance(pair, ()):
+            return self._makers.own_error(pair, "unjudged", (replace(_mismatch(pair), status="unjudged"),))
+        left = tuple(one for one in left if one not in self._released)
         judged = self._status(pair, left, is_leaf=self._makers.is_leaf(key))
         inherited = self._states.inherited(pair) if pair.status in BAD else None
         if inherited is not None:
