@@ -9,7 +9,7 @@ difference is of one module's own making (`specs/replay.md`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from tensorcap.alignment import NO_MAPPING, MappingSource, aligned_if_needed, as
 from tensorcap.comparison import ABSENT, POLICY, Pair, Precision, compare
 from tensorcap.recording import Substitution
 from tensorcap.rerun.injection import open_run, reverse
-from tensorcap.rerun.own_errors import ReplayJudge, ReplayRuns
+from tensorcap.rerun.own_errors import OwnError, ReplayJudge, ReplayRuns
 from tensorcap.rerun.replay_result import Replay, Way
 from tensorcap.runs import is_inner
 from tensorcap_formats.archive import Archive
@@ -290,14 +290,32 @@ def _judge(
         for pair in comparison.pairs
         if pair.is_required and pair.status in ABSENT and _is_result(pair) and pair.key in reference
     )
+    own_errors = [judge.judge(pair) for pair in comparison.pairs if _is_of_module(pair)]
     return Replay(
-        tuple(judge.judge(pair) for pair in comparison.pairs if _is_of_module(pair)),
+        tuple(_without_inherited(own_errors, keys)),
         runs.precision.name if runs.precision else "",
         len(keys),
         tuple(natural),
         tuple(lacking),
         way,
     )
+
+
+def _without_inherited(own_errors: Sequence[OwnError], keys: Collection[str]) -> Iterator[OwnError]:
+    """Own errors; unjudged is what may be made of a wrong result within the module that was not replaced.
+
+    Such are results of which the target has some tokens or words: they cannot stand in the whole's place.
+    """
+    kept = {own.module for own in own_errors if own.is_bad and own.made == "result" and own.key not in keys}
+    for own in own_errors:
+        inherits = own.is_bad and any(_lies_within(module, own.module) for module in kept)
+        findings = tuple(replace(finding, status="unjudged") for finding in own.findings)
+        yield replace(own, status="unjudged", findings=findings) if inherits else own
+
+
+def _lies_within(module: str, outer: str) -> bool:
+    """Whether a module lies in another one, and is not that itself."""
+    return module != outer and (outer == ROOT_SITE or module.startswith(f"{outer}."))
 
 
 def _exchangeable(source: Archive, run: Archive) -> Collection[str]:
