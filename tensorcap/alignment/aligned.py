@@ -85,6 +85,7 @@ class Aligned:
             "entries": [_public(entry) for entry in self.alignment.entries],
             "left_over": self.alignment.left_over,
             "tokens": self.summary.tokens,
+            "failed": self.alignment.failed,
             "weights": WEIGHTS,
             "summary": self.summary,
             "exit_status": self.summary.exit_status,
@@ -194,7 +195,8 @@ def _join(written: Alignment, computed: Alignment) -> Alignment:
         places = tuple(place for place in left.places if (left.side, place) not in known)
         if places:
             left_over.append(replace(left, places=places))
-    return Alignment((*written.entries, *computed.entries), (*written.left_over, *left_over), written.tokens)
+    entries, all_left_over = (*written.entries, *computed.entries), (*written.left_over, *left_over)
+    return Alignment(entries, all_left_over, written.tokens, computed.failed)
 
 
 def fitting(alignment: Alignment, reference: Archive, target: Archive) -> Alignment:

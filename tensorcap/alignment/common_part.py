@@ -427,7 +427,8 @@ def _agree(larger: Archive, smaller: Archive, ours: Record, theirs: Record, coun
     if one.shape != two.shape:
         return False
     one, two = one.astype(np.float64), two.astype(np.float64)
-    return bool(np.linalg.norm(one - two) <= _AGREEING * np.linalg.norm(two))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.linalg.norm(one - two) <= _AGREEING * np.linalg.norm(two))
 
 
 def _count_padding_wins(archive: Archive, logits: Record, count: int) -> int:

@@ -290,7 +290,7 @@ def _judge(
         for pair in comparison.pairs
         if pair.is_required and pair.status in ABSENT and _is_result(pair) and pair.key in reference
     )
-    own_errors = [judge.judge(pair) for pair in comparison.pairs if _is_of_module(pair)]
+    own_errors = [judge.judge(pair) for pair in comparison.pairs if _is_of_module(pair, judge)]
     return Replay(
         tuple(_without_inherited(own_errors, keys)),
         runs.precision.name if runs.precision else "",
@@ -357,14 +357,12 @@ def _is_slot(key: Key) -> bool:
     return kind in ("input", "output") and not key.rank and not key.is_bare and not is_inner(key)
 
 
-def _is_of_module(pair: Pair) -> bool:
-    """Whether both sides have a tensor that a module made: the inputs of the run are nobody's."""
-    return (
-        pair.reference is not None
-        and pair.target is not None
-        and _is_slot(pair.reference.key)
-        and not (pair.reference.key.site == ROOT_SITE and pair.reference.key.slot.startswith("input"))
-    )
+def _is_of_module(pair: Pair, judge: ReplayJudge) -> bool:
+    """Whether both sides have a tensor that a module made: inputs of the run are nobody's, but for states."""
+    if pair.reference is None or pair.target is None or not _is_slot(pair.reference.key):
+        return False
+    key = pair.reference.key
+    return key.site != ROOT_SITE or not key.slot.startswith("input") or judge.is_written(pair.reference)
 
 
 def _is_result(pair: Pair) -> bool:

@@ -181,8 +181,8 @@ def parameter_entries(
     *,
     uses_values: bool,
     without: Collection[str] = (),
-) -> tuple[list[Entry], list[LeftOver], Rivals]:
-    """Entries of parameters and buffers and of gradients, what is unsure, and what is contested.
+) -> tuple[list[Entry], list[LeftOver], Rivals, list[str]]:
+    """Entries of parameters and buffers and of gradients, what is unsure or contested, and what failed.
 
     Args:
         slots: Finds layouts between tensors of paired modules.
@@ -224,6 +224,7 @@ def parameter_entries(
         [e for entries, _ in written for e in entries],
         [leftover for _, unsure in written for leftover in unsure],
         rivals(matching),
+        state.failed,
     )
 
 
