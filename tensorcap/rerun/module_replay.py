@@ -392,14 +392,32 @@ def _judge(
         for pair in comparison.pairs
         if pair.is_required and pair.status in ABSENT and _is_result(pair) and pair.key in reference
     )
+    own_errors = [judge.judge(pair) for pair in comparison.pairs if _is_of_module(pair, judge)]
     return Replay(
-        tuple(judge.judge(pair) for pair in comparison.pairs if _is_of_module(pair, judge)),
+        tuple(_without_inherited(own_errors, keys)),
         runs.precision.name if runs.precision else "",
         len(keys),
         tuple(natural),
         tuple(lacking),
         way,
     )
+
+
+def _without_inherited(own_errors: Sequence[OwnError], keys: Collection[str]) -> Iterator[OwnError]:
+    """Own errors; unjudged is what may be made of a wrong result within the module that was not replaced.
+
+    Such are results of which the target has some tokens or words: they cannot stand in the whole's place.
+    """
+    kept = {own.module for own in own_errors if own.is_bad and own.made == "result" and own.key not in keys}
+    for own in own_errors:
+        inherits = own.is_bad and any(_lies_within(module, own.module) for module in kept)
+        findings = tuple(replace(finding, status="unjudged") for finding in own.findings)
+        yield replace(own, status="unjudged", findings=findings) if inherits else own
+
+
+def _lies_within(module: str, outer: str) -> bool:
+    """Whether a module lies in another one, and is not that itself."""
+    return module != outer and (outer == ROOT_SITE or module.startswith(f"{outer}."))
 
 
 def _exchangeable(source: Archive, run: Archive) -> Collection[str]:

@@ -23,6 +23,7 @@ from tensorcap.comparison import (
     Finding,
     Injected,
     Inputs,
+    NearTies,
     Padding,
     Pair,
     Precision,
@@ -204,6 +205,7 @@ class ReplayJudge:
         self._makers = _Makers(reference)
         self._calls = self._makers.calls
         self._padding = Padding(runs.exact, runs.target)
+        self._near_ties = NearTies.of(runs.exact, runs.target, pairs, noise=self._noise)
         self._arguments = Inputs(reference, pairs)
         self._states = _States(self._makers.writers, (runs.exact, runs.target))
         self._is_forward = is_forward
@@ -214,7 +216,7 @@ class ReplayJudge:
 
     def judge(self, pair: Pair) -> OwnError:
         """Judge one tensor that both sides have."""
-        pair = self._padding.without(pair)
+        pair = self._near_ties.without(self._padding.without(pair))
         key = _records(pair)[0].key
         is_leaf = self._makers.is_leaf(key)
         ratio = None if pair.baseline is None else pair.baseline.r
@@ -269,6 +271,10 @@ class ReplayJudge:
         if not (is_precise and (self._is_forward or has_parameters)):
             own += self._judge_bits(pair)
         return worst_status(own), tuple(own)
+
+    def _noise(self, pair: Pair) -> float:
+        """The relative error of a row of a pair that rounding alone makes."""
+        return POLICY.noise(POLICY.precision_of_pair(self._runs.precision, *_records(pair)))
 
     def _is_judged_by_twin(self, pair: Pair, *, is_leaf: bool) -> bool:
         """Whether R is judged: of leaves that are no products, and of weights that routers give."""
