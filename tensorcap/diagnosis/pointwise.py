@@ -1,4 +1,4 @@
-"""Propose functions of each value: limits, a range that is left, rounding, a soft cap, a temperature, logarithms."""
+"""Propose functions of each value: limits, ranges, rounding, a soft cap, a temperature, logarithms."""
 
 from __future__ import annotations
 

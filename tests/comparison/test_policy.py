@@ -708,6 +708,23 @@ def test_roundings_that_do_not_cancel_are_no_other_function(make_archive: MakeAr
 
 
 @pytest.mark.spec("POL-14")
+def test_another_kernel_of_the_same_function_is_no_other_function_in_float32(
+    make_archive: MakeArchive,
+) -> None:
+    x = np.random.default_rng(0).standard_normal((256, 64)).astype(np.float32)
+    run = Run("act", classes={"act": "GELU"})
+    tensors = run.tensors(x, {"act": silu}, False)
+    (name,) = (key for key in tensors if key.endswith("act/output"))
+    far = {**tensors, name: np.where(x > 0, tensors[name] * (1 + 3e-5 * np.sin(3 * x)), tensors[name])}
+    near = {**tensors, name: np.where(x > 0, np.nextafter(tensors[name], np.float32(9)), tensors[name])}
+    reference = make_archive(tensors, run=run.metadata(False))
+    for target, status in ((near, "within-rounding"), (far, "suspect")):
+        values = {key: np.asarray(value, np.float32) for key, value in target.items()}
+        comparison = compare(reference, make_archive(values, run=run.metadata(False)))
+        assert finding_of(comparison, name, "input_dependence").status == status
+
+
+@pytest.mark.spec("POL-14")
 def test_what_the_input_brings_along_is_not_held_against_a_leaf(make_archive: MakeArchive) -> None:
     found = run_pair(make_archive, {"fc": lambda x: 1.02 * (x @ W)})
     assert finding_of(found, "0/act/output", "input_dependence").status == "within-rounding"

@@ -92,9 +92,10 @@ def find_cut_values(context: Context, pair: MeasuredPair) -> CutValues | None:
     statistics = pair.reference.statistics
     if largest > _MASKED or is_gradient(pair.reference.key):
         return None
-    if statistics is not None and statistics.minimum is not None and statistics.maximum is not None:
-        if max(abs(statistics.minimum), abs(statistics.maximum)) <= _NEAR_LIMIT * largest:
-            return None
+    ends = () if statistics is None else (statistics.minimum, statistics.maximum)
+    sizes_at_ends = [abs(end) for end in ends if end is not None]
+    if sizes_at_ends and max(sizes_at_ends) <= _NEAR_LIMIT * largest:
+        return None
     if not (pair.reference.stored and pair.target.stored):
         return None
     r = context.reference.load(pair.reference).astype(np.float64)
