@@ -186,6 +186,7 @@ def gather_evidence(
                 reference,
                 reference_model,
                 compared[1],
+                seen=compared[0],
                 mapping="none",
                 compute_dtype=compute_dtype,
                 progress=progress,

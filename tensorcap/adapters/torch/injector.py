@@ -111,7 +111,7 @@ class _CallInjector:
         except NotCapturableError as error:
             self._substitution.note_left(key, str(error))
             return natural
-        bits = self._substitution.archive.read(record)
+        bits = self._substitution.read(record)
         for earlier, earlier_bits, copy in self._copies.get(id(natural), ()):
             # one tensor passed twice stays one: attention asks whether key and value are the same
             is_same = earlier is natural and earlier_bits.shape == bits.shape
@@ -128,14 +128,15 @@ class _CallInjector:
     def _fit(self, key: Key, bits: Array, dtype: DType, own: torch.Tensor) -> tuple[torch.Tensor, str]:
         """A tensor like the model's own with archived values; and how they were cast, or an empty text."""
         path = self._substitution.archive.path
-        if tuple(own.shape) != bits.shape:
+        is_alike = tuple(own.shape) == bits.shape
+        if not is_alike and not self._substitution.may_resize(key):
             raise no_fit(self._substitution.archive, key, bits.shape, tuple(own.shape))
         archived = from_stored(bits, dtype)
         try:
             values, cast = cast_to(archived, own.dtype)
         except UsageError as error:
             raise UsageError(f"{path}: {key.text}: does not fit: {error}", hint=error.hint) from None
-        return _like(own).copy_(values), cast
+        return (_like(own).copy_(values) if is_alike else values.to(own.device, copy=True)), cast
 
 
 def _like(own: torch.Tensor) -> torch.Tensor:
