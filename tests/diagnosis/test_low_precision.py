@@ -137,3 +137,29 @@ def test_another_factor_of_each_row_is_no_variance_from_moments(
     ours = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
     found = diagnosed({IN: x, OUT: ours}, {IN: x, OUT: ours * rng.uniform(0.9, 1.1, (1, 64, 1))})
     assert "norm-variance-precision" not in {explanation.kind for explanation in found.explanations}
+
+
+F = 10000.0 ** (-np.arange(16) / 16)
+P = np.arange(300.0)[:, None]
+STEPPED = bf16(1 / bf16(10000.0 ** bf16(np.arange(16) / 16)))
+TABLES = [
+    pytest.param(P * bf16(F), "frequencies", "bfloat16", id="frequencies"),
+    pytest.param(P * fp16(F), "frequencies", "float16", id="frequencies-in-float16"),
+    pytest.param(bf16(P) * F, "positions", "bfloat16", id="positions"),
+    pytest.param(bf16(P * F), "angles", "bfloat16", id="angles"),
+    pytest.param(bf16(bf16(P) * bf16(F)), "frequencies, positions and angles", "bfloat16", id="all"),
+    pytest.param(P * STEPPED, "powers of the base", "bfloat16", id="powers"),
+]
+
+
+@pytest.mark.spec("DIA-114")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("function", [np.cos, np.sin])
+@pytest.mark.parametrize(("angles", "what", "dtype"), TABLES)
+def test_a_rotary_table_that_is_computed_in_low_precision_is_named(
+    diagnosed: Diagnose, angles: Array, what: str, dtype: str, function: Any, precision: str
+) -> None:
+    ours, theirs = (function(np.tile(side, 2))[None] for side in (P * F, angles))
+    explanation = diagnosed(ours, theirs, precision=precision).explanations[0]
+    assert explanation.kind == "rotary-precision"
+    assert explanation.facts == {"dtype": dtype, "rounded": what}
