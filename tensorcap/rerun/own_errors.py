@@ -49,6 +49,7 @@ from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
 BAD: Final = frozenset({"suspect", "diverged", "nonfinite", "shape-mismatch"})
+_NO_ROUNDINGS: Final = frozenset({"outlier_element", "range"})  # tests whose findings no twin excuses
 _TOO_LARGE: Final = frozenset({"suspect", "diverged"})
 _ROUNDING_SLACK: Final = 0.001  # of an ulp: what computing a distance in ulp may be off by
 _ROUNDED_ONCE: Final = 0.5 + _ROUNDING_SLACK  # ulp from the exact value
@@ -265,7 +266,7 @@ class ReplayJudge:
             own = [replace(f, status="within-rounding") for f in own]
         elif ratio is not None and math.isfinite(ratio) and self._is_judged_by_twin(pair, is_leaf=is_leaf):
             own.append(judge_twin(ratio, elements))
-        own += [finding for finding in pair.findings if finding.test == "outlier_element"]
+        own += [finding for finding in pair.findings if finding.test in _NO_ROUNDINGS]
         is_precise = ratio is not None and ratio < POLICY.twin_precise
         has_parameters = self._calls.has_parameters(reference.key.site)
         if not (is_precise and (self._is_forward or has_parameters)):
