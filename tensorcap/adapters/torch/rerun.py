@@ -144,7 +144,8 @@ class ModuleRerun:
     def run(self, mutation: CallMutation) -> Array | None:
         """Call the module again.
 
-        1. Calls within it that were made then return what they returned, or what the mutation says.
+        1. Calls within it that were made then return what they returned, or what the mutation says; or they are
+           made again.
         2. Tensors and settings are mutated, then arguments; operations while the code runs.
         3. The call ends with the tensor of the key, or with its result.
         """
@@ -152,7 +153,7 @@ class ModuleRerun:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             for name, module in self._within.items():
-                if id(module) in self._returned:
+                if id(module) in self._returned and not mutation.makes_calls_within:
                     stack.enter_context(with_forward(module, self._stub(module, mutation.results.get(name))))
             self._calls = {}
             try:
