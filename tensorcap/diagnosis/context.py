@@ -166,7 +166,9 @@ class PairContext:
         """The call that made the reference; None if it cannot be made again."""
         if self.rerun is None or self.window is not None:
             return None
-        return repeat_call(self.rerun, self.r, self.t.shape)
+        return repeat_call(
+            self.rerun, self.reference_values, self.target_values, target_dtype=self.target.dtype.name
+        )
 
     @cached_property
     def config(self) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorcap.metrics import kernel_state as layout
 from tensorcap.metrics.difference import Number
-from tensorcap.metrics.error_bins import add_counts, empty
+from tensorcap.metrics.error_bins import Sketch, sketch, sketch_float32
 from tensorcap.metrics.kernel_state import Kernel
 from tensorcap.metrics.machine_code import load
 from tensorcap.metrics.operands import Operands
@@ -25,6 +25,49 @@ class OutOfRangeError(Exception):
     """Compiled code met values that it does not measure, as floats whose squares overflow; numpy does."""
 
 
+class EngineMemory:
+    """The state of an engine, for one pair after the other, and views of its parts (see `kernel_state`).
+
+    Attributes:
+        address: Of the state, which begins on a cache line.
+        integers: Counts, sums, maxima, places, spans and moments, as int64.
+        floats: The same, as float64.
+        errors: Tables of absolute errors of the narrow kernel.
+        wide_errors: Those of the wide kernel.
+        rows: Table of errors of rows.
+    """
+
+    def __init__(self) -> None:
+        words = np.empty(layout.WIDE_WORDS + _LINE_BYTES // 8, np.int64)
+        first = -_address(words) % _LINE_BYTES // 8
+        state = words[first : first + layout.WIDE_WORDS]
+        self.address = _address(state)
+        self.integers = state[: layout.ERRORS]
+        self.floats = self.integers.view(np.float64)
+        tables = state[layout.ERRORS :].view(np.uint32)
+        errors, rows, wide = (
+            2 * (at - layout.ERRORS) for at in (layout.ROWS, layout.ACCUMULATORS, layout.WIDE_ACCUMULATORS)
+        )
+        self.errors = tables[:errors].reshape(4, layout.ERROR_BINS)
+        self.rows = tables[errors:rows]
+        self.wide_errors = tables[wide - 2 * layout.ROW_BINS : wide].reshape(2, layout.ROW_BINS)
+        self._narrow_tables = tables[:rows]
+
+    def clear(self, *, is_wide: bool) -> None:
+        """Forget what was added before."""
+        self.integers[:] = _NOTHING
+        self._narrow_tables[:] = 0
+        if is_wide:
+            self.wide_errors[:] = 0
+
+
+def _nothing() -> Array:
+    integers = np.zeros(layout.ERRORS, np.int64)
+    integers[layout.PLACES : layout.SPANS] = -1
+    integers.view(np.float64)[layout.SPANS : layout.MOMENTS] = np.inf, -np.inf, np.inf, -np.inf
+    return integers
+
+
 class CompiledEngine:
     """Adds blocks of stored elements of both sides, as `NumpyEngine` does, several times as fast.
 
@@ -33,13 +76,13 @@ class CompiledEngine:
 
     unit = layout.BLOCK
 
-    def __init__(self, operands: Operands, start: int = 0, memory: Array | None = None) -> None:
+    def __init__(self, operands: Operands, start: int = 0, memory: EngineMemory | None = None) -> None:
         """Load the kernels, or compile them if they never were.
 
         Args:
             operands: The pair; `can_measure` is true for it.
             start: Number of the first value that will be added; it begins a block.
-            memory: What `new_memory` gave, which no other engine uses at the same time; its own if None.
+            memory: Which no other engine uses at the same time; its own if None.
         """
         kernel = self.kernel(operands)
         self._is_wide = kernel == "wide"
@@ -49,34 +92,16 @@ class CompiledEngine:
         self._at = start
         self._has_same_bits = operands.reference.name == operands.target.name
         self._values: tuple[Number, Number] | None = None
-        self._mismatch_at: int | None = None
-        self._state = self.new_memory() if memory is None else memory
-        self._state[: layout.ACCUMULATORS] = 0
-        if self._is_wide:
-            self._state[layout.WIDE_ERRORS : layout.WIDE_ACCUMULATORS] = 0
-        floats = self._state.view(np.float64)
-        self._counts = self._state[layout.COUNTS : layout.SUMS]
-        self._sums = floats[layout.SUMS : layout.SUMS + 8]
-        self._maxima = floats[layout.MAXIMA : layout.PLACES]
-        self._places = self._state[layout.PLACES : layout.SPANS]
-        self._spans = floats[layout.SPANS : layout.MOMENTS]
-        self._places[:] = -1
-        self._spans[:] = np.inf, -np.inf, np.inf, -np.inf
+        self._memory = EngineMemory() if memory is None else memory
+        self._memory.clear(is_wide=self._is_wide)
         tolerance = operands.tolerance
         self._settings = (
             operands.row,
             tolerance.atol if tolerance else 0.0,
             tolerance.rtol if tolerance else 0.0,
             *_counted_format(operands.target.name, self._is_wide, operands.format is not None),
-            _address(self._state),
+            self._memory.address,
         )
-
-    @staticmethod
-    def new_memory() -> Array:
-        """Allocate the memory of an engine, for one pair after the other; it begins on a cache line."""
-        words = np.empty(layout.WIDE_WORDS + _LINE_BYTES // 8, np.int64)
-        first = -_address(words) % _LINE_BYTES // 8
-        return words[first : first + layout.WIDE_WORDS]
 
     @staticmethod
     def kernel(operands: Operands) -> Kernel | None:
@@ -94,39 +119,37 @@ class CompiledEngine:
         Raises:
             OutOfRangeError: The wide kernel does not measure them; all was in vain.
         """
-        sides = []
-        for bits, dtype in zip((reference, target), self._dtypes, strict=True):
-            sides += [_address(bits), *_widening(dtype.name)]
-        self._feed(*sides, reference.size, self._at, *self._settings)
-        if self._is_wide and self._counts[layout.REFUSED]:
+        x, y = self._dtypes
+        self._feed(
+            _address(reference),
+            *_widening(x.name),
+            _address(target),
+            *_widening(y.name),
+            reference.size,
+            self._at,
+            *self._settings,
+        )
+        if self._is_wide and self._memory.integers[layout.REFUSED]:
             raise OutOfRangeError
         if self._has_same_bits and reference.itemsize == 1:  # several bytes may be NaN
             self._has_same_bits = np.array_equal(reference, target)
-        place = int(self._places[layout.ERROR])
-        if place >= self._at:
-            i = place - self._at
-            x, y = (
-                decode(bits[i : i + 1], d) for bits, d in zip((reference, target), self._dtypes, strict=True)
-            )
-            self._values = x[0].item(), y[0].item()
-        if self._mismatch_at is None and self._counts[layout.MISMATCHES]:
-            self._mismatch_at = self._find_mismatch(reference, target)
+        i = int(self._memory.integers[layout.PLACES + layout.ERROR]) - self._at
+        if i >= 0:
+            self._values = decode(reference[i : i + 1], x).item(), decode(target[i : i + 1], y).item()
         self._at += reference.size
-
-    def _find_mismatch(self, reference: Array, target: Array) -> int | None:
-        """Find the first element above the tolerance in stored elements that hold one, as numpy does."""
-        from tensorcap.metrics.numpy_engine import NumpyEngine
-
-        engine = NumpyEngine(self._operands, self._at)
-        engine.add(reference, target)
-        return engine.totals().mismatch_at
 
     def totals(self) -> Totals:
         """Return the totals of everything that was added."""
-        counts, sums, spans = self._counts.tolist(), self._sums.tolist(), self._spans.tolist()
+        counts, floats = self._memory.integers.tolist(), self._memory.floats.tolist()
+        places = counts[layout.PLACES : layout.SPANS]
+        sums, maxima = floats[layout.SUMS : layout.MAXIMA], floats[layout.MAXIMA : layout.PLACES]
+        spans, moments = floats[layout.SPANS : layout.MOMENTS], floats[layout.MOMENTS :]
         measured = counts[layout.ELEMENTS] - counts[layout.APART]
         is_exact = self._operands.is_exact
-        error = self._largest(layout.ERROR)
+        error, ratio, outlier = (
+            Largest(value, place) if place >= 0 else Largest(0.0)
+            for value, place in zip(maxima[:3], places, strict=False)
+        )
         if is_exact:
             error.value = int(error.value)
         return Totals(
@@ -135,7 +158,7 @@ class CompiledEngine:
             same_bits=self._has_same_bits and not counts[layout.UNLIKE],
             unequal=counts[layout.UNEQUAL],
             mismatches=counts[layout.MISMATCHES],
-            mismatch_at=self._mismatch_at,
+            mismatch_at=places[layout.MISMATCH] if counts[layout.MISMATCHES] else None,
             zeros=counts[layout.ZEROS],
             zero_reference_errors=counts[layout.ZEROS_HIT],
             nonfinite=(
@@ -150,8 +173,8 @@ class CompiledEngine:
             max_ulp=counts[layout.ULPS] % 2**64,  # of float64 they may fill an unsigned word
             error=error,
             error_values=self._values,
-            ratio=self._largest(layout.RATIO),
-            outlier=self._largest(layout.OUTLIER),
+            ratio=ratio,
+            outlier=outlier,
             peak=max(abs(spans[0]), abs(spans[1])) if measured else 0.0,
             spans=(Span(*spans[:2]), Span(*spans[2:4])),
             exact_sum=counts[layout.EXACT_SUM] if self._is_wide else int(sums[0]) if is_exact else 0,
@@ -159,37 +182,27 @@ class CompiledEngine:
             ratios_sum=sums[7],
             squares=(Scaled(sums[3]), Scaled(sums[5]), Scaled(sums[1])),
             dot=Scaled(sums[6]),
-            moments=self._moments(),
+            moments=Moments(int(moments[0]), moments[1:3], moments[3:5], moments[5]),
             errors=self._error_histogram(measured - counts[layout.UNEQUAL]),
-            rows=self._state[layout.ROWS : layout.ACCUMULATORS].view(np.uint32).astype(np.int64),
+            rows=sketch(self._memory.rows),
         )
 
-    def _error_histogram(self, zeros: int) -> Array:
+    def _error_histogram(self, zeros: int) -> Sketch:
         # what is set apart is taken from the first table, which may have counted fewer: the sum is right
         if self._is_wide:
-            tables = self._state[layout.WIDE_ERRORS : layout.WIDE_ACCUMULATORS].view(np.uint32)
-            wide: Array = (tables[: layout.ROW_BINS] + tables[layout.ROW_BINS :]).astype(np.int64)
-            return wide
-        histogram = empty()
-        one, two, three, four = (
-            self._state[layout.ERRORS : layout.ROWS].view(np.uint32).reshape(4, layout.ERROR_BINS)
-        )
-        add_counts(histogram, one + two + three + four, zeros)
-        return histogram
-
-    def _largest(self, which: int) -> Largest:
-        place = int(self._places[which])
-        return Largest(float(self._maxima[which]), place) if place >= 0 else Largest(0.0)
-
-    def _moments(self) -> Moments:
-        count, *rest = self._state.view(np.float64)[layout.MOMENTS : layout.MOMENTS + 6].tolist()
-        return Moments(int(count), rest[:2], rest[2:4], rest[4])
+            one, two = self._memory.wide_errors
+            return sketch(one + two)
+        one, two, three, four = self._memory.errors
+        return sketch_float32(one + two + three + four, zeros)
 
 
 def _address(array: Array) -> int:
     """As `array.ctypes.data`, in a tenth of the time."""
     address: int = array.__array_interface__["data"][0]
     return address
+
+
+_NOTHING: Final = _nothing()
 
 
 @cache

@@ -41,16 +41,9 @@ def add_float64(histogram: Array, errors: Array) -> None:
 
 def add_float32(histogram: Array, errors: Array) -> None:
     """Count absolute errors, float32 and at least 0, in the bins that compiled code counts in."""
-    counts = np.bincount(errors.view(np.int32) >> ERROR_SHIFT, minlength=_FROM_FLOAT32.size)
-    add_counts(histogram, counts, int(np.count_nonzero(errors == 0)))
-
-
-def add_counts(histogram: Array, counts: Array, zeros: int) -> None:
-    """Add counts by the bits of a float32 shifted right; `zeros` of those in the first bin are no errors."""
-    histogram[_NORMAL_BINS] += counts[_NORMAL_COUNTS]
-    histogram[_OTHER_BINS] += counts[_OTHER_COUNTS]
-    histogram[_FROM_FLOAT32[0]] -= zeros
-    histogram[0] += zeros
+    counts = np.bincount(errors.view(np.int32) >> ERROR_SHIFT, minlength=1)
+    for number, count in sketch_float32(counts, int(np.count_nonzero(errors == 0))):
+        histogram[number] += count
 
 
 def add_rows(histogram: Array, errors: Array) -> None:
@@ -63,6 +56,27 @@ def sketch(histogram: Array) -> Sketch:
     """Return the bins that are not empty, in order, with their counts."""
     (bins,) = (histogram != 0).nonzero()  # of bools, six times as fast as of integers
     return tuple(map(_entry, bins.tolist(), histogram[bins].tolist()))
+
+
+def sketch_float32(counts: Array, zeros: int) -> Sketch:
+    """Return the bins of errors that are counted by the bits of a float32 shifted right.
+
+    Args:
+        counts: Any unsigned or signed integers; changed.
+        zeros: How many of those in the first bin are no errors.
+    """
+    counts[0] -= zeros
+    (bins,) = (counts != 0).nonzero()
+    errors = map(_entry, _FROM_FLOAT32[bins].tolist(), counts[bins].tolist())
+    return (_entry(0, zeros), *errors) if zeros else tuple(errors)
+
+
+def joined(one: Sketch, other: Sketch) -> Sketch:
+    """Return the bins of the errors of both."""
+    counts = dict(one)
+    for number, count in other:
+        counts[number] = counts.get(number, 0) + count
+    return tuple(sorted(counts.items()))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -125,9 +139,5 @@ def _from_float32() -> Array:
 
 
 _FROM_FLOAT32: Final = _from_float32()
-_NORMAL_COUNTS: Final = slice(4, _FROM_FLOAT32.size - 1)  # bins that have as many bits in both
-_NORMAL_BINS: Final = slice(int(_FROM_FLOAT32[4]), int(_FROM_FLOAT32[-2]) + 1)
-_OTHER_COUNTS: Final = np.array([0, 1, 2, 3, _FROM_FLOAT32.size - 1])  # below 2**-126, and infinity
-_OTHER_BINS: Final = _FROM_FLOAT32[_OTHER_COUNTS]
 _UPPER_EDGES: Final = _upper_edges()
 _ROW_MIDDLES: Final = _row_middles()

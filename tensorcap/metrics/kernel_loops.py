@@ -307,6 +307,15 @@ def exact_mismatches(x, y, n, atol, rtol):
 
 
 @njit(**OPTIONS)
+def find_mismatch(x, y, n, atol, rtol):
+    """Where the first element outside the tolerance is."""
+    for i in range(n):
+        if abs(f64(y[i]) - f64(x[i])) > atol + rtol * abs(f64(x[i])):
+            return i
+    return -1
+
+
+@njit(**OPTIONS)
 def exact_error(x, y, n):
     """Largest |d| in float64."""
     wide_vectors()

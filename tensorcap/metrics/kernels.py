@@ -40,6 +40,7 @@ from tensorcap.metrics.kernel_loops import (
     f64,
     find_error,
     find_extremes,
+    find_mismatch,
     find_ratio,
     float_of,
     i32,
@@ -63,6 +64,7 @@ from tensorcap.metrics.kernel_state import (
     ERROR_BINS,
     ERRORS,
     MAXIMA,
+    MISMATCH,
     MISMATCHES,
     MOMENTS,
     OUTLIER,
@@ -219,10 +221,12 @@ def feed(
         counts[UNEQUAL] += results[6]
         error = f64(float_of(i32(results[2])))
         ratio = f64(float_of(i32(results[3])))
-        if is_extreme or results[1] != results[0]:
-            counts[MISMATCHES] += exact_mismatches(x, y, m, atol, rtol)
-        else:
-            counts[MISMATCHES] += results[0]
+        mismatches = results[0]
+        if is_extreme or results[1] != mismatches:
+            mismatches = i64(exact_mismatches(x, y, m, atol, rtol))
+        if mismatches and counts[MISMATCHES] == 0:
+            places[MISMATCH] = base + at + find_mismatch(x, y, m, atol, rtol)
+        counts[MISMATCHES] += mismatches
         error *= 1 + 2.0**-22
         if results[2] > 0 and error >= maxima[ERROR]:
             error = exact_error(x, y, m)

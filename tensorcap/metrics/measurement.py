@@ -6,7 +6,6 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -18,13 +17,12 @@ from tensorcap.metrics.numpy_engine import NumpyEngine
 from tensorcap.metrics.operands import Operands
 from tensorcap.metrics.totals import Totals
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.progress import Progress
 from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
-    from tensorcap.metrics.compiled_engine import CompiledEngine
+    from tensorcap.metrics.compiled_engine import CompiledEngine, EngineMemory
 
 Tolerances = Tolerance | None | Sequence[Tolerance | None]
 
@@ -185,16 +183,16 @@ class _Buffers:
 
     def __init__(self) -> None:
         self.sides = np.empty((2, _BUFFER_BYTES), np.uint8)
-        self._compiled: Array | None = None
+        self._compiled: EngineMemory | None = None
 
     def engine(self, kind: EngineClass, operands: Operands, start: int) -> NumpyEngine | CompiledEngine:
         """Return an engine, to which the memory belongs until the next one is asked for."""
         if kind is NumpyEngine:
             return NumpyEngine(operands, start)
-        from tensorcap.metrics.compiled_engine import CompiledEngine
+        from tensorcap.metrics.compiled_engine import CompiledEngine, EngineMemory
 
         if self._compiled is None:
-            self._compiled = CompiledEngine.new_memory()
+            self._compiled = EngineMemory()
         return CompiledEngine(operands, start, self._compiled)
 
 
@@ -304,12 +302,14 @@ class _Batch:
 
     def _measure_part(self, number: int, start: int, stop: int, buffers: _Buffers) -> Totals:
         kind = self._engines[number]
-        if kind is not NumpyEngine:
-            from tensorcap.metrics.compiled_engine import OutOfRangeError
+        if kind is NumpyEngine:
+            return self._add_blocks(kind, number, start, stop, buffers)
+        from tensorcap.metrics.compiled_engine import OutOfRangeError
 
-            with suppress(OutOfRangeError):
-                return self._add_blocks(kind, number, start, stop, buffers)
-        return self._add_blocks(NumpyEngine, number, start, stop, buffers)
+        try:
+            return self._add_blocks(kind, number, start, stop, buffers)
+        except OutOfRangeError:
+            return self._add_blocks(NumpyEngine, number, start, stop, buffers)
 
     def _add_blocks(self, kind: EngineClass, number: int, start: int, stop: int, buffers: _Buffers) -> Totals:
         operands, records = self._operands[number], self._pairs[number]

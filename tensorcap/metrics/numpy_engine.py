@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensorcap.metrics.error_bins import add_float32, add_float64, add_rows
+from tensorcap.metrics.error_bins import add_float32, add_float64, add_rows, empty, sketch
 from tensorcap.metrics.kernel_state import BLOCK
 from tensorcap.metrics.operands import Operands
 from tensorcap.metrics.scaled_sums import Moments, Scaled
@@ -53,6 +53,8 @@ class NumpyEngine:
         self._has_sentinels = all(side.kind == "float" for side in (operands.reference, operands.target))
         self._row = min(operands.row, BLOCK)
         self._totals = Totals(same_bits=operands.reference.name == operands.target.name)
+        self._errors = empty()
+        self._rows = empty()
 
     def add(self, reference: Array, target: Array) -> None:
         """Add stored elements: one-dimensional, as many on both sides, up to the end of a block."""
@@ -68,6 +70,7 @@ class NumpyEngine:
 
     def totals(self) -> Totals:
         """Return the totals of everything that was added."""
+        self._totals.errors, self._totals.rows = sketch(self._errors), sketch(self._rows)
         return self._totals
 
     def _add_block(self, reference: Array, target: Array) -> None:
@@ -99,14 +102,14 @@ class NumpyEngine:
         if not (math.isfinite(least + largest) and (self._operands.is_exact or least > MASK_SENTINELS[0])):
             return False
         totals.measured += x.size
-        totals.errors[0] += x.size
+        self._errors[0] += x.size
         totals.zeros += x.size - int(np.count_nonzero(x))
         totals.peak = max(
             totals.peak, float(np.abs(wide).max()) if self._operands.is_complex else max(-least, largest)
         )
         squares, powers = _squares(parts, self._row * (wide.itemsize // 8))
         _add_rows_to((*totals.squares[:2], totals.dot), squares, powers)
-        totals.rows[0] += int(np.count_nonzero(squares))
+        self._rows[0] += int(np.count_nonzero(squares))
         if not self._operands.is_complex:
             exponent = _exponent(parts)
             centred = _moments(_scaled(parts, exponent), None, [exponent, exponent])
@@ -131,7 +134,7 @@ class NumpyEngine:
             self._count_mismatches(above)
         self._offer_error(exact, largest, x, y)
         moduli = np.abs(wide[0])
-        add_float64(totals.errors, errors)
+        add_float64(self._errors, errors)
         self._add_errors(moduli, errors, None)
         self._add_sums(*wide, errors, moduli, errors, None)
 
@@ -158,9 +161,9 @@ class NumpyEngine:
         self._add_errors(moduli, errors, measured)
         if self._is_narrow:
             singles = np.abs(y_wide.astype(np.float32) - x_wide.astype(np.float32))
-            add_float32(totals.errors, singles if measured is None else singles[measured])
+            add_float32(self._errors, singles if measured is None else singles[measured])
         else:
-            add_float64(totals.errors, errors if measured is None else errors[measured])
+            add_float64(self._errors, errors if measured is None else errors[measured])
         self._add_distances(x_wide, y_wide)
         self._add_sums(x_wide, y_wide, d, moduli, errors, measured)
 
@@ -263,7 +266,7 @@ class NumpyEngine:
         zero = np.zeros(rr.size, np.int64)
         shift = (zero if d_powers is None else d_powers) - (zero if r_powers is None else r_powers)
         ratios = np.ldexp(np.sqrt(dd[kept]) / np.sqrt(rr[kept]), shift[kept])
-        add_rows(totals.rows, ratios)
+        add_rows(self._rows, ratios)
         lengths = np.full(rr.size, self._row)
         lengths[-1] = size - self._row * (rr.size - 1)
         rms = np.sqrt(rr / lengths)

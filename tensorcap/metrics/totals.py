@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tensorcap.metrics.difference import Difference, Nonfinite, Number, Tolerance
-from tensorcap.metrics.error_bins import Sketch, empty, quantiles, row_quantiles, sketch
+from tensorcap.metrics.error_bins import Sketch, joined, quantiles, row_quantiles
 from tensorcap.metrics.operands import Operands
 from tensorcap.metrics.scaled_sums import Moments, Scaled, cosine
 from tensorcap.metrics.value_blocks import unravel
-from tensorcap_formats.dtypes import Array
 
 
 @dataclass(slots=True)
@@ -109,8 +108,8 @@ class Totals:
     squares: tuple[Scaled, Scaled, Scaled] = field(default_factory=lambda: (Scaled(), Scaled(), Scaled()))
     dot: Scaled = field(default_factory=Scaled)
     moments: Moments = field(default_factory=Moments)
-    errors: Array = field(default_factory=empty)
-    rows: Array = field(default_factory=empty)
+    errors: Sketch = ()
+    rows: Sketch = ()
 
     def add(self, other: Totals) -> None:
         """Add the totals of the part that follows."""
@@ -136,16 +135,15 @@ class Totals:
         ):
             total.add(part.value, part.exponent)
         self.moments.add(other.moments)
-        self.errors += other.errors
-        self.rows += other.rows
+        self.errors = joined(self.errors, other.errors)
+        self.rows = joined(self.rows, other.rows)
 
     def difference(self, operands: Operands) -> Difference:
         """Derive all metrics from the totals of whole tensors."""
         measures = _Measures(self, operands)
         n, is_exact, index = self.measured, operands.is_exact, partial(unravel, shape=operands.shape)
         in_reference, in_target = self.error_values or (None, None)
-        errors = sketch(self.errors)
-        edges = measures.quantiles(errors)
+        edges = measures.quantiles()
         row_errors = measures.row_errors()
         mse = self.squares[2] / max(n, 1)
         max_abs = self.error.value if is_exact else float(self.error.value)
@@ -181,7 +179,7 @@ class Totals:
             p90_abs=edges[1],
             p99_abs=edges[2],
             p999_abs=edges[3],
-            errors=errors,
+            errors=self.errors,
             unequal=self.unequal,
             mismatches=self.mismatches if operands.tolerance else None,
             zero_reference_errors=self.zero_reference_errors,
@@ -276,16 +274,16 @@ class _Measures:
 
     def row_errors(self) -> Sequence[float | None]:
         """Median and 95th percentile."""
-        rows = sketch(self._totals.rows)
+        rows = self._totals.rows
         if rows:
             return row_quantiles(rows, (500, 950))
         return [0.0 if self._totals.measured and not self._totals.unequal else None] * 2
 
-    def quantiles(self, errors: Sketch) -> Sequence[float | None]:
-        if not errors:
+    def quantiles(self) -> Sequence[float | None]:
+        if not self._totals.errors:
             return [None] * 4
         largest = float(self._totals.error.value)
-        return [min(edge, largest) for edge in quantiles(errors, (500, 900, 990, 999))]
+        return [min(edge, largest) for edge in quantiles(self._totals.errors, (500, 900, 990, 999))]
 
     def needed_rtol(self, max_rel: float | None) -> float:
         if self._totals.zero_reference_errors:

@@ -21,6 +21,7 @@ from tensorcap.metrics.kernel_loops import (
     f32,
     f64,
     find_error,
+    find_mismatch,
     find_ratio,
     float64_of,
     i32,
@@ -43,6 +44,7 @@ from tensorcap.metrics.kernel_state import (
     MASK_AT,
     MASKS,
     MAXIMA,
+    MISMATCH,
     MISMATCHES,
     MOMENTS,
     NONFINITE_X,
@@ -466,7 +468,10 @@ def feed_wide(
         counts[ZEROS] += results[4] - apart
         counts[ZEROS_HIT] += results[5]
         counts[UNEQUAL] += results[6]
-        counts[MISMATCHES] += exact_mismatches(x, y, m, atol, rtol)
+        mismatches = i64(exact_mismatches(x, y, m, atol, rtol))
+        if mismatches and counts[MISMATCHES] == 0:
+            places[MISMATCH] = base + at + find_mismatch(x, y, m, atol, rtol)
+        counts[MISMATCHES] += mismatches
         error = float64_of(results[2])
         ratio = float64_of(results[3])
         if error > maxima[ERROR]:

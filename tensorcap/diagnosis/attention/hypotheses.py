@@ -18,7 +18,7 @@ from tensorcap.diagnosis.constants import name_factor
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.golden_section import RATIO
 from tensorcap.diagnosis.hypothesis import LESSENED, Hypothesis, inherited_error
-from tensorcap.diagnosis.values import Values, evenly_spaced, relative_error
+from tensorcap.diagnosis.values import Values, evenly_spaced, number_text, relative_error
 from tensorcap_formats.keys import module_of
 
 _LARGEST: Final = 1 << 21  # scores that are worked out: of as many heads as that allows
@@ -159,8 +159,10 @@ def _recognise(context: PairContext) -> _Attention | None:
         tokens = r.shape[2] if gives_shares else r.shape[1]
         for ours, theirs in collect_sides(*context.sides, (r.shape[0], tokens, count, dims)):
             queries, keys = ours.q.shape[2], ours.k.shape[2]
+            if ours.q.shape != (r.shape[0], count, tokens, dims):
+                continue  # keys or values of a cross attention, which are as many as the encoder's tokens
             most_heads = _LARGEST // (r.shape[0] * queries * keys)
-            if keys < 2 or not most_heads or (gives_shares and r.shape != (*ours.q.shape[:3], keys)):
+            if keys < 2 or not most_heads or (gives_shares and r.shape[3] != keys):
                 continue
             heads = np.unique(evenly_spaced(count, most_heads))
             if gives_shares:
@@ -305,7 +307,7 @@ def _fit_scale(
     scale = _minimise(usual.scale, lambda value: sample.error(scaled(value)))
     factor = scale / usual.scale
     names = name_factor(factor, context, _NAME_TOLERANCE)
-    text = f"scores of the target are scaled by {factor:.4g} times what the reference has"
+    text = f"scores of the target are scaled by {number_text(factor, 1.0)} times what the reference has"
     return Hypothesis(
         "attention-scale",
         text + (f", which is {names[0]}" if names else ""),

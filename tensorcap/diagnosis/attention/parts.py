@@ -304,7 +304,7 @@ def _split_fused(site: _Site, record: Record, layout: str) -> dict[str, Values]:
 
 def _split_heads(site: _Site, record: Record | None) -> Values | None:
     """A projection as (batch, head, token, channel)."""
-    if record is None or len(record.shape) < 3 or record.shape[0] != site.batch:
+    if record is None or len(record.shape) < 3 or record.shape[0] != site.batch or not record.size:
         return None
     values = values_of(site.archive, record)
     if len(record.shape) == 4 and record.shape[-1] == site.dims:
