@@ -18,6 +18,7 @@ from tensorcap.comparison.divergence import (
     caller_of,
     first_divergence,
     is_circumstance,
+    state_writer,
 )
 from tensorcap.comparison.exact import judge_by_metadata
 from tensorcap.comparison.examination import Examination
@@ -110,6 +111,7 @@ __all__ = [
     "paired",
     "sample",
     "shade",
+    "state_writer",
     "worst",
     "worst_status",
     "write_calibration",

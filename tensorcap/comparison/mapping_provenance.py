@@ -42,6 +42,12 @@ def _as_required(before: Pair, pair: Pair) -> Pair:
     return decide(before, Decision("mapping", before.status, pair.reason))
 
 
+def matching_warnings(target: Archive) -> Sequence[str]:
+    """Warn that a part of matching could not be run because of a fault in its own code."""
+    alignment = target.alignment if isinstance(target, MappedArchive) else None
+    return alignment.failed if alignment else ()
+
+
 def token_warnings(target: Archive) -> Iterator[str]:
     """Warn that a rule, and not the user, left out tokens that the reference's tensors have alone."""
     if not isinstance(target, MappedArchive):

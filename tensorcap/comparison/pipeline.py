@@ -24,7 +24,13 @@ from tensorcap.comparison.exact import (
 )
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.judge import LogitMeasure, PolicyJudge, judge
-from tensorcap.comparison.mapping_provenance import token_warnings, value_warnings, with_hints, with_mapping
+from tensorcap.comparison.mapping_provenance import (
+    matching_warnings,
+    token_warnings,
+    value_warnings,
+    with_hints,
+    with_mapping,
+)
 from tensorcap.comparison.pair import Decision, Pair, decide
 from tensorcap.comparison.pairing import Selection, pair_records, partner_texts
 from tensorcap.comparison.policy import POLICY, Precision
@@ -208,6 +214,7 @@ class _Run:
             else (),
             warnings=(
                 *run_warnings(reference, target),
+                *matching_warnings(target),
                 *token_warnings(target),
                 *value_warnings(target),
                 *pair_warnings(judged),

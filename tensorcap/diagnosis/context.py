@@ -32,6 +32,8 @@ _KV_HEADS: Final = ("num_key_value_heads",)
 _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 _CHOSEN_EXPERTS: Final = ("num_experts_per_tok", "num_selected_experts", "top_k")
 _NARROW: Final = ("bfloat16", "float16")
+_PARAMETERS: Final = ("param.", "buffer.", "grad.param.")
+_WEIGHTS: Final = ("weight", "bias", "kernel", "scales", "zeros", "gamma", "beta")  # in files without slots
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,14 @@ class PairContext:
         """Keep some of the elements, as a window that no neighbour belongs to."""
         return replace(self, r=self.r[index], t=self.t[index], window=(-1, 0, 0))
 
+    @property
+    def is_parameter(self) -> bool:
+        """Whether it is a parameter or a buffer, whose axes are no tokens; in a file without slots by its name."""
+        key = self.reference.key
+        if key.slot:
+            return key.slot.startswith(_PARAMETERS)
+        return any(word in key.site.rpartition(".")[2] for word in _WEIGHTS)
+
     @cached_property
     def inherited(self) -> float:
         """The largest relative error that an input of the module arrives with, no unit; 0 if unknown."""
@@ -156,7 +166,9 @@ class PairContext:
         """The call that made the reference; None if it cannot be made again."""
         if self.rerun is None or self.window is not None:
             return None
-        return repeat_call(self.rerun, self.r, self.t.shape)
+        return repeat_call(
+            self.rerun, self.reference_values, self.target_values, target_dtype=self.target.dtype.name
+        )
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -202,8 +214,9 @@ class PairContext:
         return int(self.config_number(*_CHOSEN_EXPERTS) or 0)
 
     def axis_name(self, axis: int) -> str:
-        """Guess what an axis is: `channel`, `token`, `head`, `batch`, or `axis n`.
+        """Guess what an axis is: `channel`, `token`, `head`, `batch`, `row`, `column`, or `axis n`.
 
+        0. Of a parameter with several axes the first one has rows and the last one columns.
         1. The last one has channels, unless it is one of token ids (integers of up to two axes that are not
            experts chosen).
         2. Of four axes, one of the middle two is heads if its size says so, and the other one tokens.
@@ -212,6 +225,8 @@ class PairContext:
         shape = self.r.shape
         ndim = len(shape)
         axis %= ndim
+        if self.is_parameter and ndim > 1:
+            return "row" if axis == 0 else "column" if axis == ndim - 1 else f"axis {axis}"
         if axis == ndim - 1:
             is_chosen = shape[-1] == self.config_number(*_CHOSEN_EXPERTS)
             is_ids = ndim <= 2 and self.reference.dtype.kind in ("int", "uint", "bool") and not is_chosen

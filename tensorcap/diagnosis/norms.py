@@ -118,8 +118,9 @@ class _Sample:
     dtype: str
 
     def error(self, variant: NormVariant) -> float:
-        """Relative error that a variant leaves."""
-        return relative_error(self.outputs, variant(self.x, self.weight, self.bias, self.dtype))
+        """Relative error that a variant leaves; infinite if its values are no numbers."""
+        error = relative_error(self.outputs, variant(self.x, self.weight, self.bias, self.dtype))
+        return math.inf if math.isnan(error) else error
 
 
 def propose_norms(context: PairContext) -> Iterator[Hypothesis]:

@@ -11,7 +11,7 @@ import numpy as np
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.golden_section import minimize_over_logarithm
 from tensorcap.diagnosis.hypothesis import Hypothesis
-from tensorcap.diagnosis.values import Values, relative_error
+from tensorcap.diagnosis.values import Values, number_text, relative_error
 from tensorcap_formats.float_formats import FLOAT_FORMATS, rounded
 
 _LEAST_AT_LIMIT: Final = 3  # elements that share the extreme value of a tensor that is limited
@@ -159,7 +159,7 @@ def _propose_temperatures(context: PairContext) -> Iterator[Hypothesis]:
     powered = np.where(r > 0, np.exp(power * (log_r - log_r.max(axis=-1, keepdims=True))), 0.0)
     yield context.propose(
         "softmax-scale",
-        f"scores before the softmax of the target are those of the reference times {power:.5g}",
+        f"scores before the softmax of the target are those of the reference times {number_text(power, 1.0)}",
         powered / powered.sum(axis=-1, keepdims=True),
         parameters=1,
         hint="Another scale of the scores of attention, or another temperature.",

@@ -171,12 +171,14 @@ def _read_candidates(context: PairContext) -> Iterator[tuple[str, Values]]:
     shape = context.r.shape
     for label, ours, _ in context.read_neighbours(shape):
         yield label, ours
+    if len(shape) < 2:
+        return
+    rows = shape[-2]
     for record in context.reference_archive.records:
         if not record.key.slot.startswith(("param.", "buffer.")) or not record.stored:
             continue
         if not 1 <= record.size <= LARGEST or record.dtype.kind != "float" or not record.shape:
             continue
-        rows = shape[-2] if len(shape) >= 2 else 1
         if len(record.shape) == 2 and record.shape[1] == shape[-1] and record.shape[0] >= rows > 1:
             table = values_of(context.reference_archive, record)
             for start in dict.fromkeys((0, min(2, record.shape[0] - rows))):

@@ -23,10 +23,11 @@ from tensorcap.comparison import (
     caller_of,
     compare,
     is_circumstance,
+    state_writer,
 )
 from tensorcap.localization.suspect import By
 from tensorcap.rerun import BAD, InjectionJudge, OpenReplay, OwnError, inject, replay_within
-from tensorcap.runs import Calls, is_inner, is_parameter
+from tensorcap.runs import Calls, StateWriters, is_inner, is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE
@@ -40,6 +41,11 @@ if TYPE_CHECKING:
 RerunCall = Callable[[str, str], "Rerun | None"]
 
 _MOST: Final = 8  # suspects by archives alone: of more, none stands out
+_MADE: Final = {
+    "result": "its own result",
+    "argument": "what its code hands on",
+    "state": "the state that it leaves behind",
+}
 _ARCHIVES_ALONE: Final = (
     "No model was replayed: the archives alone tell a mistake only where it stands out of what errors do "
     "anyway."
@@ -180,6 +186,7 @@ def gather_evidence(
                 reference,
                 reference_model,
                 compared[1],
+                seen=compared[0],
                 mapping="none",
                 compute_dtype=compute_dtype,
                 progress=progress,
@@ -275,7 +282,7 @@ def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) 
         free: Their comparison.
     """
     notes = [_ARCHIVES_ALONE]
-    called = called_sites(reference)
+    called, writers = called_sites(reference), StateWriters(reference)
     first = _of_divergence(reference, free)
     suspected = {one.module: one for one in first if _is_clear(one)}
     unclear = [one for one in first if one.module not in suspected]
@@ -286,6 +293,7 @@ def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) 
         if len(suspected) < _MOST and pair.reference is not None and finding is not None:
             site, slot = pair.reference.key.site, pair.reference.key.slot
             module = caller_of(site, called) if slot.startswith("input") else site
+            module = state_writer(writers, pair) or module
             suspected.setdefault(module, _of_pair(module, pair, finding.text))
     return EvidenceSource(
         "archives",
@@ -316,8 +324,7 @@ def _ranked(bad: Mapping[str, Sequence[OwnError]], calls: Calls, how: str) -> tu
 def _of_own_errors(module: str, own_errors: Sequence[OwnError], how: str) -> Evidence:
     """Evidence by own errors of a module, the worst first."""
     first = own_errors[0]
-    what = "its own result" if first.made == "result" else "what its code hands on"
-    reason = f"{what} {how}"
+    reason = f"{_MADE[first.made]} {how}"
     if first.findings:
         reason += f": {max(first.findings, key=lambda f: SEVERITY.index(f.status)).text}"
     keys = tuple(own.key for own in own_errors)

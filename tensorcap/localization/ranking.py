@@ -69,6 +69,7 @@ def rank_suspects(
         for own in own_errors
     ]
     notes = [note for source in sources for note in source.notes]
+    notes += [text for suspect in suspects if suspect.examined for text in suspect.examined.failed]
     changes: tuple[ChangePoint, ...] = ()
     if reference.is_ordered:
         changes = (*change_points(own_points, "own"), *change_points(free_errors.points, "total"))

@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tensorcap.adapters import adapter_for
-from tensorcap.alignment import NO_MAPPING, Aligned, MappingSource, ReversedArchive, align, map_text
+from tensorcap.alignment import (
+    NO_MAPPING,
+    Aligned,
+    MappingSource,
+    ReversedArchive,
+    align,
+    aligned_if_needed,
+    fed_in_common,
+    map_text,
+)
 from tensorcap.recording import Substitution
 from tensorcap.session import Capture, capture_workload
 from tensorcap_formats.archive import Archive
@@ -45,9 +54,11 @@ def inject(
     archive holds the natural values, and `injected` of its run metadata says what was replaced by what
     (`specs/injection.md`). Globs, steps and calls are those of the model that runs.
 
-    1. Without a mapping, keys are equal if the target has all sites of which the reference has arguments.
-    2. Otherwise the reference is aligned with a capture of the target and brought under the target's keys.
-    3. The target is run with these tensors in the place of its own.
+    1. Without a mapping or a capture of the target, keys are equal if the target has all sites of which the
+       reference has arguments.
+    2. Otherwise the reference is aligned with a capture of the target and brought under the target's keys; it
+       is captured too if a tensor does not fit.
+    3. The target is run with these tensors in the place of its own, and on the rows that both were fed.
 
     Args:
         reference: The trusted archive, open or a path.
@@ -80,16 +91,22 @@ def inject(
         trusted = stack.enter_context(opened(reference))
         source: Archive = trusted
         aligned: Aligned | None = None
+        fed: Archive | None = None
         needs_mapping = mapping is not None or not _has_sites_of(target_model.model, trusted)
-        if mapping != NO_MAPPING and needs_mapping:
+        if mapping != NO_MAPPING and (needs_mapping or target is not None):
             if target is None:
                 injectable = ("input",) * (inputs is not None or not outputs) + ("output",) * bool(outputs)
                 stage = "running the target as it is"
                 target = open_run(stack, target_model, stage, progress=progress, injectable=injectable)
             tested = stack.enter_context(opened(target))
-            aligned = align(trusted, tested, mapping=mapping)
-            source = reverse(aligned)
-        substitution = Substitution(source, inputs=inputs, outputs=outputs, steps=steps, calls=calls)
+            if needs_mapping:
+                aligned = align(trusted, tested, mapping=mapping)
+            else:
+                aligned = aligned_if_needed(trusted, tested)
+            source = trusted if aligned is None else reverse(aligned)
+            rows = fed_in_common(trusted, tested)[1]
+            fed = None if rows is tested else rows
+        substitution = Substitution(source, inputs=inputs, outputs=outputs, steps=steps, calls=calls, fed=fed)
         if source_path is not None:
             substitution.source_path = source_path
         if aligned is not None:

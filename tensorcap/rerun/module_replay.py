@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tensorcap.adapters import Rerun, adapter_for
-from tensorcap.alignment import NO_MAPPING, MappingSource, aligned_if_needed, sides
+from tensorcap.alignment import NO_MAPPING, MappingSource, aligned_if_needed, as_seen, fed_in_common, sides
 from tensorcap.comparison import ABSENT, POLICY, Pair, Precision, compare
 from tensorcap.recording import Substitution
 from tensorcap.rerun.injection import open_run, reverse
@@ -104,6 +104,8 @@ class OpenReplay:
         target: The target under the reference's keys.
         run: What the reference's model made of the target's values.
         workload: That model, in the precision in which it was run, its inputs and its seed.
+        fed: The reference in the rows that both runs were fed, whose inputs the model was given; None if
+            those are all.
     """
 
     replay: Replay
@@ -111,6 +113,7 @@ class OpenReplay:
     target: Archive
     run: Archive
     workload: Workload
+    fed: Archive | None
 
     def rerun_call(self, module: str, key: str) -> Rerun | None:
         """Run the model until a call of a module, which can then be made again.
@@ -131,7 +134,7 @@ class OpenReplay:
         if self.workload.seed is not None:
             adapter.seed(self.workload.seed)
         try:
-            substitution = Substitution(self.target, keys=keys)
+            substitution = Substitution(self.target, keys=keys, fed=self.fed)
             return adapter.rerun(self.workload, substitution, module, self.run.get(key).key)
         except Exception:  # a value that does not fit, or whatever a module that is no plain Python runs into
             return None
@@ -143,12 +146,17 @@ def replay_within(
     reference_model: Workload,
     target: Source | None = None,
     *,
+    seen: Archive | None = None,
     mapping: MappingSource | Literal["none"] | None = None,
     compute_dtype: str | None = None,
     twin: bool = True,
     progress: Progress | None = None,
 ) -> OpenReplay:
     """Replay the reference's model on the target's values; the runs stay open for as long as the stack does.
+
+    Of a target that was fed some rows of a batch, or has some tokens or words of a result, the same are taken
+    of what the reference's model makes. `seen` is the reference as it was compared with a target that is a
+    view already.
 
     1. The model is run, in float32 at least, with the target's tensors in the place of its own.
     2. So is a copy in the target's precision (the twin), which says how much the computation rounds itself.
@@ -160,31 +168,41 @@ def replay_within(
     tested = original if target is None else stack.enter_context(opened(target))
     precision = POLICY.precision_of_runs(original.info, tested.info, compute_dtype)
     if target is not None:
-        _, tested = sides(original, tested, mapping)
-    keys = _exchangeable(tested, original)
-    run_open = partial(open_run, stack, progress=progress or Silent())
+        trusted, tested = sides(original, tested, mapping)
+        seen = seen or trusted
+    fed, _ = fed_in_common(original, tested)
+    keys = _exchangeable(tested, fed)
+    run_open = partial(_open_seen, stack, seen or original, progress=progress or Silent())
+    substituted = partial(Substitution, tested, keys=keys, fed=None if fed is original else fed)
     exact = reference_model if target is None else _exact(reference_model, original)
     whose = "its own" if target is None else "the target's"
     stage = f"replaying the reference's model on {whose} values"
-    run = run_open(exact, stage, substitution=Substitution(tested, keys=keys), params=True)
+    run = run_open(exact, stage, substitution=substituted(), params=True)
     twin_run = None
     if twin and target is not None and precision is not None and not precision.is_wide:
         stage = f"replaying it in {precision.name}"
         twin_model = _cast(reference_model, precision)
-        twin_run = run_open(twin_model, stage, substitution=Substitution(tested, keys=keys))
+        twin_run = run_open(twin_model, stage, substitution=substituted())
     way: Way = "self" if target is None else "reverse"
     runs = ReplayRuns(run, tested, twin_run, precision, compute_dtype)
     natural = tuple(_natural(original, keys))
-    result = _judge(original, runs, way, keys, natural)
+    result = _judge(fed, runs, way, keys, natural)
     if twin_run is not None and precision is not None and result.bad:
         twin_model = _cast(reference_model, precision)
         explicit = adapter_for(twin_model.model).with_eager_attention(twin_model)
         if explicit is not None:
             stage = f"replaying it in {precision.name} with its attention written out"
-            explicit_run = run_open(explicit, stage, substitution=Substitution(tested, keys=keys))
-            second = _judge(original, replace(runs, twin=explicit_run), way, keys, natural)
+            explicit_run = run_open(explicit, stage, substitution=substituted())
+            second = _judge(fed, replace(runs, twin=explicit_run), way, keys, natural)
             result = _less_severe(result, second)
-    return OpenReplay(result, original, tested, run, exact)
+    return OpenReplay(result, original, tested, run, exact, None if fed is original else fed)
+
+
+def _open_seen(
+    stack: ExitStack, seen: Archive, workload: Workload, stage: str, *, progress: Progress, **options: Any
+) -> Archive:
+    """As `open_run`, of the reference's model: the run as the reference is seen beside the target."""
+    return as_seen(seen, open_run(stack, workload, stage, progress=progress, **options))
 
 
 def _less_severe(first: Replay, second: Replay) -> Replay:
@@ -223,9 +241,11 @@ def _replay_forward(
         free = stack.enter_context(opened(target))
     aligned = aligned_if_needed(original, free, mapping)
     source = original if aligned is None else reverse(aligned)
-    keys = _exchangeable(source, free)
+    _, fed = fed_in_common(original, free)
+    keys = _exchangeable(source, fed)
     stage = "replaying the target on the reference's values"
-    run = run_open(target_model, stage, substitution=Substitution(source, keys=keys))
+    substitution = Substitution(source, keys=keys, fed=None if fed is free else fed)
+    run = run_open(target_model, stage, substitution=substitution)
     precision = POLICY.precision_of_runs(original.info, run.info, compute_dtype)
     trusted, tested = sides(original, run, NO_MAPPING if aligned is None else aligned.alignment)
     has_twin = precision is not None and not precision.is_wide
@@ -271,7 +291,7 @@ def _judge(
         if pair.is_required and pair.status in ABSENT and _is_result(pair) and pair.key in reference
     )
     return Replay(
-        tuple(judge.judge(pair) for pair in comparison.pairs if _is_of_module(pair)),
+        tuple(judge.judge(pair) for pair in comparison.pairs if _is_of_module(pair, judge)),
         runs.precision.name if runs.precision else "",
         len(keys),
         tuple(natural),
@@ -319,14 +339,12 @@ def _is_slot(key: Key) -> bool:
     return kind in ("input", "output") and not key.rank and not key.is_bare and not is_inner(key)
 
 
-def _is_of_module(pair: Pair) -> bool:
-    """Whether both sides have a tensor that a module made: the inputs of the run are nobody's."""
-    return (
-        pair.reference is not None
-        and pair.target is not None
-        and _is_slot(pair.reference.key)
-        and not (pair.reference.key.site == ROOT_SITE and pair.reference.key.slot.startswith("input"))
-    )
+def _is_of_module(pair: Pair, judge: ReplayJudge) -> bool:
+    """Whether both sides have a tensor that a module made: inputs of the run are nobody's, but for states."""
+    if pair.reference is None or pair.target is None or not _is_slot(pair.reference.key):
+        return False
+    key = pair.reference.key
+    return key.site != ROOT_SITE or not key.slot.startswith("input") or judge.is_written(pair.reference)
 
 
 def _is_result(pair: Pair) -> bool:

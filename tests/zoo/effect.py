@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from tensorcap.workload import Workload
 from tensorcap_formats.keys import ROOT_SITE
-from tests.zoo.architectures import ARCHITECTURES, make
+from tests.zoo.architectures import ALL_ARCHITECTURES, make
 from tests.zoo.entry import Mistake
 from tests.zoo.planting import module_at, put
 
@@ -80,7 +80,7 @@ def calls_of(workload: Workload) -> dict[str, list[Call]]:
 
 def clean_calls(architecture: str, dtype: str = "float32") -> dict[str, list[Call]]:
     """The calls of a model without a mistake."""
-    return calls_of(ARCHITECTURES[architecture].workload(make(architecture, dtype)))
+    return calls_of(ALL_ARCHITECTURES[architecture].workload(make(architecture, dtype)))
 
 
 def difference(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
@@ -137,7 +137,7 @@ def is_cured(mistake: Mistake, dtype: str) -> bool:
     name = mistake.architecture
     model = mistake.change(make(name, dtype))
     put(model, mistake.guilty, module_at(make(name, dtype), mistake.guilty))
-    runs = calls_of(ARCHITECTURES[name].workload(model)), clean_calls(name, dtype)
+    runs = calls_of(ALL_ARCHITECTURES[name].workload(model)), clean_calls(name, dtype)
     results = [[call.result for call in calls[ROOT_SITE]] for calls in runs]
     return all(_is_same(*pair) for pair in zip(*results, strict=True))
 

@@ -58,7 +58,7 @@ class Fingerprint:
         return cls(
             size,
             sum(part.mean * part.size for part in parts) / size,
-            math.sqrt(sum(part.l2**2 for part in parts)),
+            math.hypot(*(part.l2 for part in parts)),
             min(part.minimum for part in parts),
             max(part.maximum for part in parts),
         )
@@ -112,7 +112,10 @@ class Fingerprints:
     def joint_fingerprint(self, records: Iterable[Record]) -> Fingerprint | None:
         """The fingerprint of several records together; None if one of them has none."""
         known = [self.fingerprint(record) for record in records]
-        return Fingerprint.concatenated([p for p in known if p]) if known and all(known) else None
+        if not known or not all(known):
+            return None
+        joint = Fingerprint.concatenated([p for p in known if p])
+        return joint if math.isfinite(joint.l2) else None
 
     def _compute(self, record: Record) -> Fingerprint | None:
         size = record.size

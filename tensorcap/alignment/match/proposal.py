@@ -121,7 +121,7 @@ def propose(
     run_passes(PASSES, state, uses_values=uses_values, without=without)
     slots.learn()
     entries, left_over = _write_entries(state)
-    parameters, unsure, contested = parameter_entries(
+    parameters, unsure, contested, failed = parameter_entries(
         slots, state.fusions, surveys, canonical, uses_values=uses_values, without=without
     )
     unmatched = Unmatched(matching, surveys, slots.judge.bound, known_rules)
@@ -130,7 +130,7 @@ def propose(
     for entry, error in refusals:  # later calls have other shapes, or there are none of the same step
         left_over += leave_over(entry, str(error))
     left_over += unmatched.records(archives, resolved.links, left_over, contested)
-    complete = replace(resolved.alignment, left_over=tuple(left_over))
+    complete = replace(resolved.alignment, left_over=tuple(left_over), failed=(*state.failed, *failed))
     return _sorted(replace(resolved, alignment=complete), sides[0])
 
 

@@ -136,6 +136,14 @@ class Slots:
                 errors[i] = residual(fit, reference, target, self._archives)
         return errors
 
+    def hold_the_same(self, reference: Sequence[Record], target: Sequence[Record]) -> bool:
+        """Whether tensors may hold the same values in some order, as far as statistics are known."""
+        sides = zip(self.matching.sides, (reference, target), strict=True)
+        one, other = (side.joint_fingerprint_of(records) for side, records in sides)
+        if one is None or other is None:
+            return True
+        return one.distance(other) <= self.judge.tolerance(reference, target)
+
     def arguments(self, candidate: Candidate) -> dict[Place, list[ArgumentPair]]:
         """Pair the arguments of each two sites: those with equal values.
 

@@ -16,7 +16,7 @@ from tensorcap.diagnosis.constants import name_factor
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.golden_section import RATIO
 from tensorcap.diagnosis.hypothesis import LESSENED, Hypothesis, inherited_error
-from tensorcap.diagnosis.values import Values, evenly_spaced, relative_error
+from tensorcap.diagnosis.values import Values, evenly_spaced, number_text, relative_error
 
 _LARGEST: Final = 1 << 21  # scores that are worked out: of as many heads as that allows
 _ROUNDINGS: Final = 12.0  # that it may leave: scores, their softmax and the result are rounded
@@ -57,6 +57,8 @@ def propose_attention_cores(context: PairContext) -> Iterator[Hypothesis]:
     )
     if ours is None or theirs is None or ours.k.shape != theirs.k.shape or ours.k.shape[2] < 2:
         return
+    if not ours.q.shape == theirs.q.shape == (r.shape[0], count, r.shape[1], head_dim):
+        return  # keys or values of a cross attention, which are as many as the encoder's tokens
     theirs = _complete(theirs, ours)
     most_heads = _LARGEST // (r.shape[0] * r.shape[1] * ours.k.shape[2])
     if not most_heads:
@@ -96,7 +98,7 @@ def propose_attention_cores(context: PairContext) -> Iterator[Hypothesis]:
     )
     factor = scale / usual.scale
     names = name_factor(factor, context, _NAME_TOLERANCE)
-    text = f"scores of the target are scaled by {factor:.4g} times what the reference has"
+    text = f"scores of the target are scaled by {number_text(factor, 1.0)} times what the reference has"
     yield Hypothesis(
         "attention-scale",
         text + (f", which is {names[0]}" if names else ""),

@@ -163,7 +163,7 @@ def _split_projections(site: _Site, results: dict[str, Record]) -> tuple[Values,
 
 def _split_heads(site: _Site, record: Record | None) -> Values | None:
     """A projection as (batch, head, token, channel)."""
-    if record is None or len(record.shape) < 3 or record.shape[0] != site.shape[0]:
+    if record is None or len(record.shape) < 3 or record.shape[0] != site.shape[0] or not record.size:
         return None
     values = values_of(site.archive, record)
     if len(record.shape) == 4 and record.shape[-1] == site.dims:
