@@ -26,6 +26,7 @@ from tensorcap.comparison.examination import Examination
 from tensorcap.comparison.explanation import Explanation, explain
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.mapping_provenance import BY_VALUES
+from tensorcap.comparison.near_ties import NearTies
 from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import (
     ABSENT,
@@ -33,10 +34,12 @@ from tensorcap.comparison.pair import (
     JUDGED,
     SEVERITY,
     STATUSES,
+    Decision,
     Finding,
     Pair,
     Ratio,
     Status,
+    decide,
     worst_status,
 )
 from tensorcap.comparison.pairing import Selection
@@ -72,6 +75,7 @@ __all__ = [
     "Calibrated",
     "Calibration",
     "Comparison",
+    "Decision",
     "Divergence",
     "Examination",
     "Explanation",
@@ -80,6 +84,7 @@ __all__ = [
     "Inputs",
     "KeyThresholds",
     "Limits",
+    "NearTies",
     "Padding",
     "Pair",
     "Precision",
@@ -97,6 +102,7 @@ __all__ = [
     "compare_records",
     "contents",
     "count_tail",
+    "decide",
     "describe_test",
     "digest_warnings",
     "error_of",

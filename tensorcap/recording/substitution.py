@@ -116,7 +116,7 @@ class Substitution:
             steps: Only in these steps; in all if empty.
             calls: Only in these calls of a site within a step, counted from 0; in all if empty.
             keys: Key texts of what to replace, arguments and results, in the place of globs.
-            left: Key texts of what is not replaced, whatever chooses it.
+            left: Key texts of what is not replaced, whatever globs say.
             fed: An archive of which the inputs of the model take the place of its own in any shape: its run
                 is then one of these rows and tokens alone.
 
