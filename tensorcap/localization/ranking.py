@@ -293,11 +293,21 @@ def _explained(suspects: Sequence[Suspect], free: Comparison, called: set[str]) 
                 yield outer, suspect.module
 
 
+def _is_by_rerun(own: OwnError) -> bool:
+    """Whether a rerun explains a difference, not the comparison of the free runs."""
+    return any(finding.test == "undone" for finding in own.findings)
+
+
 def _undone(own_errors: Sequence[OwnError], free: Comparison) -> Iterator[Undone]:
     """Modules whose results differ and are undone: by a rerun, else by the comparison of the free runs."""
     reasons: dict[str, str] = {}
     for own in own_errors:
-        if own.made == "result" and own.status == "explained" and own.findings[0].test == "undone":
+        if (
+            own.made == "result"
+            and own.status == "explained"
+            and own.findings[:1]
+            and own.findings[0].test == "undone"
+        ):
             reasons.setdefault(own.module, own.findings[0].text)
     for pair in free.pairs if not own_errors else ():
         is_undone = pair.status == "explained" and pair.is_compared and pair.reference is not None

@@ -124,7 +124,9 @@ def run_injected(
 
 def _explained(run: InjectedRun, own_errors: Sequence[OwnError]) -> InjectedRun:
     """The run with own errors as they are settled, and with the pairs of what is undone `explained`."""
-    undone = {own.key: own.findings[0].text for own in own_errors if own.status == "explained"}
+    undone = {
+        own.key: own.findings[0].text for own in own_errors if own.status == "explained" and own.findings
+    }
     pairs = [
         decide(pair, Decision("agreement", "explained", undone[pair.key], pair.findings))
         if pair.key in undone

@@ -38,7 +38,8 @@ def batch(count: int = len(SENTENCES)) -> dict[str, Tensor]:
 
 def model(precision: str = "float32", implementation: str = "sdpa") -> Any:
     dtype = getattr(torch, precision)
-    return BertModel.from_pretrained(folder(), dtype=dtype, attn_implementation=implementation).eval()
+    port: Any = BertModel.from_pretrained(folder(), dtype=dtype, attn_implementation=implementation)
+    return port.eval()
 
 
 @dataclass(frozen=True)

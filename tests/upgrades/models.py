@@ -220,7 +220,7 @@ def save(name: str, folder: Path) -> None:
     randomise(model)
     model.save_pretrained(folder)
     arrays = {argument: value.numpy() for argument, value in entry.inputs().items()}
-    np.savez(folder / "inputs.npz", **arrays)
+    np.savez(folder / "inputs.npz", **arrays)  # type: ignore[arg-type] # of its stubs
 
 
 if __name__ == "__main__":
