@@ -52,6 +52,7 @@ from tensorcap.comparison.ranking import by_error, by_module, contents, error_of
 from tensorcap.comparison.robust_errors import sample
 from tensorcap.comparison.thresholds import METRICS, KeyThresholds, Thresholds, judge_metric, metric_named
 from tensorcap.comparison.warnings import digest_warnings
+from tensorcap.comparison.weight_grids import find_weight_grid
 
 __all__ = [
     "ABSENT",
@@ -98,6 +99,7 @@ __all__ = [
     "digest_warnings",
     "error_of",
     "explain",
+    "find_weight_grid",
     "first_divergence",
     "is_circumstance",
     "json_pieces",
