@@ -272,7 +272,8 @@ def _find_grid(reference: Archive, target: Archive, pair: _WeightPair) -> Weight
 
 def _grid_item(kind: WeightKind, grid: str, pairs: Sequence[_WeightPair]) -> Item:
     names = some([pair.reference.text for pair in pairs])
-    text = f"{counted(len(pairs), kind[:-1])} rounded to {grid} in the target, and made floats again: {names}."
+    count = counted(len(pairs), kind[:-1])
+    text = f"{count} rounded to {grid} in the target, and made floats again: {names}."
     first = pairs[0].reference
     return make_item(kind, first.text, first.info.dtype, grid, text, explains=True)
 
