@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 from tensorcap.comparison.blind_spots import RunSummary, summarize_runs
 from tensorcap.comparison.calibration import Calibration
 from tensorcap.comparison.exact import judge_masks
 from tensorcap.comparison.injected import Injected
+from tensorcap.comparison.near_ties import NearTies
 from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import Decision, Finding, Pair, decide
 from tensorcap.comparison.policy import POLICY, Precision
@@ -132,7 +133,8 @@ class PolicyJudge:
 
         1. Masks of two kinds are compared as masks; rows of padding are taken out of the errors, and may be
            NaN on one side.
-        2. Routers that chose other experts are found; ops behind them whose rows moved are `excluded`.
+        2. Routers that chose other experts are found; ops behind them whose rows moved are `excluded`, and
+           tokens at near ties of routers without records of their choices are taken out of the errors.
         3. Rows that other choices shuffled are aligned.
         4. Every test of `policy_tests.tests.TESTS` is run; the worst of a pair's findings is its status.
 
@@ -149,8 +151,11 @@ class PolicyJudge:
         by_key = {pair.key: pair for pair in pairs}
         ops = ops_of(self.reference)
         routers = find_routers(self._calls, ops, by_key)
-        flips = find_flips(*archives, routers, by_key, noise=lambda pair: POLICY.noise(self._precision(pair)))
-        after_flips = StepsAfterFlips([flip for flip in flips if flip.flipped])
+        noise = partial(_noise, self.precision)
+        flips = find_flips(*archives, routers, by_key, noise=noise)
+        near_ties = NearTies(*archives, self._calls, routers, by_key, noise=noise)
+        pairs = [near_ties.without(pair) for pair in pairs]
+        after_flips = StepsAfterFlips([flip for flip in flips if flip.flipped] + near_ties.flips)
         copies = copies_of(pairs, [flip.pair for flip in flips])
         moved = moved_ops(self._calls, self.reference, flips, copies)
         pairs = [self._without_moved(pair, moved, after_flips) for pair in pairs]
@@ -273,6 +278,13 @@ class PolicyJudge:
         assert pair.reference is not None  # pairs whose errors are asked for have both sides
         assert pair.target is not None
         return POLICY.precision_of_pair(self.precision, pair.reference, pair.target)
+
+
+def _noise(runs_precision: Precision | None, pair: Pair) -> float:
+    """Return the relative error of a row of a pair that rounding alone makes; the pair has both sides."""
+    assert pair.reference is not None
+    assert pair.target is not None
+    return POLICY.noise(POLICY.precision_of_pair(runs_precision, pair.reference, pair.target))
 
 
 def _replaced_by(calibrated: Sequence[Finding]) -> set[str]:

@@ -109,7 +109,7 @@ class Padding:
             status: Status = "match" if is_equal.all() else "unjudged"
             pair = decide(replace(pair, difference=difference), Decision("masks", status, _LEFT_OUT))
         x, d = np.where(ok, x, 0), np.where(ok, d, 0)
-        return replace(pair, difference=replace(difference, **_rows(x, d)))
+        return replace(pair, difference=replace(difference, **row_metrics(x, d)))
 
     def left_out(self, record: Record) -> Array | None:
         """Return which elements of a tensor are of tokens that are left out; None if none is."""
@@ -191,8 +191,15 @@ def _for_heads(valid: Array, heads: int) -> Array:
     return np.broadcast_to(valid[:, None], (valid.shape[0], heads, valid.shape[1]))
 
 
-def _rows(reference: Array, error: Array) -> dict[str, Any]:
-    """Compute row metrics (MET-10 to MET-12) along the last axis."""
+def row_metrics(reference: Array, error: Array) -> dict[str, Any]:
+    """Compute row metrics (MET-10 to MET-12) of some rows, without what is not finite.
+
+    Args:
+        reference: The rows of the reference, float64 (row, element).
+        error: What the target's differ by, the same shape.
+    """
+    ok = np.isfinite(reference) & np.isfinite(error)
+    reference, error = np.where(ok, reference, 0), np.where(ok, error, 0)
     sizes, errors = (np.sqrt((side**2).sum(axis=1)) for side in (reference, error))
     there = sizes > 0
     ratios = np.sort(errors[there] / sizes[there])
