@@ -71,8 +71,8 @@ def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
             "Several threads called the model of the reference, so that chance numbered its steps: those of "
             "the target are paired with them by what they were given, if threads called it too."
         )
-    if sites := [s for s in reference.info.threaded_sites if s in target.info.threaded_sites]:
-        names = ", ".join(sites[:3]) + (", …" if len(sites) > 3 else "")
+    if threaded := [site for site in reference.info.threaded_sites if site in target.info.threaded_sites]:
+        names = ", ".join(threaded[:3]) + (", …" if len(threaded) > 3 else "")
         yield (
             f"Several threads called {names} in one step, so that chance numbered the calls: those of the "
             "target are paired with the reference's by what they were given."

@@ -87,7 +87,8 @@ def _lined_up(reference: Array, target: Array) -> Iterator[tuple[str, Array, Arr
     if target.ndim < 2:
         return
     yield "each row", reference.reshape(len(reference), -1), target.reshape(len(target), -1)
-    yield _COLUMNS, *(side.reshape(-1, side.shape[-1]).T for side in (reference, target))
+    ours, theirs = (side.reshape(-1, side.shape[-1]).T for side in (reference, target))
+    yield _COLUMNS, ours, theirs
     for size in _GROUPS:
         if target.shape[-1] > size and target.shape[-1] % size == 0:
             yield f"{size} values", reference.reshape(-1, size), target.reshape(-1, size)

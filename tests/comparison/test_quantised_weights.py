@@ -115,7 +115,7 @@ def test_quantised_weights_excuse_nothing_that_comes_before_them(
     weight, x = RNG.normal(size=(96, 128)), RNG.normal(size=(64, 128))
     norm = x / np.sqrt((x**2).mean(-1, keepdims=True))
 
-    def archive(used: Any, factors: dict[str, float], **tensors: tuple[str, list[int]]) -> Any:
+    def archive(used: Any, factors: dict[str, Any], **tensors: tuple[str, list[int]]) -> Any:
         hidden = norm * factors.get("0/norm/output", 1.0)
         values = {
             "0/norm/input.x": x,
