@@ -96,6 +96,16 @@ def one_line(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
+def fault_text(error: Exception) -> str:
+    """A fault in our own code, for a reader who may report it.
+
+    Example:
+        >>> fault_text(IndexError("list index out of range"))
+        'a fault of tensorcap, please report it (IndexError: list index out of range)'
+    """
+    return f"a fault of tensorcap, please report it ({one_line(f'{type(error).__name__}: {error}')})"
+
+
 def printable(line: str) -> str:
     r"""A line with `?` for each character that a terminal would obey; its spaces stay.
 

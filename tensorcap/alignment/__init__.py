@@ -15,6 +15,7 @@ from tensorcap.alignment.aligned import (
     in_reference_layout,
     sides,
 )
+from tensorcap.alignment.common_part import fed_in_common
 from tensorcap.alignment.coverage import Coverage, MappingSummary, Reasons
 from tensorcap.alignment.equivalence_map import component_mapping, read_mapping, write_component_mapping
 from tensorcap.alignment.links import Link, place_of
@@ -22,7 +23,13 @@ from tensorcap.alignment.map_file import map_text, write_map
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver, parse_values, values_text
 from tensorcap.alignment.order import Order, order_between
 from tensorcap.alignment.resolution import resolve
-from tensorcap.alignment.views import GatheredArchive, MappedArchive, OrderedArchive, ReversedArchive
+from tensorcap.alignment.views import (
+    GatheredArchive,
+    MappedArchive,
+    OrderedArchive,
+    ReversedArchive,
+    as_seen,
+)
 
 __all__ = [
     "NO_MAPPING",
@@ -42,7 +49,9 @@ __all__ = [
     "ReversedArchive",
     "align",
     "aligned_if_needed",
+    "as_seen",
     "component_mapping",
+    "fed_in_common",
     "fitting",
     "in_reference_layout",
     "map_text",

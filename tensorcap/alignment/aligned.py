@@ -85,6 +85,7 @@ class Aligned:
             "entries": [_public(entry) for entry in self.alignment.entries],
             "left_over": self.alignment.left_over,
             "tokens": self.summary.tokens,
+            "failed": self.alignment.failed,
             "weights": WEIGHTS,
             "summary": self.summary,
             "exit_status": self.summary.exit_status,
@@ -194,7 +195,8 @@ def _join(written: Alignment, computed: Alignment) -> Alignment:
         places = tuple(place for place in left.places if (left.side, place) not in known)
         if places:
             left_over.append(replace(left, places=places))
-    return Alignment((*written.entries, *computed.entries), (*written.left_over, *left_over), written.tokens)
+    entries, all_left_over = (*written.entries, *computed.entries), (*written.left_over, *left_over)
+    return Alignment(entries, all_left_over, written.tokens, computed.failed)
 
 
 def fitting(alignment: Alignment, reference: Archive, target: Archive) -> Alignment:
@@ -214,8 +216,9 @@ def sides(
 
     1. A target that is mapped already, and `"none"`: the archives as they are, but for steps that threads
        numbered by chance (CMP-34).
-    2. A mapping that is given, or else the one that the target was injected through (INJ-23).
-    3. Of what only one run has, rows of a batch and words of a vocabulary are cut off (ALN-41, ALN-42).
+    2. A mapping that is given. Else what only one run has is cut off, rows of a batch and words of a
+       vocabulary (ALN-41, ALN-42).
+    3. The mapping that the target was injected through (INJ-23).
     4. A mapping that is computed because modules lack a partner, see `compute_if_needed`. Its entries of
        equal names move elements only if the whole target has that layout.
     5. Equal keys: a rule for runs without an axis for rows, packed ones, ones of last tokens, or ones in
@@ -254,18 +257,12 @@ def _paired_sides(
     if mapping is not None:
         aligned = align(reference, target, mapping=mapping)
         return aligned.reference, aligned.target
+    reference, target = in_common(reference, target)
     injected = _parse_injected_map(target)
     if injected is not None:
         with suppress(UsageError):  # a part of the run was recorded, which lacks what entries name
             return apply_mapping(resolve(injected, reference, target))
-    reference, target = in_common(reference, target)
-    resolved = compute_if_needed(reference, target)
-    if resolved is not None:
-        resolved = without_lone_moves(resolved)
-    else:
-        resolved = _with_layouts(pair_equal_keys(reference, target), reference, target)
-        resolved = resolved or _with_cuts(reference, target)
-    resolved = pair_moved_results(reference, target, resolved)
+    resolved = _resolve_if_needed(reference, target)
     return (reference, target) if resolved is None else apply_mapping(resolved)
 
 
@@ -290,10 +287,19 @@ def aligned_if_needed(
         return None
     if mapping is not None:
         return align(reference, target, mapping=mapping)
-    reference, target = in_common(reference, target)
-    resolved = compute_if_needed(reference, target) or _with_cuts(reference, target)
-    resolved = pair_moved_results(reference, target, resolved)
+    resolved = _resolve_if_needed(*in_common(reference, target))
     return None if resolved is None else Aligned.of(resolved)
+
+
+def _resolve_if_needed(reference: Archive, target: Archive) -> ResolvedMapping | None:
+    """The mapping of two archives as far as both have the same rows, steps 4 to 6 of `sides`."""
+    resolved = compute_if_needed(reference, target)
+    if resolved is not None:
+        resolved = without_lone_moves(resolved)
+    else:
+        resolved = _with_layouts(pair_equal_keys(reference, target), reference, target)
+        resolved = resolved or _with_cuts(reference, target)
+    return pair_moved_results(reference, target, resolved)
 
 
 def _with_cuts(reference: Archive, target: Archive) -> ResolvedMapping | None:

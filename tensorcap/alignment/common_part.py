@@ -59,6 +59,13 @@ class CutArchive(ArchiveView):
         """What the source's metadata say, as it is for what is kept."""
         return self._info
 
+    def of_run(self, run: Archive) -> CutArchive:
+        """View another run of the same model so: its tensors of the shapes that were cut."""
+        shapes = {record.key.text: record.shape for record in run.records}
+        cut = ((text, part, self.sources[text][0].shape) for text, part in self._parts.items())
+        parts = {text: part for text, part, shape in cut if shapes.get(text) == shape}
+        return CutArchive(run, parts, self.text, run.info)
+
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         part = self._parts.get(record.key.text)
         if part is None:
@@ -82,6 +89,13 @@ def cut_texts(archive: Archive) -> tuple[str, ...]:
     return (*cut_texts(archive.source), archive.text) if isinstance(archive, CutArchive) else ()
 
 
+def fed_in_common(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
+    """View two archives in the rows that both were fed: the first step of `in_common`."""
+    target = _rows_of(target, "target", reference, "reference") or target
+    reference = _rows_of(reference, "reference", target, "target") or reference
+    return reference, target
+
+
 def in_common(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
     """View two archives as far as both have the same rows, and the same words.
 
@@ -95,9 +109,9 @@ def in_common(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
     Raises:
         ReadError: Inputs or logits cannot be read.
     """
-    for find in (_rows_of, _words_of):
-        target = find(target, "target", reference, "reference") or target
-        reference = find(reference, "reference", target, "target") or reference
+    reference, target = fed_in_common(reference, target)
+    target = _words_of(target, "target", reference, "reference") or target
+    reference = _words_of(reference, "reference", target, "target") or reference
     return reference, target
 
 
@@ -413,7 +427,8 @@ def _agree(larger: Archive, smaller: Archive, ours: Record, theirs: Record, coun
     if one.shape != two.shape:
         return False
     one, two = one.astype(np.float64), two.astype(np.float64)
-    return bool(np.linalg.norm(one - two) <= _AGREEING * np.linalg.norm(two))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.linalg.norm(one - two) <= _AGREEING * np.linalg.norm(two))
 
 
 def _count_padding_wins(archive: Archive, logits: Record, count: int) -> int:

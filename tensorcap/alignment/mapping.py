@@ -194,11 +194,13 @@ class Alignment:
         entries: What belongs together.
         left_over: What does not.
         tokens: How tokens are matched in all entries; None if positions are the same on both sides.
+        failed: Which passes of matching could not be run because of a fault in their own code, as sentences.
     """
 
     entries: tuple[Entry, ...]
     left_over: tuple[LeftOver, ...] = ()
     tokens: TokenRule | None = None
+    failed: tuple[str, ...] = ()
 
 
 def parse_values(text: str) -> Values:

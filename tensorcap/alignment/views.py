@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorcap.alignment.common_part import cut_texts
+from tensorcap.alignment.common_part import CutArchive, cut_texts
 from tensorcap.alignment.coverage import MappingSummary, summary_of
 from tensorcap.alignment.layout import Layout, Shape, Sum
 from tensorcap.alignment.links import Link
@@ -389,10 +389,12 @@ class GatheredArchive(ArchiveView):
     first axis, and neither statistics nor digest.
 
     Attributes:
+        links: The links.
         gathers: Those that reduce a record, by key text.
     """
 
     def __init__(self, reference: Archive, links: Sequence[Link]) -> None:
+        self.links = links
         self.gathers: dict[str, Gather] = {}
         for link in links:
             for record, gather in zip(link.reference, link.gathers, strict=bool(link.gathers)):
@@ -420,6 +422,21 @@ class GatheredArchive(ArchiveView):
         (whole,) = self.sources[text]
         (rows,) = self._computed(whole, lambda: [self.gathers[text].of_reference(self.source.read(whole))])
         out[:] = rows[start : start + out.size]
+
+
+def as_seen(view: Archive, run: Archive) -> Archive:
+    """View another run of the reference's model as a view of the reference shows that.
+
+    Args:
+        view: The view, as `sides` gives it.
+        run: The other run, under the same keys.
+    """
+    if not isinstance(view, ArchiveView):
+        return run
+    run = as_seen(view.source, run)
+    if isinstance(view, GatheredArchive):
+        return GatheredArchive(run, view.links) if view.gathers else run
+    return view.of_run(run) if isinstance(view, CutArchive) else run
 
 
 class OrderedArchive(ArchiveView):

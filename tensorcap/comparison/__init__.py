@@ -18,11 +18,13 @@ from tensorcap.comparison.divergence import (
     caller_of,
     first_divergence,
     is_circumstance,
+    state_writer,
 )
 from tensorcap.comparison.exact import judge_by_metadata
 from tensorcap.comparison.examination import Examination
 from tensorcap.comparison.explanation import Explanation, explain
 from tensorcap.comparison.injected import Injected
+from tensorcap.comparison.near_ties import NearTies
 from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import (
     ABSENT,
@@ -30,10 +32,12 @@ from tensorcap.comparison.pair import (
     JUDGED,
     SEVERITY,
     STATUSES,
+    Decision,
     Finding,
     Pair,
     Ratio,
     Status,
+    decide,
     worst_status,
 )
 from tensorcap.comparison.pairing import Selection
@@ -68,6 +72,7 @@ __all__ = [
     "Calibrated",
     "Calibration",
     "Comparison",
+    "Decision",
     "Divergence",
     "Examination",
     "Explanation",
@@ -76,6 +81,7 @@ __all__ = [
     "Inputs",
     "KeyThresholds",
     "Limits",
+    "NearTies",
     "Padding",
     "Pair",
     "Precision",
@@ -93,6 +99,7 @@ __all__ = [
     "compare_records",
     "contents",
     "count_tail",
+    "decide",
     "describe_test",
     "digest_warnings",
     "error_of",
@@ -110,6 +117,7 @@ __all__ = [
     "paired",
     "sample",
     "shade",
+    "state_writer",
     "worst",
     "worst_status",
     "write_calibration",

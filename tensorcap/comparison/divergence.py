@@ -9,7 +9,16 @@ from typing import Final
 from tensorcap.comparison.pair import ABSENT, Pair
 from tensorcap.comparison.policy import POLICY
 from tensorcap.comparison.policy_tests import GROWTH_TESTS, LOCAL_TESTS
-from tensorcap.runs import enclosing_sites, is_gradient, is_inner, is_parameter, is_state, ops_of, passed_in
+from tensorcap.runs import (
+    StateWriters,
+    enclosing_sites,
+    is_gradient,
+    is_inner,
+    is_parameter,
+    is_state,
+    ops_of,
+    passed_in,
+)
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 
@@ -68,6 +77,10 @@ def _explained(reference: Archive, pair: Pair, key: Key) -> Divergence:
     if key.is_bare:
         return Divergence(pair, key.text, "", False, "The archive has no modules, only names.")
     kind = key.slot.partition(".")[0]
+    writer = state_writer(StateWriters(reference), pair)
+    if writer:
+        explanation = f"{writer} is the last to have held this state before it shows here: it wrote it."
+        return Divergence(pair, writer, _class_of(reference, writer), False, explanation)
     if key.site == ROOT_SITE and kind in ("given", "input"):
         return Divergence(pair, ROOT_SITE, _class_of(reference, ROOT_SITE), True, _fed(key))
     module = key.site
@@ -87,6 +100,13 @@ def _explained(reference: Archive, pair: Pair, key: Key) -> Divergence:
     else:
         explanation = f"{module} made this tensor."
     return Divergence(pair, module, _class_of(reference, module), False, explanation)
+
+
+def state_writer(writers: StateWriters, pair: Pair) -> str:
+    """The module that wrote a state in place before it shows; "" of all else, and if that is not known."""
+    if pair.reference is None or not is_state(pair.reference.key):
+        return ""
+    return writers.writer(pair.reference) or ""
 
 
 def _weight(pair: Pair, inputs: Inputs) -> int:

@@ -8,7 +8,7 @@ from typing import Literal
 from tensorcap.alignment import MappedArchive
 from tensorcap.comparison.pair import Pair
 from tensorcap.recording import HELD, parse_steps
-from tensorcap.runs import enclosing_sites, is_inner
+from tensorcap.runs import StateWriters, enclosing_sites, is_inner
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE, Key
@@ -39,6 +39,7 @@ class Injected:
                 self._replaced[name] = [(call, _spans(steps)) for call, steps in slot.calls.items()]
             if slot.reason == HELD:
                 self._written.add(name)
+        self._writers = StateWriters(archive)
         self._inputs: dict[_Place, list[Record]] = {}
         for record in archive.records if self._replaced else ():
             if record.key.slot.startswith("input") and not is_inner(record.key):
@@ -67,11 +68,12 @@ class Injected:
     def left(self, pair: Pair) -> tuple[Key, ...] | None:
         """Return the inputs of a pair's tensor that were left in place, though they might have been replaced.
 
-        Of a result these are arguments of its call, of an argument those of the call of the module around it;
-        whole numbers count if there is nothing else. The inputs of the run count as archived.
+        Of a result these are arguments of its call, of an argument those of the call of the module around it,
+        of a state those of the call that wrote it; whole numbers count if there is nothing else. The inputs
+        of the run count as archived.
 
         Returns:
-            None if the inputs are not known, or the tensor belongs to an object that models write to.
+            None if the inputs are not known.
         """
         if not self._replaced or not self.keys_of(pair):
             return None
@@ -113,7 +115,10 @@ class Injected:
         """Return the call whose code computed a result, or an argument; None if it is not known."""
         key = record.key
         kind = key.slot.partition(".")[0]
-        if kind == "input" and (key.site, key.slot) not in self._written:
+        if (key.site, key.slot) in self._written:
+            writer = self._writers.call(record)
+            return None if writer is None else (writer.place[1], writer.site, writer.place[3])
+        if kind == "input":
             return self._call_around(record)
         is_result = kind == "output" and not is_inner(key) and _place(key) in self._inputs
         return _place(key) if is_result else None

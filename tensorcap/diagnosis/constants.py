@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 from typing import Final
 
+import numpy as np
+
 from tensorcap.diagnosis.context import PairContext
+from tensorcap_formats.float_formats import rounded
 
 _MOST_NAMES: Final = 4  # names that are given to one factor
+_DEVIATIONS: Final = 4.0  # standard errors that a factor may be from the constant that it is
+_NARROW: Final = ("bfloat16", "float16")
 _LEAST_PART: Final = (
     4  # letters of a name that is looked for within others, such as `hidden_size` in its root
 )
@@ -80,6 +85,30 @@ def name_factor(value: float, context: PairContext, tolerance: float) -> tuple[s
     return tuple(dict.fromkeys(names))[:_MOST_NAMES]
 
 
+def name_rounded_constant(factor: float, context: PairContext, error: float) -> tuple[str, ...]:
+    """Find settings and sizes, and roots of them, that one side alone rounds.
+
+    Args:
+        factor: The target's values over the reference's, no unit.
+        context: For the sizes and settings of the model.
+        error: Standard error of the factor.
+
+    Returns:
+        Names such as `that of sqrt(hidden_size) in bfloat16 over sqrt(hidden_size)`, at most four.
+    """
+    names = []
+    for number, text in (*_settings(context), *_sizes(context)):
+        for dtype in _NARROW:
+            low = float(rounded(np.array(number), dtype))
+            for ratio, name in (
+                (low / number, f"that of {text} in {dtype} over {text}"),
+                (number / low, f"that of {text} over {text} in {dtype}"),
+            ):
+                if ratio != 1 and abs(factor - ratio) <= _DEVIATIONS * error:
+                    names.append(name)
+    return tuple(dict.fromkeys(names))[:_MOST_NAMES]
+
+
 def hint_for_factor(names: tuple[str, ...]) -> str:
     """Look up the usual mistake behind a factor of those names; "" if there is none."""
     for name in names:
@@ -91,11 +120,22 @@ def hint_for_factor(names: tuple[str, ...]) -> str:
 
 def _known_constants(context: PairContext) -> list[tuple[float, str]]:
     """List constants with their names: settings, sizes of heads, other sizes, plain numbers."""
+    return [*_settings(context), *_sizes(context), *_PLAIN]
+
+
+def _settings(context: PairContext) -> list[tuple[float, str]]:
+    """List settings of the configuration, and powers of them, with their names."""
     known: list[tuple[float, str]] = []
     for name, others in _SETTINGS.items():
         value = context.config_number(name, *others)
         if value is not None and value > 0 and value != 1:
             known += _powers(value, name)
+    return known
+
+
+def _sizes(context: PairContext) -> list[tuple[float, str]]:
+    """List sizes of heads, other sizes, and powers of them, with their names."""
+    known: list[tuple[float, str]] = []
     hidden, head_dim = context.config_number("hidden_size", "d_model", "n_embd"), context.head_dim
     if head_dim and head_dim > 1:
         known += _powers(head_dim, "head_dim")
@@ -111,7 +151,6 @@ def _known_constants(context: PairContext) -> list[tuple[float, str]]:
     for name, count in counts.items():
         if count and count > 1:
             known += _powers(count, name)
-    known += _PLAIN
     return known
 
 

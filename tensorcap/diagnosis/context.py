@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap.adapters import Rerun
-from tensorcap.comparison import POLICY
+from tensorcap.comparison import POLICY, Padding
 from tensorcap.diagnosis.hypothesis import Hypothesis
 from tensorcap.diagnosis.repeated_call import RepeatedCall, repeat_call
 from tensorcap.diagnosis.values import Values, relative_error
@@ -32,6 +32,8 @@ _KV_HEADS: Final = ("num_key_value_heads",)
 _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 _CHOSEN_EXPERTS: Final = ("num_experts_per_tok", "num_selected_experts", "top_k")
 _NARROW: Final = ("bfloat16", "float16")
+_PARAMETERS: Final = ("param.", "buffer.", "grad.param.")
+_WEIGHTS: Final = ("weight", "bias", "kernel", "scales", "zeros", "gamma", "beta")  # in files without slots
 
 
 @dataclass(frozen=True)
@@ -45,10 +47,13 @@ class PairContext:
         target: The record under test.
         r: Values of the reference, float64; those that are not finite on either side are 0 on both.
         t: Values of the target, likewise.
-        reference_values: Values of the reference as they are, NaN and infinities among them.
-        target_values: Values of the target as they are.
+        reference_values: Values of the reference as they are, NaN and infinities among them, but 0 where they
+            are ignored.
+        target_values: Values of the target, likewise.
         precision: Name of the coarser precision of the pair; "" for integers.
         rounding: Relative error of one rounding in it, no unit; 0 for integers.
+        ignored: Elements that are not finite on one side or both, of tokens that the masks of both runs leave
+            out; None if there are none.
         window: The part of the tensors that was read: axis, start and stop; None for all of them.
         rerun: The call of the reference's module that made the record, if the model is at hand.
         outer: The pair in whose module this one is an input; None if it is the pair to be explained itself.
@@ -64,6 +69,7 @@ class PairContext:
     target_values: Values
     precision: str
     rounding: float
+    ignored: Values | None = None
     window: tuple[int, int, int] | None = None
     rerun: Rerun | None = None
     outer: PairContext | None = None
@@ -137,6 +143,14 @@ class PairContext:
         """Keep some of the elements, as a window that no neighbour belongs to."""
         return replace(self, r=self.r[index], t=self.t[index], window=(-1, 0, 0))
 
+    @property
+    def is_parameter(self) -> bool:
+        """Whether it is a parameter or a buffer, whose axes are no tokens; in a file without slots by its name."""
+        key = self.reference.key
+        if key.slot:
+            return key.slot.startswith(_PARAMETERS)
+        return any(word in key.site.rpartition(".")[2] for word in _WEIGHTS)
+
     @cached_property
     def inherited(self) -> float:
         """The largest relative error that an input of the module arrives with, no unit; 0 if unknown."""
@@ -156,7 +170,13 @@ class PairContext:
         """The call that made the reference; None if it cannot be made again."""
         if self.rerun is None or self.window is not None:
             return None
-        return repeat_call(self.rerun, self.r, self.t.shape)
+        return repeat_call(
+            self.rerun,
+            self.reference_values,
+            self.target_values,
+            target_dtype=self.target.dtype.name,
+            ignored=self.ignored,
+        )
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -202,8 +222,9 @@ class PairContext:
         return int(self.config_number(*_CHOSEN_EXPERTS) or 0)
 
     def axis_name(self, axis: int) -> str:
-        """Guess what an axis is: `channel`, `token`, `head`, `batch`, or `axis n`.
+        """Guess what an axis is: `channel`, `token`, `head`, `batch`, `row`, `column`, or `axis n`.
 
+        0. Of a parameter with several axes the first one has rows and the last one columns.
         1. The last one has channels, unless it is one of token ids (integers of up to two axes that are not
            experts chosen).
         2. Of four axes, one of the middle two is heads if its size says so, and the other one tokens.
@@ -212,6 +233,8 @@ class PairContext:
         shape = self.r.shape
         ndim = len(shape)
         axis %= ndim
+        if self.is_parameter and ndim > 1:
+            return "row" if axis == 0 else "column" if axis == ndim - 1 else f"axis {axis}"
         if axis == ndim - 1:
             is_chosen = shape[-1] == self.config_number(*_CHOSEN_EXPERTS)
             is_ids = ndim <= 2 and self.reference.dtype.kind in ("int", "uint", "bool") and not is_chosen
@@ -328,13 +351,16 @@ def read_pair(reference: Side, target: Side, *, limit: int, compute_dtype: str |
         )
     else:
         window, values = _read_first_window(reference, target, limit)
+    ignored = None if window is not None else _find_ignored(reference, target, values)
+    if ignored is not None:
+        values = np.where(ignored, 0.0, values[0]), np.where(ignored, 0.0, values[1])
     is_finite = tuple(map(np.isfinite, values))
     if ours.shape == theirs.shape:
         is_finite = (is_finite[0] & is_finite[1],) * 2
     r, t = (np.where(is_kept, side, 0.0) for is_kept, side in zip(is_finite, values, strict=True))
     precision, rounding = _precision(reference, target, compute_dtype)
     return PairContext(
-        reference_archive, target_archive, ours, theirs, r, t, *values, precision, rounding, window
+        reference_archive, target_archive, ours, theirs, r, t, *values, precision, rounding, ignored, window
     )
 
 
@@ -366,6 +392,18 @@ def read_last_inputs(context: PairContext) -> Iterator[PairContext]:
 def values_of(archive: Archive, record: Record) -> Values:
     """Load a tensor's values in float64, in its shape."""
     return archive.load(record).astype(np.float64)
+
+
+def _find_ignored(reference: Side, target: Side, values: tuple[Values, Values]) -> Values | None:
+    """Find elements that are not finite, of tokens that the masks of both runs leave out (POL-31)."""
+    is_finite = np.isfinite(values[0]).all() and np.isfinite(values[1]).all()
+    if is_finite or values[0].shape != values[1].shape:
+        return None
+    left_out = Padding(reference[0], target[0]).left_out(reference[1])
+    if left_out is None:
+        return None
+    ignored = left_out & ~(np.isfinite(values[0]) & np.isfinite(values[1]))
+    return ignored if ignored.any() else None
 
 
 def _precision(reference: Side, target: Side, compute_dtype: str | None) -> tuple[str, float]:

@@ -7,7 +7,7 @@ mistake of a family is a line in the family's module.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -34,8 +34,9 @@ from tensorcap.diagnosis.simple import (
     propose_position_offsets,
 )
 from tensorcap.diagnosis.values import relative_error
+from tensorcap.wording import fault_text
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import UsageError, no_such_tensor
+from tensorcap_formats.errors import TensorcapError, UsageError, no_such_tensor
 from tensorcap_formats.json_values import json_object
 from tensorcap_formats.records import Record
 
@@ -54,13 +55,16 @@ class Family:
     Attributes:
         name: In words; `diagnose` leaves families out by it.
         propose: Makes hypotheses about a pair, one after the other.
-        is_final: Whether no family behind is tried if one of its hypotheses holds.
+        is_final: Whether no family behind is tried if one of its hypotheses holds, but those that make NaN
+            themselves if the target has some.
+        makes_nonfinite: Whether its hypotheses predict NaN and infinities.
         is_last_resort: Whether it is tried only if nothing before it says what is wrong.
     """
 
     name: str
     propose: Callable[[PairContext], Iterable[Hypothesis]]
     is_final: bool = False
+    makes_nonfinite: bool = False
     is_last_resort: bool = False
 
 
@@ -79,8 +83,8 @@ FAMILIES: Final = (  # in the order in which they are tried
     Family("attention", propose_attention_cores),
     Family("inner inputs", propose_mistakes_in_inner_inputs),
     Family("other records", propose_other_records),
-    Family("mutations", propose_mutations),
-    Family("code mutations", propose_code_mutations, is_last_resort=True),
+    Family("mutations", propose_mutations, makes_nonfinite=True),
+    Family("code mutations", propose_code_mutations, makes_nonfinite=True, is_last_resort=True),
     Family("error locations", propose_error_locations),
 )
 
@@ -100,6 +104,7 @@ class Diagnosis:
         explanations: Hypotheses that hold, the best first.
         tried: Kinds that were tried, and the smallest share of the error that each left, no unit.
         notes: What else a reader should know, as sentences.
+        failed: Which hypotheses could not be tried because of a fault in their own code, as sentences.
     """
 
     key: str
@@ -112,6 +117,7 @@ class Diagnosis:
     explanations: tuple[Explanation, ...]
     tried: dict[str, float]
     notes: tuple[str, ...]
+    failed: tuple[str, ...] = ()
 
     @property
     def exit_status(self) -> int:
@@ -128,6 +134,7 @@ class Diagnosis:
         }
 
 
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def diagnose(
     reference: Archive,
     target: Archive,
@@ -145,6 +152,7 @@ def diagnose(
     2. The families propose hypotheses in their order; each is scored on the values at once, since the chance
        that it fits by luck grows with the number that were tried.
     3. Those that leave little enough are ranked; without any the pair is `unexplained`.
+    4. A family that ends in an exception is told as `failed`; what the others say stands.
 
     Args:
         reference: The trusted archive.
@@ -174,7 +182,8 @@ def diagnose(
         context.reference_values, context.target_values, equal_nan=True
     )
     scorer = Scorer(context.rounding, 0.0 if is_identical else context.inherited)
-    explanations = () if is_identical else rank_explanations(_score_families(context, scorer, without))
+    scores = _Scores((), ()) if is_identical else _score_families(context, scorer, without)
+    explanations = rank_explanations(scores.explanations)
     notes = [*_dtype_notes(context.reference, context.target)]
     if not is_identical:
         notes += [*_input_notes(context), *_value_notes(context)]
@@ -189,6 +198,7 @@ def diagnose(
         explanations=explanations,
         tried=dict(sorted(scorer.tried.items(), key=lambda item: item[1])),
         notes=tuple(notes),
+        failed=tuple(scores.failed),
     )
 
 
@@ -212,17 +222,42 @@ def _read_context(
     return read_pair(*sides, limit=limit, compute_dtype=compute_dtype)
 
 
-def _score_families(context: PairContext, scorer: Scorer, without: Set[str]) -> list[Explanation]:
-    """Score the hypotheses of all families, in their order."""
+@dataclass(frozen=True, slots=True)
+class _Scores:
+    """What the hypotheses of all families came to.
+
+    Attributes:
+        explanations: One for each hypothesis.
+        failed: Families that could not be tried to their end, a sentence each.
+    """
+
+    explanations: Sequence[Explanation]
+    failed: Sequence[str]
+
+
+def _score_families(context: PairContext, scorer: Scorer, without: Set[str]) -> _Scores:
+    """Score the hypotheses of all families, in their order; a family that fails loses its own alone."""
     explanations: list[Explanation] = []
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        for family in FAMILIES:
-            if family.name in without or (family.is_last_resort and scorer.is_explained):
-                continue
-            explanations += [scorer.score(hypothesis) for hypothesis in family.propose(context)]
-            if family.is_final and any(explanation.is_within for explanation in explanations):
+    failed: list[str] = []
+    is_final = False
+    for family in FAMILIES:
+        if family.name in without or (family.is_last_resort and scorer.is_explained):
+            continue
+        if is_final and not family.makes_nonfinite:
+            continue
+        try:
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+                for hypothesis in family.propose(context):
+                    explanations.append(scorer.score(hypothesis))
+        except TensorcapError:
+            raise
+        except Exception as error:  # a fault of ours, which no suspect may be lost by
+            failed.append(f"Hypotheses about {family.name} could not be tried: {fault_text(error)}.")
+        if family.is_final and any(explanation.is_within for explanation in explanations):
+            if np.isfinite(context.target_values).all():
                 break
-    return explanations
+            is_final = True
+    return _Scores(explanations, failed)
 
 
 def _dtype_notes(reference: Record, target: Record) -> Iterator[str]:

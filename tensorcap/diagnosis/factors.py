@@ -8,10 +8,17 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.diagnosis.constants import hint_for_factor, name_factor
+from tensorcap.diagnosis.constants import hint_for_factor, name_factor, name_rounded_constant
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.hypothesis import Hypothesis
-from tensorcap.diagnosis.values import Values, fit_factors, other_axes, relative_error
+from tensorcap.diagnosis.values import (
+    Values,
+    estimate_step,
+    fit_factors,
+    number_text,
+    other_axes,
+    relative_error,
+)
 from tensorcap_formats.float_formats import rounded
 
 _WEIGHTS: Final = ("weight", "scale", "gamma")
@@ -57,22 +64,24 @@ def _propose_numbers(context: PairContext) -> Iterator[Hypothesis]:
             text = "the target is the reference with its sign turned"
             yield context.propose("sign", text, -r, hint="A sign is turned.")
         else:
+            error = abs(factor - 1) * estimate_step(t, factor * r, r).error
             names = name_factor(abs(factor), context, tolerance)
+            names = names or name_rounded_constant(factor, context, error)
             equal = f", which is {'-' if factor < 0 else ''}{names[0]}" if names else ""
             if len(names) > 1:
                 equal += f" (or {', '.join(names[1:])})"
             yield context.propose(
                 "factor",
-                f"the target is the reference times {factor:.6g}{equal}",
+                f"the target is the reference times {number_text(factor, 1.0, error)}{equal}",
                 factor * r,
                 parameters=1,
                 hint=hint_for_factor(names),
-                facts={"factor": factor, "equals": list(names)},
+                facts={"factor": factor, "standard_error": error, "equals": list(names)},
             )
     offset = float((t - r).mean())
     yield context.propose(
         "offset",
-        f"the target is the reference plus {offset:.6g}",
+        f"the target is the reference plus {number_text(offset, 0.0)}",
         r + offset,
         parameters=1,
         hint="A constant is missing or added.",
@@ -173,9 +182,11 @@ def _propose_along_axes(context: PairContext) -> Iterator[Hypothesis]:
             ("offset", offset, r + offset, "plus", _OFFSET_HINTS),
         ):
             low, high = float(numbers.min()), float(numbers.max())
+            neutral = float(what == "factor")
+            ends = f"{number_text(low, neutral)} to {number_text(high, neutral)}"
             yield context.propose(
                 f"{name.replace(' ', '-')}-{what}",
-                f"each {name} of the target is that of the reference {how} a number, {low:.4g} to {high:.4g}",
+                f"each {name} of the target is that of the reference {how} a number, {ends}",
                 predicted,
                 parameters=numbers.size,
                 hint=hints.get("token" if name == "row" else name, ""),

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensorcap.diagnosis.values import Values, relative_error
+from tensorcap.diagnosis.values import Values, estimate_step, relative_error
 
 ROUNDINGS: Final = 4.0  # a hypothesis may leave that many roundings
 SHARE: Final = 0.01  # or that share of the error before
@@ -17,6 +17,11 @@ INHERITED: Final = 2.0  # or that many times the error that the inputs arrive wi
 LESSENED: Final = 0.316  # and never more than that share: a tenth of the squared error
 LEAST_PER_PARAMETER: Final = 4  # elements for each free parameter
 LOG_CHANCE: Final = math.log(1e-9)  # that one of all hypotheses tried fits noise so well
+_CERTAIN_ROUNDINGS: Final = 2.0  # what a certain one may leave: as much as a right leaf's own error (POL-80)
+_LEAST_STEP: Final = 1 / 4  # roundings that it has to change the values by
+_STEP_SLACK: Final = 0.1  # by which the step may miss the one that it says, besides some standard errors
+_STEP_DEVIATIONS: Final = 4.0  # so many
+_NO_REASON: Final = ("holds", "nan")  # kinds that say what the target is and not why
 _WIDE_NOISE: Final = 2e-7  # error that the order of operations in float32 alone may make
 _EXACT: Final = 1e-12  # relative error of float64 arithmetic, below which no two hypotheses differ
 _EXACT_PARTS: Final = 20  # a residual of less than a rounding divided by that is none
@@ -124,7 +129,7 @@ class Scorer:
 
         1. `after` is its relative error, `before` that of its baseline (1 if there is none).
         2. The limit is the largest of some roundings, a share of `before`, and a multiple of the inherited
-           error; never more than a tenth of the squared error.
+           error; never more than a tenth of the squared error, unless the hypothesis is certain.
         3. The score is -n log(after / before), less k/2 log n for k fitted numbers (the Bayesian information
            criterion), less the logarithm of its alternatives.
         4. It may fit by luck if it has too many fitted numbers for the elements that err, or if noise would
@@ -137,6 +142,8 @@ class Scorer:
         limit = max(hypothesis.roundings * self.rounding, SHARE * whole, INHERITED * self.inherited)
         limit = min(limit, LESSENED * whole)
         self.count += 1
+        if limit < after <= _CERTAIN_ROUNDINGS * self.rounding and self._is_certain(hypothesis):
+            limit = _CERTAIN_ROUNDINGS * self.rounding
         if not math.isfinite(after):  # a function that overflows
             after = math.inf
         elif whole:
@@ -163,8 +170,29 @@ class Scorer:
             score,
             hypothesis.facts,
         )
-        self.is_explained |= explanation.is_within and explanation.kind != "inherited"
+        self.is_explained |= explanation.is_within and explanation.kind not in ("inherited", "nan")
         return explanation
+
+    def _is_certain(self, hypothesis: Hypothesis) -> bool:
+        """Whether what it changes is known by so many standard errors that noise can't be the reason.
+
+        1. It is a change of known values by no more than one fitted number; it changes them by more than a
+           part of a rounding, and the inputs arrive with less than one.
+        2. The step from the baseline to what it predicts is estimated from what was observed; it has to be 1
+           and may not be 0.
+        """
+        baseline = hypothesis.baseline
+        if baseline is None or hypothesis.parameters > 1 or self.inherited > self.rounding:
+            return False
+        if hypothesis.kind == "inherited" or hypothesis.kind.startswith("only-"):
+            return False
+        size = relative_error(hypothesis.predicted, baseline)
+        if not size >= max(_LEAST_STEP * self.rounding, _WIDE_NOISE):
+            return False
+        step = estimate_step(hypothesis.observed, hypothesis.predicted, baseline)
+        if abs(step.value - 1) > _STEP_SLACK + _STEP_DEVIATIONS * step.error:
+            return False
+        return step.log_chance + hypothesis.log_alternatives + math.log(self.count + 1) <= LOG_CHANCE
 
     def _distinct(self, after: float) -> float:
         """A residual as far as it distinguishes hypotheses: exact, or within a rounding, or as it is."""
@@ -194,13 +222,13 @@ class Scorer:
 def rank_explanations(explanations: Sequence[Explanation]) -> tuple[Explanation, ...]:
     """Sort the explanations that hold, and drop those that another one makes needless.
 
-    1. What says why comes before equality to another record, and that before where the error is.
+    1. What says why comes before equality to another record or NaN, and that before where the error is.
     2. Within each, the higher score comes first.
     3. An explanation is dropped if another one says all that it says, with fewer numbers, of the whole, or
        better; so is a repetition of kind and text.
     """
     holding = [e for e in explanations if e.is_within]
-    holding.sort(key=lambda e: (e.is_location, e.kind == "holds", -e.score, e.kind, e.text))
+    holding.sort(key=lambda e: (e.is_location, e.kind in _NO_REASON, -e.score, e.kind, e.text))
     kept: list[Explanation] = []
     for explanation in holding:
         if any(_makes_needless(other, explanation) for other in holding if other is not explanation):
@@ -213,14 +241,14 @@ def rank_explanations(explanations: Sequence[Explanation]) -> tuple[Explanation,
 def _makes_needless(other: Explanation, explanation: Explanation) -> bool:
     """Whether `other` says all that `explanation` does: with fewer numbers, of the whole, or better.
 
-    1. That a record is equal to another one does not say why: it replaces locations only.
+    1. That a record is equal to another one, or NaN, does not say why: it replaces locations only.
     2. What leaves clearly more, or was tested on less than half of the elements, replaces nothing.
     3. What an error is replaces where it is, never the other way round.
     4. Of two fitted ones the one with fewer numbers stays.
     5. Of one kind, of a part of the tensor, and of two locations the higher score stays.
     """
     floor = max(explanation.limit * _FLOOR_OF_LIMIT, _EXACT)
-    if other.kind == "holds" and not explanation.is_location:
+    if other.kind in _NO_REASON and not explanation.is_location:
         return False
     if other.after > _EQUAL_RESIDUALS * max(explanation.after, floor):
         return False

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
 
-from tensorcap.adapters import CallMutation, Ordered
+from tensorcap.adapters import CallMutation, Ordered, Replaced
 from tensorcap.diagnosis.constants import hint_for_factor, name_factor
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.golden_section import minimize_over_logarithm
@@ -24,7 +25,7 @@ from tensorcap.diagnosis.mutations import (
     round_tensors,
 )
 from tensorcap.diagnosis.repeated_call import RepeatedCall
-from tensorcap.diagnosis.values import Values, evenly_spaced, listed, relative_error
+from tensorcap.diagnosis.values import Values, evenly_spaced, listed, number_text
 
 _LARGEST: Final = 1 << 26  # elements of a tensor that is put in another order
 _STEPS: Final = 32  # of the golden section for a setting: 1e-6 of its logarithm
@@ -57,7 +58,7 @@ def propose_mutations(context: PairContext) -> Iterator[Hypothesis]:
 
 
 def propose_code_mutations(context: PairContext) -> Iterator[Hypothesis]:
-    """Propose low precision of every step, experts in any order, and other operations in the module's code.
+    """Propose low precision of every step, experts in any order or of weighed inputs, and other operations.
 
     These mutations are many, and often do the same as a more specific one of `propose_mutations`.
     """
@@ -67,7 +68,31 @@ def propose_code_mutations(context: PairContext) -> Iterator[Hypothesis]:
     if context.is_narrow:
         yield from _try_mutations(context, call, round_every_step(call.rerun, context.target.dtype.name))
     yield from _order_experts(context, call)
+    yield from _weigh_inputs_of_experts(context, call)
     yield from _try_mutations(context, call, mutate_operations(call.operations)[: call.affordable_calls])
+
+
+def _propose(
+    context: PairContext, call: RepeatedCall, kind: str, text: str, values: Values, **options: Any
+) -> Hypothesis:
+    """State that the target is what the module makes with something changed.
+
+    What the call makes is rounded to the target's dtype; what is not finite has to lie in the same places.
+
+    Args:
+        context: The pair.
+        call: The call.
+        kind: As in `Hypothesis`.
+        text: What is changed, to stand behind "the target is what MODULE makes".
+        values: What the call makes with it.
+        options: As for `PairContext.propose`.
+    """
+    baseline = call.predict(call.values) if context.is_same_shape else None
+    text = f"the target is what {call.rerun.class_name} makes {text}"
+    if not np.isfinite(context.target_values).all():
+        text += ", with NaN and infinities in the same places"
+    proposed = context.propose(kind, text, call.predict(values), baseline=baseline, **options)
+    return replace(proposed, observed=call.observed)
 
 
 def _try_mutations(
@@ -78,9 +103,11 @@ def _try_mutations(
     for mutation in mutations:
         values = call.run(mutation.call)
         if values is not None and call.is_first(mutation.kind, values):
-            yield context.propose(
+            yield _propose(
+                context,
+                call,
                 mutation.kind,
-                f"the target is what {call.rerun.class_name} makes {mutation.text}",
+                mutation.text,
                 values,
                 hint=mutation.hint,
                 facts=mutation.facts,
@@ -95,11 +122,11 @@ def _fit_setting(context: PairContext, call: RepeatedCall, name: str, value: flo
     2. Golden section over the logarithm between half and twice that.
     3. It is proposed if it leaves at most a tenth of the squared error.
     """
-    before = relative_error(context.t, call.values) if context.is_same_shape else 1.0
+    before = call.distance(call.values) if context.is_same_shape else 1.0
 
     def error(factor: float) -> float:
         values = call.run(CallMutation(settings={name: value * factor}))
-        return math.inf if values is None else relative_error(context.t, values)
+        return math.inf if values is None else call.distance(values)
 
     errors = {factor: error(factor) for factor in _FACTORS}
     best = min(errors, key=lambda factor: errors[factor])
@@ -108,14 +135,16 @@ def _fit_setting(context: PairContext, call: RepeatedCall, name: str, value: flo
     fitted = minimize_over_logarithm(error, math.log(best / 2), math.log(best * 2), _STEPS)
     factor = min((fitted, best), key=error)
     values = call.run(CallMutation(settings={name: value * factor}))
-    if values is None or relative_error(context.t, values) > LESSENED * before:
+    if values is None or call.distance(values) > LESSENED * before:
         return
     names = name_factor(factor, context, _NAME_TOLERANCE)
     kind, hint = classify_setting(name, call.rerun.class_name)
-    yield context.propose(
+    yield _propose(
+        context,
+        call,
         kind,
-        f"the target is what {call.rerun.class_name} makes with {value * factor:.6g} in the place of "
-        f"{value:g} for its setting {name}" + (f", which is {names[0]} times that" if names else ""),
+        f"with {number_text(value * factor, value)} in the place of {value:g} for its setting {name}"
+        + (f", which is {names[0]} times that" if names else ""),
         values,
         hint=hint or hint_for_factor(names),
         facts={"setting": name, "reference": value, "target": value * factor, "equals": list(names)},
@@ -155,15 +184,52 @@ def _order_experts(context: PairContext, call: RepeatedCall) -> Iterator[Hypothe
         return
     ordered = call.run(CallMutation(dict.fromkeys(names, Ordered(0, order))))
     if ordered is not None:
-        yield context.propose(
+        yield _propose(
+            context,
+            call,
             "expert-order",
-            f"the target is what {call.rerun.class_name} makes with its experts in the order "
-            f"{listed(order, 16)}",
+            f"with its experts in the order {listed(order, 16)}",
             ordered,
             hint="Experts are in another order.",
             facts={"parameters": list(names), "order": order.tolist()},
             log_alternatives=count * math.log(count),
         )
+
+
+def _weigh_inputs_of_experts(context: PairContext, call: RepeatedCall) -> Iterator[Hypothesis]:
+    """Propose that weights of experts multiply what these are given, and not what they return.
+
+    The module is given tokens, the experts that each chose, and the weights of these. The call is made once for
+    each choice, with tokens times its weight and a weight of 1 for it alone; the results are summed.
+    """
+    r = context.r
+    values = {slot: theirs for slot, _, theirs in context.inputs if theirs.ndim}
+    given = {slot: x for slot, x in values.items() if slot in call.rerun.arguments and x.ndim == 2}
+    tokens = [slot for slot, x in given.items() if x.size == r.size and x.shape[-1] == r.shape[-1]]
+    kinds = {slot: call.rerun.arguments[slot].kind for slot in given}
+    weights = [slot for slot in given if slot not in tokens and kinds[slot] == "float"]
+    chosen = [slot for slot in given if slot not in tokens and kinds[slot] != "float"]
+    if [len(tokens), len(weights), len(chosen)] != [1, 1, 1]:
+        return
+    x, w = given[tokens[0]], given[weights[0]]
+    if w.shape != given[chosen[0]].shape or len(w) != len(x) or w.shape[1] > call.affordable_calls:
+        return
+    total = np.zeros_like(call.values)
+    for choice in range(w.shape[1]):
+        alone = np.zeros_like(w)
+        alone[:, choice] = 1.0
+        edits = {tokens[0]: Replaced(x * w[:, choice : choice + 1]), weights[0]: Replaced(alone)}
+        result = call.run(CallMutation(arguments=edits, makes_calls_within=True))
+        if result is None:
+            return
+        total += result
+    yield context.propose(
+        "router-inputs",
+        f"the target is what {call.rerun.class_name} makes with weights of experts that multiply their inputs",
+        total,
+        hint="Weights of experts are applied before the experts on one side, and behind them on the other.",
+        facts={"weights": weights[0]},
+    )
 
 
 def _drop_faint(weights: Values) -> Values:

@@ -20,11 +20,14 @@ _MOST_STARTS: Final = 65  # offsets at which a shorter axis is looked for in a l
 _SHOWN: Final = 16  # indices of an order that its text has
 _MOST_SOURCES: Final = 64  # and that its facts have
 _SAME_DISTANCE: Final = 1e-9  # two slices of distances that near, relative to their size, are equally near
+_LEAST_DISTINCT: Final = 0.5  # share of the slices that have to be taken, if some are taken repeatedly
 _HINTS: Final = {
     "token": "Tokens are shifted: a begin token on one side, another padding side, or positions off by some.",
     "channel": "Channels are in another order: the layout of fused or rotated weights.",
     "head": "Heads are in another order: how they are split, repeated or gathered.",
     "batch": "Sequences are in another order.",
+    "row": "Rows of a weight are in another order: heads, the layout of rotary embeddings, fused parts.",
+    "column": "Columns of a weight are in another order: its inputs lie otherwise.",
 }
 _HEAD_SPLIT_HINT: Final = (
     "Heads are split as (head_dim, heads) on one side and as (heads, head_dim) on the other."
@@ -115,27 +118,29 @@ def _propose_moves(context: PairContext, axis: int) -> Iterator[Hypothesis]:
     """Propose that slices along an axis lie elsewhere along it.
 
     1. For each slice of the target the nearest one of the reference is found.
-    2. If they are in another order, that is proposed, with its name; and so are its two commonest shifts.
-    3. Shifts by one are proposed in any case: noise may hide them.
+    2. If they are in another order, each once, that is proposed, with its name; if some are taken repeatedly,
+       that is proposed unless most are.
+    3. So are the two commonest shifts.
+    4. Shifts by one are proposed in any case: noise may hide them.
     """
     r, t = context.r, context.t
     size, name = r.shape[axis], context.axis_name(axis)
     if size <= _WIDEST and r.size // size >= 2:
         sources = _find_nearest(np.moveaxis(r, axis, 0), np.moveaxis(t, axis, 0))
         if not np.array_equal(sources, np.arange(size)):
-            pattern, log_alternatives = _name_order(sources, context.head_dim if name == "channel" else None)
-            kind, hint = f"{name.replace(' ', '-')}-order", _HINTS.get(name, "")
-            if pattern.startswith(("halves", "pairs")):
-                kind = "rotary-layout"
-                hint = "The layout of rotary embeddings: halves on one side, interleaved pairs on the other."
-            yield context.propose(
-                kind,
-                f"{name}s of the target are those of the reference in another order: {pattern}",
-                np.take(r, sources, axis),
-                log_alternatives=log_alternatives,
-                hint=hint,
-                facts={"axis": axis, "sources": sources[:_MOST_SOURCES].tolist()},
-            )
+            distinct = len(np.unique(sources))
+            if distinct == size:
+                yield _propose_order(context, axis, sources)
+            elif distinct >= _LEAST_DISTINCT * size:
+                yield context.propose(
+                    f"{name.replace(' ', '-')}-order",
+                    f"{name}s of the target are those of the reference, of which some are taken repeatedly: "
+                    f"{listed(sources, _SHOWN)}",
+                    np.take(r, sources, axis),
+                    log_alternatives=size * math.log(size),
+                    hint="An index is cut off, or points to the same place several times.",
+                    facts={"axis": axis, "sources": sources[:_MOST_SOURCES].tolist()},
+                )
             shifts, counts = np.unique(sources - np.arange(size), return_counts=True)
             for shift in shifts[np.argsort(-counts, kind="stable")][:2].tolist():
                 if 0 < abs(shift) <= size / 2:
@@ -143,6 +148,25 @@ def _propose_moves(context: PairContext, axis: int) -> Iterator[Hypothesis]:
     for shift in (-1, 1):
         if size > 2:
             yield _propose_shift(context, axis, shift)
+
+
+def _propose_order(context: PairContext, axis: int, sources: Values) -> Hypothesis:
+    """Propose that the slices of an axis are in another order, each once."""
+    name = context.axis_name(axis)
+    has_heads = name in ("channel", "row", "column")
+    pattern, log_alternatives = _name_order(sources, context.head_dim if has_heads else None)
+    kind, hint = f"{name.replace(' ', '-')}-order", _HINTS.get(name, "")
+    if pattern.startswith(("halves", "pairs")):
+        kind = "rotary-layout"
+        hint = "The layout of rotary embeddings: halves on one side, interleaved pairs on the other."
+    return context.propose(
+        kind,
+        f"{name}s of the target are those of the reference in another order: {pattern}",
+        np.take(context.r, sources, axis),
+        log_alternatives=log_alternatives,
+        hint=hint,
+        facts={"axis": axis, "sources": sources[:_MOST_SOURCES].tolist()},
+    )
 
 
 def _propose_shift(context: PairContext, axis: int, shift: int) -> Hypothesis:
@@ -250,7 +274,11 @@ def _propose_signs(context: PairContext) -> Iterator[Hypothesis]:
 
 
 def _find_nearest(r: Values, t: Values) -> Values:
-    """Find, for each slice of `t` along the first axis, the nearest slice of `r`."""
+    """Find, for each slice of `t` along the first axis, the nearest slice of `r`.
+
+    Of slices of `r` that are equal each is taken once as long as there are some: among repeated heads an order
+    is one all the same.
+    """
     size = len(r)
     ours, theirs = r.reshape(size, -1), t.reshape(size, -1)
     if ours.shape[1] > _SAMPLE:
@@ -263,7 +291,26 @@ def _find_nearest(r: Values, t: Values) -> Values:
     # If the slice at the same place is as near, as among equal slices, nothing has moved.
     same = np.arange(size)
     stays = distance[same, same] <= distance[same, near] + _SAME_DISTANCE
-    return np.where(stays, same, near)
+    return _take_equal_ones_in_turn(ours, np.where(stays, same, near))
+
+
+def _take_equal_ones_in_turn(slices: Values, sources: Values) -> Values:
+    """Replace sources that occur repeatedly by equal slices that do not occur, as far as there are some."""
+    unused = np.setdiff1d(np.arange(len(slices)), sources)
+    if not len(unused):
+        return sources
+    same, turned = np.arange(len(slices)), sources.copy()
+    by_value: dict[bytes, list[int]] = {}
+    for index in unused.tolist():
+        by_value.setdefault(slices[index].tobytes(), []).append(index)
+    seen = set(sources[sources == same].tolist())
+    for at in np.flatnonzero(sources != same).tolist():
+        source = int(sources[at])
+        others = by_value.get(slices[source].tobytes())
+        if source in seen and others:
+            turned[at] = others.pop(0)
+        seen.add(source)
+    return turned
 
 
 def _name_order(sources: Values, head_dim: int | None) -> tuple[str, float]:

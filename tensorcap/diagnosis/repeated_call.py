@@ -9,19 +9,25 @@ from typing import Final
 import numpy as np
 
 from tensorcap.adapters import CallMutation, Operation, Rerun
-from tensorcap.diagnosis.values import Values, relative_error
+from tensorcap.diagnosis.values import Values, classes, finite_or_marked, relative_error
+from tensorcap_formats.float_formats import FLOAT_FORMATS, rounded
 
 _REPEATS: Final = 1e-5  # relative error that a call made again may have, by the order of sums
+_NARROW: Final = ("bfloat16", "float16")
 _WORK: Final = 1 << 36  # elements of tensors, arguments and results that all calls together may have
 
 
-def repeat_call(rerun: Rerun, reference: Values, target_shape: tuple[int, ...]) -> RepeatedCall | None:
+def repeat_call(
+    rerun: Rerun, reference: Values, target: Values, *, target_dtype: str, ignored: Values | None = None
+) -> RepeatedCall | None:
     """Make the call as it was.
 
     Args:
         rerun: The call.
-        reference: The value that it has to make, float64.
-        target_shape: Shape that a mutated call has to make, to be compared.
+        reference: The value that it has to make, float64; NaN and infinities as they are.
+        target: The value that a mutated call is held against, likewise.
+        target_dtype: Name of the target's dtype; floats in bfloat16 or float16 are rounded to it.
+        ignored: Elements that count as 0, of the same shape; None if all count.
 
     Returns:
         The call; None if it does not make the reference's value again.
@@ -29,9 +35,16 @@ def repeat_call(rerun: Rerun, reference: Values, target_shape: tuple[int, ...]) 
     values = rerun.run(CallMutation())
     if values is None or values.shape != reference.shape:
         return None
-    if not relative_error(values, reference) <= _REPEATS:
+    if ignored is not None:
+        values = np.where(ignored, 0.0, values)
+    if not np.array_equal(classes(values), classes(reference)):
         return None
-    return RepeatedCall(rerun, values, target_shape)
+    if (
+        not relative_error(*(np.where(np.isfinite(side), side, 0.0) for side in (values, reference)))
+        <= _REPEATS
+    ):
+        return None
+    return RepeatedCall(rerun, values, target, target_dtype, ignored)
 
 
 class RepeatedCall:
@@ -44,7 +57,9 @@ class RepeatedCall:
         affordable_calls: How many calls may be made of each list of mutations.
     """
 
-    def __init__(self, rerun: Rerun, values: Values, target_shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, rerun: Rerun, values: Values, target: Values, target_dtype: str, ignored: Values | None
+    ) -> None:
         """Take the call over directly after it was made without a mutation."""
         self.rerun = rerun
         self.values = values
@@ -55,19 +70,48 @@ class RepeatedCall:
             *rerun.results.values(),
         ]
         self.affordable_calls = _WORK // (1 + sum(map(math.prod, shapes)))
-        self._target_shape = target_shape
+        self._target, self._ignored = target, ignored
+        self._target_classes = classes(target)
+        self._dtype = target_dtype if target_dtype in _NARROW else ""
+        finite = target[np.isfinite(target)]
+        self._usual_size = math.sqrt(float(np.mean(finite**2))) if finite.any() else 1.0
         self._seen: set[tuple[str, bytes]] = set()
 
     def run(self, mutation: CallMutation) -> Values | None:
         """Make the call with a mutation.
 
         Returns:
-            What it makes, float64; None if that cannot be the target, or the mutation makes no difference.
+            What it makes, float64; None if that cannot be the target, since its shape or the places of NaN
+            and infinities are others, or the mutation makes no difference.
         """
         values = self.rerun.run(mutation)
-        if values is None or values.shape != self._target_shape or not np.isfinite(values).all():
+        if values is None or values.shape != self._target.shape:
             return None
-        return None if np.array_equal(values, self.values) else values
+        if self._ignored is not None:
+            values = np.where(self._ignored, 0.0, values)
+        if not np.array_equal(classes(self._rounded(values)), self._target_classes):
+            return None
+        return None if np.array_equal(values, self.values, equal_nan=True) else values
+
+    @property
+    def observed(self) -> Values:
+        """The target's values, with marks for what is not finite."""
+        return self._marked(self._target)
+
+    def predict(self, values: Values) -> Values:
+        """What the target holds if the call makes these values: they are rounded to its dtype.
+
+        They are not if that leaves more of the difference: code in low precision rounds more than its result,
+        which another rounding does not undo.
+        """
+        raw, low = (self._marked(side) for side in (values, self._rounded(values)))
+        if not self._dtype or values.shape != self._target.shape:
+            return raw
+        return min((low, raw), key=lambda side: relative_error(self.observed, side))
+
+    def distance(self, values: Values) -> float:
+        """Relative error of what the call makes as the target, no unit."""
+        return relative_error(self.observed, self._marked(values))
 
     def is_first(self, kind: str, values: Values) -> bool:
         """Note values that a mutation of a kind makes; false if another one of that kind made the same."""
@@ -75,3 +119,14 @@ class RepeatedCall:
         is_first = entry not in self._seen
         self._seen.add(entry)
         return is_first
+
+    def _rounded(self, values: Values) -> Values:
+        """Round to the target's dtype; what is beyond its range becomes infinite where the target is."""
+        if not self._dtype:
+            return values
+        is_beyond = ~(np.abs(values) < FLOAT_FORMATS[self._dtype].largest) & (self._target_classes > 1)
+        return np.where(is_beyond, np.copysign(np.inf, values), rounded(values, self._dtype))
+
+    def _marked(self, values: Values) -> Values:
+        """Put marks of a usual size for what is not finite, so that other places of it are a difference."""
+        return finite_or_marked(values, self._usual_size)

@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.hypothesis import Hypothesis
-from tensorcap.diagnosis.values import Values
+from tensorcap.diagnosis.values import Values, number_text
 
 _SENTINEL: Final = 1e4  # masks use numbers of at least that size; float16 goes to 65,504
 
@@ -26,7 +26,7 @@ _LEAST_DROPPED: Final = 8  # elements that are left out, and that are kept
 _LARGEST_SHARE: Final = 0.95  # that is left out
 _RESIDUALS: Final = 8  # records beside the pair that may be the residual
 _DEVIATIONS: Final = 5.0  # standard deviations that the share may be from what the scale says
-_SHARE_ROUNDING: Final = 0.005  # and as much for the rounding of the scale
+_ROUNDINGS_OF_SCALE: Final = 2.4  # and as many, since the scale may be rounded: half a unit in the last place
 _DROPOUT_HINT: Final = "Dropout is active: the target runs in training mode."
 
 
@@ -138,15 +138,17 @@ def _propose_dropout(
     scale = float(r[kept] @ t[kept]) / float(r[kept] @ r[kept])
     share = dropped_count / count
     spread = math.sqrt(share * (1 - share) / count)
-    if scale <= 1 or abs(1 - 1 / scale - share) > _DEVIATIONS * spread + _SHARE_ROUNDING:
-        return  # these zeros are no dropout, which keeps the mean
+    slack = _DEVIATIONS * spread + _ROUNDINGS_OF_SCALE * context.rounding
+    lifted = 1 - 1 / scale if scale > 0 else 0.0
+    if lifted <= slack or abs(lifted - share) > slack:
+        return  # these zeros are no dropout, which scales the others up, and by what keeps the mean
     where = f" beside {label}" if label else ""
     # Which elements are left out is not predicted: each is a choice.
     entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
     yield context.propose(
         "dropout",
         f"{100 * share:.3g} % of the elements{where} are left out at random and the others are scaled by "
-        f"{scale:.4g}, which is 1 / (1 - {1 - 1 / scale:.3g})",
+        f"{number_text(scale, 1.0)}, which is 1 / (1 - {lifted:.3g})",
         np.where(dropped, 0.0, r * scale) + term,
         parameters=1,
         log_alternatives=count * entropy + math.log(_RESIDUALS),

@@ -7,6 +7,7 @@ them; `probes`, `watch`, `source_rewrite` and `function_lookup` record values wi
 replaces them by archived ones.
 """
 
+from tensorcap.recording.model_description import attribute_settings, is_setting, summarize_weight
 from tensorcap.recording.options import CaptureOptions, Level, parse_size, parse_steps
 from tensorcap.recording.plain_log import Logged, PlainLog
 from tensorcap.recording.point import Phase, Point
@@ -38,8 +39,10 @@ __all__ = [
     "Summary",
     "Tally",
     "argument_slots",
+    "attribute_settings",
     "collect_probes",
     "find_watched",
+    "is_setting",
     "leaf_slot",
     "no_fit",
     "parse_size",
@@ -47,6 +50,7 @@ __all__ = [
     "probe",
     "rebuild",
     "summarise",
+    "summarize_weight",
     "walk",
     "watch_functions",
 ]

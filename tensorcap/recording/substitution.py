@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from tensorcap.recording.options import as_tuple, parse_steps, span_text
 from tensorcap.recording.record_filter import fits_key
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import TensorcapError, UsageError, no_such_tensor
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
@@ -102,6 +103,8 @@ class Substitution:
         steps: str | Iterable[range | int] = (),
         calls: str | Iterable[range | int] = (),
         keys: Collection[str] | None = None,
+        left: Collection[str] = (),
+        fed: Archive | None = None,
     ) -> None:
         """Choose tensors of an archive.
 
@@ -113,6 +116,9 @@ class Substitution:
             steps: Only in these steps; in all if empty.
             calls: Only in these calls of a site within a step, counted from 0; in all if empty.
             keys: Key texts of what to replace, arguments and results, in the place of globs.
+            left: Key texts of what is not replaced, whatever globs say.
+            fed: An archive of which the inputs of the model take the place of its own in any shape: its run
+                is then one of these rows and tokens alone.
 
         Raises:
             UsageError: A glob fits no tensor of the archive, or one of which no values were kept.
@@ -122,6 +128,7 @@ class Substitution:
         self.source_path = archive.path
         self.map_path = self.map_text = ""
         self._keys = None if keys is None else frozenset(keys)
+        self._left = frozenset(left)
         output_globs = as_tuple(outputs)
         self._globs: dict[Kind, tuple[str, ...] | None] = {
             "input": None if inputs is None else as_tuple(inputs),
@@ -138,6 +145,10 @@ class Substitution:
         for record in archive.records:
             if self._chooses(record.key):
                 self._add(record)
+        self._fed = fed
+        self._fed_keys: set[str] = set()
+        if fed is not None:
+            self._feed(fed)
         for kind, globs in self._globs.items():
             for glob in globs or ():
                 if not any(fits_key(glob, record.key) for record in self._records(kind)):
@@ -202,6 +213,15 @@ class Substitution:
             return None
         return records or {}
 
+    def read(self, record: Record) -> Array:
+        """The values of a record that is to be injected, as they are stored."""
+        is_fed = self._fed is not None and record.key.text in self._fed_keys
+        return (self._fed if is_fed and self._fed is not None else self.archive).read(record)
+
+    def may_resize(self, key: Key) -> bool:
+        """Whether an archived tensor may have another shape than that of a key: the model is fed it."""
+        return key.text in self._fed_keys
+
     def note_injected(self, key: Key, cast: str) -> None:
         """Note that a tensor took the place of the one of this key."""
         with self._lock:
@@ -262,8 +282,18 @@ class Substitution:
         slot = self._slots.setdefault((key.site, key.slot), Slot(key.site, key.slot))
         slot.archived += 1
 
+    def _feed(self, fed: Archive) -> None:
+        """Plan to give the model the inputs of an archive, in the place of its own."""
+        for record in fed.records:
+            key = record.key
+            if key.site == ROOT_SITE and _kind(key) == "input" and not key.rank and record.stored:
+                self._fed_keys.add(key.text)
+                self._add(record)
+
     def _chooses(self, key: Key) -> bool:
         """Whether a tensor of the key is to be replaced, there or not."""
+        if key.text in self._left:
+            return False
         if self._keys is not None:
             return key.text in self._keys
         kind = _kind(key)

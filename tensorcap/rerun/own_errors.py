@@ -8,7 +8,7 @@ The tests are those of `specs/replay.md`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -23,6 +23,7 @@ from tensorcap.comparison import (
     Finding,
     Injected,
     Inputs,
+    NearTies,
     Padding,
     Pair,
     Precision,
@@ -32,6 +33,7 @@ from tensorcap.comparison import (
     compare_records,
     is_circumstance,
     judge_gain,
+    state_writer,
     worst_status,
 )
 from tensorcap.rerun.replay_tests import (
@@ -41,12 +43,13 @@ from tensorcap.rerun.replay_tests import (
     judge_twin,
     rounds_less,
 )
-from tensorcap.runs import Calls, is_inner, is_parameter
+from tensorcap.runs import Calls, StateWriters, is_handed_on, is_inner, is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
 BAD: Final = frozenset({"suspect", "diverged", "nonfinite", "shape-mismatch"})
+_NO_ROUNDINGS: Final = frozenset({"outlier_element", "range"})  # tests whose findings no twin excuses
 _TOO_LARGE: Final = frozenset({"suspect", "diverged"})
 _ROUNDING_SLACK: Final = 0.001  # of an ulp: what computing a distance in ulp may be off by
 _ROUNDED_ONCE: Final = 0.5 + _ROUNDING_SLACK  # ulp from the exact value
@@ -58,8 +61,8 @@ class OwnError:
 
     Attributes:
         key: Key text of the tensor, in the names of the model that was run.
-        module: The module whose code made it: of an argument, the caller.
-        made: Whether it is a result of `module` or an argument that it hands on.
+        module: The module whose code made it: of an argument, the caller; of a state, who wrote it in place.
+        made: Whether it is a result of `module`, an argument that it hands on, or a state that it writes.
         is_leaf: Whether a leaf of known kind made it.
         error: Row error, no unit; None if none is defined.
         ratio: R against the twin on the same values; None without one.
@@ -70,7 +73,7 @@ class OwnError:
 
     key: str
     module: str
-    made: Literal["result", "argument"]
+    made: Literal["result", "argument", "state"]
     is_leaf: bool
     error: float | None
     ratio: float | None
@@ -93,6 +96,7 @@ class _Makers:
 
     def __init__(self, reference: Archive) -> None:
         self.calls = Calls(reference)
+        self.writers = StateWriters(reference)
         self._called = called_sites(reference)
         self._inputs = {call.place: call.inputs for call in self.calls.calls}
 
@@ -117,17 +121,53 @@ class _Makers:
         """State what a pair shows of the module whose code made its tensor."""
         key = _records(pair)[0].key
         is_result = key.slot.startswith("output")
+        writer = state_writer(self.writers, pair)
+        module = key.site if is_result else caller_of(key.site, self._called)
         return OwnError(
             pair.key,
-            key.site if is_result else caller_of(key.site, self._called),
-            "result" if is_result else "argument",
-            self.is_leaf(key),
+            writer or module,
+            "state" if writer else "result" if is_result else "argument",
+            self.is_leaf(key) and not writer,
             pair.row_error,
             ratio,
             status,
             findings,
             is_precise,
         )
+
+
+class _States:
+    """What states that calls share, and that no run replaces, hand on from one call to the next.
+
+    Args:
+        writers: Who wrote each, by the reference's calls.
+        runs: Both runs, under the reference's keys.
+    """
+
+    def __init__(self, writers: StateWriters, runs: tuple[Archive, Archive]) -> None:
+        self._writers = writers
+        self._runs = runs
+        self._wrong: set[str] = set()  # key texts of what differs
+
+    def inherited(self, pair: Pair) -> Finding | None:
+        """From where a tensor that differs has its error, if not from the module whose code made it.
+
+        1. A state that both runs hand on as it was at the moment before.
+        2. A state that was wrong at the moment before, and what a call makes that was handed a wrong one of
+           those that its own module writes.
+
+        Args:
+            pair: The tensor; those before it were asked for before.
+        """
+        record = _records(pair)[0]
+        self._wrong.add(pair.key)
+        before = self._writers.before(record)
+        if before is not None and all(is_handed_on(run, before.key.text, pair.key) for run in self._runs):
+            return Finding("state", 0, 0, "identical", f"handed on as it is in {before.key.text}")
+        handed = (before,) if before is not None else self._writers.own_states(record)
+        wrong = next((one.key.text for one in handed if one.key.text in self._wrong), "")
+        text = f"made of a state that differs before, in {wrong}"
+        return Finding("state", 1, 0, "unjudged", text) if wrong else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +206,25 @@ class ReplayJudge:
         self._makers = _Makers(reference)
         self._calls = self._makers.calls
         self._padding = Padding(runs.exact, runs.target)
+        self._near_ties = NearTies.of(runs.exact, runs.target, pairs, noise=self._noise)
         self._arguments = Inputs(reference, pairs)
+        self._states = _States(self._makers.writers, (runs.exact, runs.target))
         self._is_forward = is_forward
+
+    def is_written(self, record: Record) -> bool:
+        """Whether a tensor is a state that a module is known to have written."""
+        return self._makers.writers.writer(record) is not None
 
     def judge(self, pair: Pair) -> OwnError:
         """Judge one tensor that both sides have."""
-        pair = self._padding.without(pair)
+        pair = self._near_ties.without(self._padding.without(pair))
         key = _records(pair)[0].key
         is_leaf = self._makers.is_leaf(key)
         ratio = None if pair.baseline is None else pair.baseline.r
         status, findings = self._status(pair, ratio, is_leaf=is_leaf)
+        inherited = self._states.inherited(pair) if status in BAD else None
+        if inherited is not None:
+            return self._makers.own_error(pair, inherited.status, (inherited,))
         rounds_itself = is_leaf and not self._calls.is_linear(key.site)
         is_precise = rounds_itself and ratio is not None and rounds_less(ratio, pair.elements)
         return self._makers.own_error(pair, status, findings, ratio=ratio, is_precise=is_precise)
@@ -217,12 +266,16 @@ class ReplayJudge:
             own = [replace(f, status="within-rounding") for f in own]
         elif ratio is not None and math.isfinite(ratio) and self._is_judged_by_twin(pair, is_leaf=is_leaf):
             own.append(judge_twin(ratio, elements))
-        own += [finding for finding in pair.findings if finding.test == "outlier_element"]
+        own += [finding for finding in pair.findings if finding.test in _NO_ROUNDINGS]
         is_precise = ratio is not None and ratio < POLICY.twin_precise
         has_parameters = self._calls.has_parameters(reference.key.site)
         if not (is_precise and (self._is_forward or has_parameters)):
             own += self._judge_bits(pair)
         return worst_status(own), tuple(own)
+
+    def _noise(self, pair: Pair) -> float:
+        """The relative error of a row of a pair that rounding alone makes."""
+        return POLICY.noise(POLICY.precision_of_pair(self._runs.precision, *_records(pair)))
 
     def _is_judged_by_twin(self, pair: Pair, *, is_leaf: bool) -> bool:
         """Whether R is judged: of leaves that are no products, and of weights that routers give."""
@@ -273,13 +326,22 @@ class InjectionJudge:
         reference: The trusted archive, as it was compared.
         injected: The injected run under the same keys.
         pairs: Their comparison.
+        released: Key texts of arguments that were left in place since what is computed of them undoes their
+            error: it is held against what they were computed of.
 
     Attributes:
         unknown: Key texts of arguments that were left in place and of which the reference has no counterpart,
             so that errors of what was made of them may be inherited; filled by `judge_all`.
     """
 
-    def __init__(self, reference: Archive, injected: Archive, pairs: Sequence[Pair]) -> None:
+    def __init__(
+        self,
+        reference: Archive,
+        injected: Archive,
+        pairs: Sequence[Pair],
+        *,
+        released: Collection[str] = (),
+    ) -> None:
         self.unknown: list[str] = []
         both = (pair for pair in pairs if pair.reference is not None and pair.target is not None)
         self._pairs = sorted(both, key=lambda pair: _records(pair)[0].order)
@@ -289,7 +351,11 @@ class InjectionJudge:
         self._reference = reference
         self._run = injected.source if isinstance(injected, MappedArchive) else injected
         self._injected = Injected(injected)
+        self._states = _States(self._makers.writers, (reference, injected))
         self._errors: dict[str, float | None] = {}
+        self._released = {
+            key for pair in self._pairs if pair.key in released for key in self._injected.keys_of(pair)
+        }
         for pair in self._pairs:
             for key in self._injected.keys_of(pair):
                 is_known = pair.is_compared and pair.status != "nonfinite"
@@ -305,7 +371,13 @@ class InjectionJudge:
         left = self._injected.left(pair)
         if left is None or is_inner(key) or is_parameter(key):
             return None
+        if pair.status == "shape-mismatch" and is_circumstance(pair, ()):
+            return self._makers.own_error(pair, "unjudged", (replace(_mismatch(pair), status="unjudged"),))
+        left = tuple(one for one in left if one not in self._released)
         judged = self._status(pair, left, is_leaf=self._makers.is_leaf(key))
+        inherited = self._states.inherited(pair) if pair.status in BAD else None
+        if inherited is not None:
+            judged = inherited.status, (inherited,)
         return None if judged is None else self._makers.own_error(pair, *judged)
 
     def _status(

@@ -1,9 +1,9 @@
 """What an archive says of its run, beyond single tensors: calls, ops, data flow, module tree.
 
 An open archive goes in. Read `record_kinds` (results, gradients, parameters, inner points), `calls` (calls of
-modules, attention cores, depth), `graph` and `ops` (ops within modules), `tree` (the module tree, also as
-text), `window` (a part of a tensor: read, printed, written), `views` (archives made of another one), and
-`archive_summary` (an archive in a line).
+modules, attention cores, depth), `state_writers` (which of them wrote a cache), `graph` and `ops` (ops within
+modules), `tree` (the module tree, also as text), `window` (a part of a tensor: read, printed, written),
+`views` (archives made of another one), and `archive_summary` (an archive in a line).
 """
 
 from tensorcap.runs.archive_summary import ArchiveSummary
@@ -11,6 +11,7 @@ from tensorcap.runs.calls import Call, Calls, enclosing_sites, is_state
 from tensorcap.runs.graph import Graph, Node, Value
 from tensorcap.runs.ops import FACTS, Ops, is_fact, ops_of, passed_in
 from tensorcap.runs.record_kinds import is_gradient, is_inner, is_parameter, is_result
+from tensorcap.runs.state_writers import StateWriters, is_handed_on
 from tensorcap.runs.tree import Shape, Tree, TreeNode, compressed, full, paths, ranges, shape_text, tree_lines
 from tensorcap.runs.views import PartialArchive, TensorArchive, find_tensor
 from tensorcap.runs.window import array_summary, parse_window, read_window, stored_summary, summary, write_npy
@@ -25,6 +26,7 @@ __all__ = [
     "Ops",
     "PartialArchive",
     "Shape",
+    "StateWriters",
     "TensorArchive",
     "Tree",
     "TreeNode",
@@ -36,6 +38,7 @@ __all__ = [
     "full",
     "is_fact",
     "is_gradient",
+    "is_handed_on",
     "is_inner",
     "is_parameter",
     "is_result",

@@ -186,9 +186,14 @@ class Calls:
 
     def within(self, call: Call) -> Iterator[Call]:
         """Yield the calls of modules below that of a call, while it was under way."""
-        prefix = f"{call.site}."
+        prefix = "" if call.site == ROOT_SITE else f"{call.site}."
         for other in self._by_step.get(call.place[:2], ()):
-            if other.site.startswith(prefix) and call.start <= other.start and other.end <= call.end:
+            if (
+                other is not call
+                and other.site.startswith(prefix)
+                and call.start <= other.start
+                and other.end <= call.end
+            ):
                 yield other
 
     @cached_property
@@ -234,6 +239,24 @@ class Calls:
 def is_state(key: Key) -> bool:
     """Whether a tensor is, by the name of its slot, kept from one step to the next, such as a cache."""
     return _STATE.search(key.slot) is not None
+
+
+def state_path(slot: str) -> str:
+    """Return where in the object a state lies, the name of an argument that is one itself, "" of all else.
+
+    Example:
+        >>> state_path("input.past_key_values.layers.0.keys")
+        'layers.0.keys'
+        >>> state_path("input.state")
+        'state'
+        >>> state_path("output.last_hidden_state")
+        ''
+    """
+    kind, *parts = slot.split(".")
+    at = next((at for at, part in enumerate(parts) if _STATE.search(part)), None)
+    if at is None or kind not in ("input", "output"):
+        return ""
+    return ".".join(parts[at + 1 :]) or parts[at]
 
 
 def _is_float(record: Record) -> bool:

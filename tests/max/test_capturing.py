@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import xxhash
 from max.driver import Buffer
 from max.dtype import DType
 from max.graph import BufferType, DeviceRef, Graph, TensorType, ops
@@ -17,6 +18,7 @@ from tensorcap import MaxModel, Workload, open_archive
 from tensorcap.adapters.max import engine, graph_builder
 from tensorcap.session import capture_workload
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.statistics import Statistics
 from tests.max.nets import (
     AFTER,
     EVERYTHING,
@@ -204,6 +206,31 @@ def test_the_run_says_what_it_was_of(captured: Captured) -> None:
     assert run["modules"][1]["parameters"] == {"weight": {"shape": [4], "dtype": "float32"}}
     assert (run["dtype"], run["device"]) == ("float32", "cpu")
     assert "0/@root/input.ids" in run["inputs"]
+
+
+@pytest.mark.spec("CAP-67")
+@pytest.mark.parametrize("has_digests", [True, False])
+def test_weights_have_digests_without_being_records(tmp_path: Path, *, has_digests: bool) -> None:
+    path, params = tmp_path / "a.h5", None if has_digests else False
+    capture_workload(Workload(MaxModel(chain(), control=False), {"x": X}), path, params=params)
+    with open_archive(path) as archive:
+        weight = archive.info.modules["layers.1"].parameters["weight"]
+        assert not [r for r in archive.records if r.key.slot.startswith("param")]
+    raw = WEIGHTS["layers.1.weight"].tobytes()  # four times 3.0
+    assert weight.digest == (f"xxh3_128:{xxhash.xxh3_128_hexdigest(raw)}" if has_digests else "")
+    statistics = Statistics(3.0, 3.0, 3.0, 6.0, nan=0, posinf=0, neginf=0, zeros=0)
+    assert weight.statistics == (statistics if has_digests else None)
+
+
+@pytest.mark.spec("ARC-73")
+def test_attributes_of_a_module_are_its_settings(tmp_path: Path) -> None:
+    module = chain()
+    for scale in module.layers:
+        scale.eps = 1e-6
+        scale._private = 3
+    capture_workload(Workload(MaxModel(module, control=False), {"x": X}), tmp_path / "a.h5")
+    with open_archive(tmp_path / "a.h5") as archive:
+        assert archive.info.modules["layers.1"].settings == {"eps": 1e-6}
 
 
 @pytest.mark.spec("MAX-15")

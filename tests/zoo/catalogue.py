@@ -1,4 +1,4 @@
-"""Everything that the zoo holds, by name."""
+"""Everything that the zoos hold, by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from tests.zoo.entry import Entry
 from tests.zoo.expert_mistakes import EXPERT_MISTAKES
 from tests.zoo.gemma_mistakes import GEMMA_MISTAKES
 from tests.zoo.other_mistakes import OTHER_MISTAKES
+from tests.zoo.second.catalogue import HALVES
 
 MISTAKES: Final = (*DENSE_MISTAKES, *GEMMA_MISTAKES, *EXPERT_MISTAKES, *OTHER_MISTAKES)
 _ALL: Final[tuple[Entry, ...]] = (*MISTAKES, *CORRECT)
 ENTRIES: Final[Mapping[str, Entry]] = {entry.name: entry for entry in _ALL}
+
+# Of both zoos.
+ALL_ENTRIES: Final[Mapping[str, Entry]] = {**ENTRIES, **HALVES["dev"], **HALVES["held-out"]}

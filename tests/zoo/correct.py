@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from torch.nn import functional
 
-from tests.zoo.architectures import ARCHITECTURES, VOCABULARY
+from tests.zoo.architecture import VOCABULARY
+from tests.zoo.architectures import ARCHITECTURES
 from tests.zoo.entry import Correct
 from tests.zoo.other_ways import (
     LAYERS,

@@ -10,10 +10,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from transformers import Cache
 
 from tensorcap.workload import Workload
 from tensorcap_formats.keys import ROOT_SITE
-from tests.zoo.architectures import ARCHITECTURES, make
+from tests.zoo.architectures import ALL_ARCHITECTURES, make
 from tests.zoo.entry import Mistake
 from tests.zoo.planting import module_at, put
 
@@ -24,7 +25,13 @@ _EXERCISED: Final = 0.1  # roundings
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a module: what it was given, before the call, and the tensors that it gave."""
+    """A call of a module.
+
+    Attributes:
+        args: What it was given, before the call.
+        options: What it was given by name, before the call.
+        result: The tensors that it gave, and after them those that the caches it was given had then.
+    """
 
     args: tuple[Any, ...]
     options: Mapping[str, Any]
@@ -35,13 +42,21 @@ class Call:
         args, options = copy.deepcopy((self.args, self.options))
         with torch.no_grad():
             torch.manual_seed(0)
-            return tensors(module(*args, **options))
+            given = tensors(module(*args, **options))
+        return [*given, *cached(args, options)]
 
 
 def tensors(result: Any) -> list[Tensor]:
     """The tensors of a result, in a fixed order."""
     leaves = pytree.tree_leaves(result)
     return [leaf.detach().clone() for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def cached(*arguments: Any) -> list[Tensor]:
+    """The tensors of the caches among arguments, in a fixed order."""
+    caches = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Cache)]
+    held = [vars(layer) for cache in caches for layer in getattr(cache, "layers", ())]
+    return tensors([[layer[name] for name in sorted(layer)] for layer in held])
 
 
 def run(workload: Workload) -> Any:
@@ -64,12 +79,15 @@ def calls_of(workload: Workload) -> dict[str, list[Call]]:
         def before(_: Any, args: Any, options: Any, given: list[Any] = given) -> None:
             given.append((copy.deepcopy(args), copy.deepcopy(options)))
 
-        def after(_: Any, _args: Any, result: Any, site: str = site, given: list[Any] = given) -> None:
-            args, options = given.pop()
-            found.setdefault(site, []).append(Call(args, options, tensors(result)))
+        def after(
+            _: Any, args: Any, options: Any, result: Any, site: str = site, given: list[Any] = given
+        ) -> None:
+            before_args, before_options = given.pop()
+            left = [*tensors(result), *cached(args, options)]
+            found.setdefault(site, []).append(Call(before_args, before_options, left))
 
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-        handles.append(module.register_forward_hook(after))
+        handles.append(module.register_forward_hook(after, with_kwargs=True))
     try:
         run(workload)
     finally:
@@ -80,7 +98,7 @@ def calls_of(workload: Workload) -> dict[str, list[Call]]:
 
 def clean_calls(architecture: str, dtype: str = "float32") -> dict[str, list[Call]]:
     """The calls of a model without a mistake."""
-    return calls_of(ARCHITECTURES[architecture].workload(make(architecture, dtype)))
+    return calls_of(ALL_ARCHITECTURES[architecture].workload(make(architecture, dtype)))
 
 
 def difference(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
@@ -137,7 +155,7 @@ def is_cured(mistake: Mistake, dtype: str) -> bool:
     name = mistake.architecture
     model = mistake.change(make(name, dtype))
     put(model, mistake.guilty, module_at(make(name, dtype), mistake.guilty))
-    runs = calls_of(ARCHITECTURES[name].workload(model)), clean_calls(name, dtype)
+    runs = calls_of(ALL_ARCHITECTURES[name].workload(model)), clean_calls(name, dtype)
     results = [[call.result for call in calls[ROOT_SITE]] for calls in runs]
     return all(_is_same(*pair) for pair in zip(*results, strict=True))
 

@@ -7,31 +7,47 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tensorcap.workload import Workload
-from tests.zoo.architectures import ARCHITECTURES, make
+from tests.zoo.architectures import ALL_ARCHITECTURES, make
 
 Kind = Literal[
     "activation",
+    "axis",
     "bias",
+    "cache",
+    "capacity",
     "clip",
     "dropout",
     "expert_order",
     "factor",
+    "frequencies",
+    "groups",
+    "heads",
+    "interpolation",
     "mask",
     "missing_module",
     "norm_eps",
     "norm_one_plus",
     "offset",
+    "order",
+    "other_weights",
+    "padding",
+    "partial_sum",
     "permutation",
+    "pooling",
     "position",
     "precision",
+    "quantisation",
     "residual",
     "rope",
     "router_order",
     "shift",
     "softcap",
+    "state",
+    "statistics",
     "tied_head",
     "transposition",
     "window",
+    "wiring",
 ]
 DTYPES = ("float32", "bfloat16")
 
@@ -42,7 +58,7 @@ class Mistake:
 
     Attributes:
         name: Of the entry.
-        architecture: A key of `ARCHITECTURES`.
+        architecture: A key of `ALL_ARCHITECTURES`.
         guilty: Site of the module whose own computation is wrong, `@root` for the model itself.
         kind: The hypothesis that explains it.
         plant: Makes the mistake in a model.
@@ -70,7 +86,7 @@ class Correct:
 
     Attributes:
         name: Of the entry.
-        architecture: A key of `ARCHITECTURES`.
+        architecture: A key of `ALL_ARCHITECTURES`.
         change: Makes the port of a model: changes it, or returns another.
         mapping: A map file's text, where layouts differ that nothing but the author can know.
         relaid: Ends of sites whose results have another layout, so that they are equal only through the
@@ -97,6 +113,6 @@ class Pair:
 
 def build(entry: Entry, dtype: str) -> Pair:
     """Make the reference, in float32, and the target of an entry, in a dtype."""
-    architecture = ARCHITECTURES[entry.architecture]
+    architecture = ALL_ARCHITECTURES[entry.architecture]
     target = entry.change(make(entry.architecture, dtype))
     return Pair(architecture.workload(make(entry.architecture)), architecture.workload(target))

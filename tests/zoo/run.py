@@ -18,12 +18,13 @@ from typing import Final
 import torch
 
 from tensorcap.session import capture_workload
-from tests.zoo.architectures import ARCHITECTURES
-from tests.zoo.catalogue import ENTRIES
+from tests.zoo.architectures import ALL_ARCHITECTURES
+from tests.zoo.catalogue import ALL_ENTRIES, ENTRIES
 from tests.zoo.effect import is_exercised
 from tests.zoo.entry import DTYPES, Entry, Mistake, build
 from tests.zoo.localisers import LOCALISERS, Suspect
 from tests.zoo.scoring import Outcome, Score
+from tests.zoo.second.catalogue import HALVES
 
 _PROCESSES: Final = 2
 
@@ -74,23 +75,23 @@ def _measure_apart(
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
-        found = measure([ENTRIES[name] for name in names], dtypes, localisers, Path(folder))
+        found = measure([ALL_ENTRIES[name] for name in names], dtypes, localisers, Path(folder))
     return [{**vars(outcome), "entry": outcome.entry.name} for outcome in found]
 
 
 def measured(names: Sequence[str], dtypes: Sequence[str], localisers: Sequence[str]) -> list[Outcome]:
     """Measure on two processes, those of one architecture together, and tell on stderr how far it is."""
-    groups = [[n for n in names if ENTRIES[n].architecture == a] for a in ARCHITECTURES]
+    groups = [[n for n in names if ALL_ENTRIES[n].architecture == a] for a in ALL_ARCHITECTURES]
     groups = sorted(filter(None, groups), key=len, reverse=True)
-    order = {name: at for at, name in enumerate(ENTRIES)}
+    order = {name: at for at, name in enumerate(ALL_ENTRIES)}
     outcomes: list[Outcome] = []
     with ProcessPoolExecutor(_PROCESSES, multiprocessing.get_context("spawn")) as pool:
         running = {pool.submit(_measure_apart, group, dtypes, localisers): group for group in groups}
         for done in as_completed(running):
             for parts in done.result():
-                entry = ENTRIES[str(parts.pop("entry"))]
+                entry = ALL_ENTRIES[str(parts.pop("entry"))]
                 outcomes.append(Outcome(entry=entry, **parts))  # type: ignore[arg-type]  # the fields of an outcome
-            print(f"{ENTRIES[running[done][0]].architecture}: done", file=sys.stderr)
+            print(f"{ALL_ENTRIES[running[done][0]].architecture}: done", file=sys.stderr)
     return sorted(outcomes, key=lambda o: order[o.entry.name])
 
 
@@ -99,11 +100,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tests.zoo.run", description="Measure localisers on the zoo.")
     parser.add_argument("--localiser", action="append", choices=LOCALISERS, help="all if none is given")
     parser.add_argument("--dtype", action="append", choices=DTYPES, help="both if none is given")
+    parser.add_argument("--zoo", choices=("first", "second"), default="first", help="the first if not given")
+    parser.add_argument("--half", choices=HALVES, help="of the second zoo; the held-out one is for the end")
     parser.add_argument("--only", action="append", metavar="GLOB", help="names of entries")
     parser.add_argument("--json", action="store_true", help="scores and outcomes as one object")
     parser.add_argument("--times", action="store_true", help="how long each entry took")
     given = parser.parse_args(arguments)
-    names = [n for n in ENTRIES if any(fnmatch.fnmatchcase(n, glob) for glob in given.only or ["*"])]
+    if (given.zoo == "second") != (given.half is not None):
+        parser.error("the second zoo, and it alone, is measured by halves: --zoo second --half dev")
+    entries = ENTRIES if given.half is None else HALVES[given.half]
+    names = [n for n in entries if any(fnmatch.fnmatchcase(n, glob) for glob in given.only or ["*"])]
     if not names:
         print(f"no entry of the zoo is named {', '.join(given.only)}", file=sys.stderr)
         return 2

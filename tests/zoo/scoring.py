@@ -110,6 +110,11 @@ class Score:
         return sum(o.is_explained for o in self.counted)
 
     @property
+    def innocent_first(self) -> int:
+        """Count of mistakes of which another module than the guilty one is the first suspect."""
+        return sum(bool(o.suspects) and o.rank != 1 for o in self.counted)
+
+    @property
     def accused(self) -> Sequence[Outcome]:
         """Correct ports, and mistakes that the inputs do not show, of which a module is accused."""
         return [o for o in (*self.ports, *self.not_exercised) if o.suspects]
@@ -122,6 +127,7 @@ class Score:
             "mistakes": len(self.counted),
             "first": self.ranked(1),
             "first_three": self.ranked(_FEW),
+            "innocent_first": self.innocent_first,
             "hypothesis_right": self.explained,
             "correct_ports": len(self.ports),
             "correct_accused": sum(bool(o.suspects) for o in self.ports),
@@ -138,6 +144,7 @@ class Score:
         shown = [
             ("guilty module first", _share(self.ranked(1), all_of)),
             ("in the first three", _share(self.ranked(_FEW), all_of)),
+            ("innocent module first", _share(self.innocent_first, all_of)),
             ("hypothesis right", _share(self.explained, all_of)),
             ("correct ports accused", f"{len(ports)} of {len(self.ports)}"),
             ("not exercised", ", ".join(o.entry.name for o in self.not_exercised) or "none"),

@@ -15,7 +15,8 @@ from tensorcap.comparison import compare
 from tensorcap.localization import localize
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
-from tests.zoo.architectures import VOCABULARY, make
+from tests.zoo.architecture import VOCABULARY
+from tests.zoo.architectures import make
 
 PROMPT = 34
 STEPS = 6

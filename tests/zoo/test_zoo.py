@@ -27,6 +27,7 @@ from tests.zoo.effect import (
 from tests.zoo.entry import DTYPES, Correct, Entry, Kind, Mistake, build
 from tests.zoo.localisers import LOCALISERS, Suspect
 from tests.zoo.scoring import Outcome, Score
+from tests.zoo.second.catalogue import SECOND_MISTAKES
 
 ROUNDING = 2e-6  # of float32 through three layers, relative; measured: 8e-7
 
@@ -38,7 +39,7 @@ def names(entries: Sequence[Entry]) -> list[str]:
 def test_the_zoo_holds_many_mistakes_of_all_kinds_and_many_correct_ports() -> None:
     assert len(ENTRIES) == len(MISTAKES) + len(CORRECT)
     assert len(MISTAKES) > 80
-    assert {mistake.kind for mistake in MISTAKES} == set(get_args(Kind))
+    assert {mistake.kind for mistake in (*MISTAKES, *SECOND_MISTAKES)} == set(get_args(Kind))
     assert {mistake.architecture for mistake in MISTAKES} == set(ARCHITECTURES)
     assert min(Counter(mistake.architecture for mistake in MISTAKES).values()) >= 1
     assert len(AS_IT_IS) == len(ARCHITECTURES) == 14
@@ -127,6 +128,7 @@ def test_a_score_counts_places_hypotheses_and_wrong_accusations() -> None:
         "mistakes": 4,
         "first": 2,
         "first_three": 3,
+        "innocent_first": 1,
         "hypothesis_right": 2,
         "correct_ports": 2,
         "correct_accused": 1,
@@ -139,6 +141,7 @@ def test_a_score_counts_places_hypotheses_and_wrong_accusations() -> None:
         "none, bfloat16",
         "  guilty module first    2 of 4, 50 %",
         "  in the first three     3 of 4, 75 %",
+        "  innocent module first  1 of 4, 25 %",
         "  hypothesis right       2 of 4, 50 %",
         "  correct ports accused  1 of 2",
         "  not exercised          vit_norm_eps",
@@ -180,6 +183,13 @@ def test_a_localiser_is_asked_about_both_runs(tmp_path: Path, monkeypatch: pytes
 def test_entries_that_do_not_exist_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert running.main(["--only", "unheard_*"]) == 2
     assert capsys.readouterr().err == "no entry of the zoo is named unheard_*\n"
+
+
+def test_halves_are_of_the_second_zoo(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--zoo", "second"], ["--half", "dev"]):
+        with pytest.raises(SystemExit):
+            running.main(arguments)
+        assert "is measured by halves: --zoo second --half dev" in capsys.readouterr().err
 
 
 @pytest.mark.slow

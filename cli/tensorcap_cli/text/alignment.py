@@ -35,6 +35,8 @@ def print_aligned(aligned: Aligned, *, show_all: bool) -> None:
     for side in ("reference", "target"):
         _print_left_over([left for left in aligned.alignment.left_over if left.side == side], side)
     click.echo()
+    for sentence in aligned.alignment.failed:
+        click.secho(one_line(sentence), fg="yellow")
     for sentence in aligned.summary.tokens:
         click.echo(one_line(sentence))
     summary = aligned.summary

@@ -67,5 +67,7 @@ def _print_tried(diagnosis: Diagnosis, show_all: bool) -> None:
 
 
 def _print_notes(diagnosis: Diagnosis) -> None:
+    for text in diagnosis.failed:
+        click.secho(one_line(text), fg="yellow")
     for note in diagnosis.notes:
         click.echo(one_line(note))

@@ -69,9 +69,9 @@ class MaxAdapter(Adapter):
                     point.note = _FUSED if is_used else "none of its weights is in the graph"
 
     def describe(self, model: Any, *, digests: bool = False) -> dict[str, Any]:
-        """Classes, weights without digests, configuration."""
+        """Classes, weights, settings and configuration."""
         module_of(model)
-        return describe(MaxModel.of(model))
+        return describe(MaxModel.of(model), digests=digests)
 
     def read_sources(self, model: Any, names: Iterable[str]) -> dict[str, Any]:
         """The text of the classes of the named modules."""

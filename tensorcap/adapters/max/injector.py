@@ -154,7 +154,7 @@ def read_archived(
         UsageError: It does not fit.
     """
     archive = substitution.archive
-    bits, logical = archive.read(record), logical_dtype(dtype)
+    bits, logical = substitution.read(record), logical_dtype(dtype)
     if bits.shape != shape:
         raise no_fit(archive, key, bits.shape, shape)
     try:

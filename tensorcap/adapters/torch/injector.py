@@ -1,7 +1,8 @@
 """Archived tensors in the place of the arguments and results of a torch model's calls.
 
-The model goes on with a fresh copy, with the dtype, the device and the strides of its own tensor, so that
-neither the archive nor another call sees a write in place. Gradients go through to the model's own tensor.
+The model goes on with a fresh copy, with the dtype, the device and the strides of its own tensor. What a call
+writes to its copy of an argument is written to its caller's tensor when it ends, so that a state that is kept
+in place is what the call made it. Gradients go through to the model's own tensor.
 """
 
 from __future__ import annotations
@@ -21,9 +22,16 @@ from tensorcap_formats.float_formats import MASK_SENTINELS
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
+Copies = list[tuple[torch.Tensor, torch.Tensor, int]]  # the caller's tensor, the copy, its version
+
 
 def inject(
-    substitution: Substitution, call: Call, kind: Kind, slots: Sequence[str], values: list[Any]
+    substitution: Substitution,
+    call: Call,
+    kind: Kind,
+    slots: Sequence[str],
+    values: list[Any],
+    copies: Copies | None = None,
 ) -> list[Any]:
     """Replace the values that a call goes on with, or its caller gets; containers stay the same.
 
@@ -33,6 +41,7 @@ def inject(
         kind: Whether the values are its arguments or its result.
         slots: The slot of each value.
         values: The values, which are recorded already.
+        copies: Where to note what `write_back` needs; None if nothing is written back.
 
     Raises:
         UsageError: A tensor does not fit.
@@ -41,10 +50,22 @@ def inject(
     if planned is None:
         return values
     try:
-        return _CallInjector(substitution, call, planned).replace(slots, values)
+        injector = _CallInjector(substitution, call, planned)
+        replaced = injector.replace(slots, values)
     except UsageError as error:
         substitution.failure = error
         raise
+    if copies is not None:
+        copies += injector.writable_copies()
+    return replaced
+
+
+def write_back(copies: Copies) -> None:
+    """Write to the caller's tensors what a call wrote to its copies of them."""
+    with torch.no_grad():
+        for own, copy, version in copies:
+            if copy._version != version:
+                own.copy_(copy)
 
 
 class _CallInjector:
@@ -65,6 +86,16 @@ class _CallInjector:
                 self._substitution.note_left(self._call.key(name), is_held=name in names)
         return replaced
 
+    def writable_copies(self) -> Copies:
+        """Return copies of tensors that a call may write to: not of a graph, nor of shared elements."""
+        return [
+            (natural, copy, copy._version)
+            for copies in self._copies.values()
+            for natural, _, copy in copies
+            if not (natural.requires_grad or natural.is_inference() or copy.is_inference())
+            and _has_own_elements(natural)
+        ]
+
     def _value(self, slot: str, value: Any) -> Any:
         return rebuild(value, KINDS, lambda name, natural: self._tensor(leaf_slot(slot, name), natural))
 
@@ -80,7 +111,7 @@ class _CallInjector:
         except NotCapturableError as error:
             self._substitution.note_left(key, str(error))
             return natural
-        bits = self._substitution.archive.read(record)
+        bits = self._substitution.read(record)
         for earlier, earlier_bits, copy in self._copies.get(id(natural), ()):
             # one tensor passed twice stays one: attention asks whether key and value are the same
             is_same = earlier is natural and earlier_bits.shape == bits.shape
@@ -97,24 +128,32 @@ class _CallInjector:
     def _fit(self, key: Key, bits: Array, dtype: DType, own: torch.Tensor) -> tuple[torch.Tensor, str]:
         """A tensor like the model's own with archived values; and how they were cast, or an empty text."""
         path = self._substitution.archive.path
-        if tuple(own.shape) != bits.shape:
+        is_alike = tuple(own.shape) == bits.shape
+        if not is_alike and not self._substitution.may_resize(key):
             raise no_fit(self._substitution.archive, key, bits.shape, tuple(own.shape))
         archived = from_stored(bits, dtype)
         try:
             values, cast = cast_to(archived, own.dtype)
         except UsageError as error:
             raise UsageError(f"{path}: {key.text}: does not fit: {error}", hint=error.hint) from None
-        return _like(own).copy_(values), cast
+        return (_like(own).copy_(values) if is_alike else values.to(own.device, copy=True)), cast
 
 
 def _like(own: torch.Tensor) -> torch.Tensor:
     """Memory with the strides of a tensor, gaps too: kernels sum and round in another order otherwise."""
-    extent = 1
-    for stride, size in sorted(zip(own.stride(), own.shape, strict=True)):
-        if size > 1 and stride < extent:
-            return torch.empty_like(own, memory_format=torch.contiguous_format)  # elements share memory
-        extent += stride * (size - 1) if size else 0
+    if not _has_own_elements(own):
+        return torch.empty_like(own, memory_format=torch.contiguous_format)
     return torch.empty_strided(own.shape, own.stride(), dtype=own.dtype, device=own.device)
+
+
+def _has_own_elements(tensor: torch.Tensor) -> bool:
+    """Whether no two elements of a tensor share memory."""
+    extent = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride < extent:
+            return False
+        extent += stride * (size - 1) if size else 0
+    return True
 
 
 class _WithGradientOf(torch.autograd.Function):

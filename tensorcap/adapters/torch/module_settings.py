@@ -9,10 +9,9 @@ from typing import Any, Final
 
 from torch import nn
 
+from tensorcap.recording import attribute_settings, is_setting
 from tensorcap.workload import jsonable
 
-_LONGEST_TEXT: Final = 80  # characters; a longer text is no setting
-_MOST_NUMBERS: Final = 16  # in a tuple; a longer one is data
 _ENTRY: Final = re.compile(r"([A-Za-z]\w*)=(\((?:[^()]*)\)|\[(?:[^\[\]]*)\]|[^,\s()\[\]]+)")
 
 
@@ -26,22 +25,10 @@ def module_settings(module: nn.Module) -> dict[str, Any]:
         >>> module_settings(nn.LeakyReLU(0.25))
         {'negative_slope': 0.25, 'inplace': False}
     """
-    settings = {
-        name: jsonable(value)
-        for name, value in vars(module).items()
-        if not name.startswith("_") and name != "training" and _is_setting(value)
-    }
+    settings = attribute_settings({k: v for k, v in vars(module).items() if k != "training"})
     for name, value in _printed(module):
         settings.setdefault(name, jsonable(value))
     return settings
-
-
-def _is_setting(value: object) -> bool:
-    if isinstance(value, str):
-        return len(value) <= _LONGEST_TEXT
-    if isinstance(value, tuple | list):
-        return len(value) <= _MOST_NUMBERS and all(type(item) in (bool, int, float) for item in value)
-    return value is None or isinstance(value, bool | int | float)
 
 
 def _printed(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -57,5 +44,5 @@ def _printed(module: nn.Module) -> Iterator[tuple[str, Any]]:
             value = ast.literal_eval(match[2])
         except (ValueError, SyntaxError):
             value = match[2]
-        if _is_setting(value):
+        if is_setting(value):
             yield match[1], value

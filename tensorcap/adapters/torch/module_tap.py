@@ -12,7 +12,7 @@ from torch import nn
 
 from tensorcap.adapters.torch.direct_calls import is_call_of
 from tensorcap.adapters.torch.gradients import Gradients
-from tensorcap.adapters.torch.injector import inject
+from tensorcap.adapters.torch.injector import Copies, inject, write_back
 from tensorcap.adapters.torch.phase import phase_of
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
 from tensorcap.recording import Call, Point, Recorder, Substitution
@@ -35,6 +35,7 @@ class ModuleTap:
         before_id: The key of our hook among those before a call.
         after_id: The key of our hook among those after a call.
         keyword_slots: The slots of the keywords that were seen.
+        copies: Of calls under way, by token: what stands in the place of their arguments.
     """
 
     point: Point
@@ -48,6 +49,7 @@ class ModuleTap:
     before_id: int = -1
     after_id: int = -1
     keyword_slots: dict[str, str] = field(default_factory=dict)
+    copies: dict[int, Copies] = field(default_factory=dict)
 
     def begin(self, module: nn.Module, token: int) -> Call | None:
         """Begin a call, by the module's `__call__` or by its `forward`.
@@ -101,7 +103,8 @@ class ModuleTap:
             return args, kwargs
         slots = [slot for slot, _ in self._named(args, kwargs)]
         with untraced():
-            values = inject(self.substitution, call, "input", slots, [*args, *kwargs.values()])
+            copies = self.copies[call.token] = []
+            values = inject(self.substitution, call, "input", slots, [*args, *kwargs.values()], copies=copies)
         return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
 
     def follow_inputs(self, token: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -131,6 +134,7 @@ class ModuleTap:
             with untraced():
                 self.leaves.record(call, "output", output, required=False)
             self.follow_output(call.token, output)
+            write_back(self.copies.pop(call.token, []))
             if self.substitution is not None:
                 with untraced():
                     (output,) = inject(self.substitution, call, "output", ["output"], [output])

@@ -76,6 +76,7 @@ class ModuleRerun:
         self._calls: dict[int, int] = {}  # by module: calls in this step
         self._depth = 0  # 1 within the call, 2 within a call within it
         self._returned: dict[int, list[tuple[int, Any]]] = {}  # by module: numbers of calls, results
+        self._replaced: set[int] = set()  # modules of which the target has results
         self._order: dict[int, int] = {}  # by module: place among the calls within
         self._tensor: torch.Tensor | None = None  # the one of the key
         self.operations: Mapping[str, Operation] = {}
@@ -144,7 +145,8 @@ class ModuleRerun:
     def run(self, mutation: CallMutation) -> Array | None:
         """Call the module again.
 
-        1. Calls within it that were made then return what they returned, or what the mutation says.
+        1. Calls within it return what the target's returned, or what the mutation says; those that the target
+           does not make, as of a dropout, are made, and all if the mutation wants that.
         2. Tensors and settings are mutated, then arguments; operations while the code runs.
         3. The call ends with the tensor of the key, or with its result.
         """
@@ -152,7 +154,7 @@ class ModuleRerun:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             for name, module in self._within.items():
-                if id(module) in self._returned:
+                if id(module) in self._returned and not mutation.makes_calls_within:
                     stack.enter_context(with_forward(module, self._stub(module, mutation.results.get(name))))
             self._calls = {}
             try:
@@ -204,6 +206,7 @@ class ModuleRerun:
             values = self._inject(module, number, "input", slots, [*args, *kwargs.values()])
             args, kwargs = tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
             self._inputs, self._returned, self._depth = copy.deepcopy((args, kwargs)), {}, 1
+            self._replaced = set()
             try:
                 result = forward(*args, **kwargs)
             finally:
@@ -215,7 +218,10 @@ class ModuleRerun:
         return call
 
     def _wrap_inner(self, module: nn.Module, forward: Forward) -> Forward:
-        """Wrap `forward` of a module within: it returns what the target's returned, which is kept."""
+        """Wrap `forward` of a module within: it returns what the target's returned, which is kept.
+
+        The code of one of which the target has no result counts as the module's own.
+        """
 
         def call(*args: Any, **kwargs: Any) -> Any:
             number = self._count_call(module)
@@ -224,7 +230,9 @@ class ModuleRerun:
             if number == self._key.call and self._key.site in self._sites[id(module)]:
                 for slot, value in self._name_slots(module, args, kwargs):
                     self._take(slot, value)
-            self._depth = 2
+            if self._substitution.planned(self._sites[id(module)][0], self._step, number, "output"):
+                self._replaced.add(id(module))
+                self._depth = 2
             try:
                 result = forward(*args, **kwargs)
             finally:
@@ -253,8 +261,11 @@ class ModuleRerun:
         return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
 
     def _stub(self, module: nn.Module, other: Edit | str | None) -> Forward:
-        """Make a `forward` that returns what was returned then, or that edited, or another call's result."""
-        own = self._returned[id(module)]
+        """Make a `forward` that returns what was returned then, or that edited, or another call's result.
+
+        One of which the target has no result runs, on what it is given now.
+        """
+        own, forward = self._returned[id(module)], module.forward
         results = self._returned[id(self._within[other])] if isinstance(other, str) else own
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -265,6 +276,8 @@ class ModuleRerun:
                     self._take(slot, value)
                 if self._tensor is not None:
                     raise _CallIsOver
+            if id(module) not in self._replaced and not isinstance(other, str):
+                result = forward(*args, **kwargs)
             return apply_edit(result, other) if isinstance(other, Edit) else _copy(result)
 
         return call
@@ -298,7 +311,7 @@ class ModuleRerun:
         """Find the floating parameters and buffers that may be mutated, by name."""
         slots: dict[str, TensorSlot] = {}
         for path, module in {"": self._module, **self._within}.items():
-            if path and id(module) in self._returned:
+            if path and id(module) in self._replaced:
                 continue
             for registry in (module._parameters, module._buffers):
                 for name, tensor in registry.items():

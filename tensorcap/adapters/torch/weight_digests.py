@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any, Final
 
 import torch
 from torch import nn
 
 from tensorcap.adapters.protocol import NotCapturableError
-from tensorcap.adapters.torch.tensors import Stored, stored
-from tensorcap_formats.digests import ALGORITHMS, DEFAULT_ALGORITHM
-from tensorcap_formats.statistics import StatisticsBuilder
+from tensorcap.adapters.torch.tensors import stored
+from tensorcap.recording import summarize_weight
 
-_BLOCK: Final = 1 << 17  # elements that are hashed and summed up while they are in a core's cache
 _REFUSALS: Final = (NotCapturableError, RuntimeError, NotImplementedError, TypeError)
 
 
@@ -38,20 +35,8 @@ class WeightDigests:
                 tensor.is_neg(),
             )
             if memory not in self._known:
-                self._known[memory] = _summarize(stored(tensor))
+                bits, dtype, _ = stored(tensor)
+                self._known[memory] = summarize_weight(bits, dtype)
             return self._known[memory]
         except _REFUSALS:  # sparse, quantised, sharded: what it is says its dtype or its class
             return {}
-
-
-def _summarize(tensor: Stored) -> dict[str, Any]:
-    flat = tensor.bits.reshape(-1)
-    hasher, builder = ALGORITHMS[DEFAULT_ALGORITHM](), StatisticsBuilder(tensor.dtype)
-    for start in range(0, flat.size, _BLOCK):
-        block = flat[start : start + _BLOCK]
-        hasher.update(block.view("u1"))
-        builder.add(block)
-    return {
-        "digest": f"{DEFAULT_ALGORITHM}:{hasher.hexdigest()}",
-        "statistics": asdict(builder.result()),
-    }

@@ -208,6 +208,6 @@ def _measure_residual(
         with np.errstate(invalid="ignore", over="ignore"):
             error = np.linalg.norm(np.where(is_same, 0, values - reference).ravel())
             scale = np.linalg.norm(reference[np.isfinite(reference)])
-        residual = float(error / scale) if scale else (0.0 if error == 0 else math.inf)
+            residual = float(error / scale) if scale else (0.0 if error == 0 else math.inf)
         worst = max(worst, residual if math.isfinite(residual) else math.inf)
     return worst

@@ -14,6 +14,7 @@ from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.match.fingerprints import Agreement
 from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.names import Index, SiteTemplate, name_of, plain_name
+from tensorcap_formats.records import Record
 
 Item = TypeVar("Item")
 Place = tuple[Index, Index]  # numbers of the reference's member, and of the target's
@@ -70,6 +71,30 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Placed:
+    """A layout, and the order in which it takes the target's tensors.
+
+    Attributes:
+        fit: The layout.
+        order: The order.
+    """
+
+    fit: Fit
+    order: tuple[int, ...]
+
+    @property
+    def key(self) -> object:
+        """What makes it the same layout as another one."""
+        return self.fit.steps, self.fit.order, self.order
+
+    def of(
+        self, pair: tuple[Sequence[Record], Sequence[Record]]
+    ) -> tuple[Sequence[Record], Sequence[Record]]:
+        """The tensors of both sides, the target's in that order."""
+        return pair[0], [pair[1][i] for i in self.order]
+
+
+@dataclass(frozen=True, slots=True)
 class Fusion:
     """Parts and the whole that they make.
 
@@ -87,6 +112,7 @@ class Fusion:
         similarity: What nesting, classes and parameters say, in nats.
         fit: The layout; None if none is certain.
         order: In which the layout takes or gives the parts.
+        others: The layouts of members that values give another one, by the whole's numbers.
     """
 
     is_split: bool
@@ -102,6 +128,7 @@ class Fusion:
     similarity: float = 0.0
     fit: Fit | None = None
     order: tuple[int, ...] = ()
+    others: Mapping[Index, Placed] = field(default_factory=dict)
 
     @property
     def score(self) -> float:

@@ -195,6 +195,8 @@ def _measure_sum(matching: Matching, by_size: Means, sites: Sequence[str], whole
     beside = [abs(other - mean) for other, _ in (*means[:start][-1:], *means[stop : stop + 1])]
     usual = min(UNRELATED * scale, *(abs(part.mean) for part in (fingerprint, *parts)), *beside) / scale
     distance = abs(fingerprint.mean - mean) / scale
+    if not math.isfinite(distance):
+        return None
     nats = math.log(max(usual, rounding) / max(distance, rounding))
     return Agreement(distance, usual, min(nats, WEIGHTS.tensor_most)) if nats > WEIGHTS.fusion_least else None
 

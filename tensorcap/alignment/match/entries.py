@@ -9,9 +9,10 @@ from typing import Final
 
 from tensorcap.alignment.layout import CLOSE, Fit
 from tensorcap.alignment.mapping import Entry, Evidence, LeftOver, Values, unexplained
-from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
+from tensorcap.alignment.match.candidates import Candidate, Fusion, Place, Placed
 from tensorcap.alignment.match.fusion import tensors_of
 from tensorcap.alignment.match.match_weights import WEIGHTS
+from tensorcap.alignment.match.member_layouts import fit_members
 from tensorcap.alignment.match.pairs import RecordPair
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import SlotPair, Slots, Steps, describe_lack
@@ -26,14 +27,23 @@ _TRIED: Final = 3  # members on which layouts are tried, if the first leave doub
 def entries_of_pair(slots: Slots, candidate: Candidate) -> Written:
     """Write a pair of site templates as entries.
 
-    1. The layout is found on the members that agree best, see `_fit_members`. Without a certain one, the pair
-       gets the usual layout of such shapes and a doubt, or is left over.
+    1. The layout is that of most members, see `fit_members`. Without a certain one, the pair gets the usual
+       layout of such shapes and a doubt, or is left over.
     2. Members whose calls the main outputs' layout pairs as a whole share an entry of the two sites.
     3. The others get an entry for each slot; arguments bring reasons of their own.
     """
     matching = slots.matching
     templates = reference, target = matching.templates_of(candidate)
-    place, records, fit = _fit_members(slots, candidate)
+    pairs = [matching.records_of(candidate, place) for place in candidate.places]
+    layouts = fit_members(
+        slots,
+        pairs,
+        lambda pair: find_placed(slots, pair),
+        first=map(candidate.places.index, _best_places(candidate)),
+        is_usual=lambda layout: not layout.fit.steps,
+    )
+    place, records = candidate.places[layouts.number], pairs[layouts.number]
+    fit = layouts.layout.fit if layouts.layout else None
     is_lost = fit is not None and _is_in_another_order(candidate, place, fit)
     lack = describe_lack(fit, is_lost=is_lost) if fit is None or not fit.is_sure or is_lost else ""
     usual = slots.usual_layout(*records) if lack else None
@@ -41,8 +51,9 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Written:
         names = f"{candidate.reference} and {candidate.target}"
         left, right = zip(*(matching.sites_of(candidate, place) for place in candidate.places), strict=True)
         return [], unexplained(left, right, f"{names} belong together, but {lack}")
-    residuals = slots.residuals(fit, [matching.records_of(candidate, p) for p in candidate.places])
-    evidence, reason = slots.judge.explain_pair(candidate, place, records, fit, residuals)
+    evidence, reason = slots.judge.explain_pair(candidate, place, records, fit, layouts.residuals)
+    sites = [matching.sites_of(candidate, place)[1] for place in candidate.places]
+    reason += layouts.describe_others(sites)
     if usual is not None:  # what is certain is that they belong together
         reason += f"; but {lack}"
     steps = fit.steps if fit is not None and not lack else usual or ()
@@ -76,14 +87,10 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Written:
     ], []
 
 
-def _fit_members(slots: Slots, candidate: Candidate) -> tuple[Place, RecordPair, Fit | None]:
-    """Find the layout of a pair on its best members: the first that is proven, or else the last tried."""
-    for place in _best_places(candidate):
-        records = slots.matching.records_of(candidate, place)
-        fit = slots.find_layout(*records)
-        if fit is None or fit.is_proven:
-            break
-    return place, records, fit
+def find_placed(slots: Slots, pair: RecordPair) -> Placed | None:
+    """The best layout between the tensors of one place, the target's in their own order."""
+    fit = slots.find_layout(*pair)
+    return None if fit is None else Placed(fit, tuple(range(len(pair[1]))))
 
 
 def write_entries(

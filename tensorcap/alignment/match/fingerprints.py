@@ -25,7 +25,7 @@ from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
 
-_FEW: Final = 8  # elements: a smaller tensor proves nothing
+FEW: Final = 8  # elements: a smaller tensor proves nothing
 UNRELATED: Final = 0.1  # a usual distance of tensors that have nothing to do with each other
 _FREE: Final = 3  # numbers of a fingerprint that are independent of each other, taken low
 _MANY: Final = 3000  # fingerprints of one size, above which only neighbours by l2 are looked at
@@ -58,7 +58,7 @@ class Fingerprint:
         return cls(
             size,
             sum(part.mean * part.size for part in parts) / size,
-            math.sqrt(sum(part.l2**2 for part in parts)),
+            math.hypot(*(part.l2 for part in parts)),
             min(part.minimum for part in parts),
             max(part.maximum for part in parts),
         )
@@ -112,11 +112,14 @@ class Fingerprints:
     def joint_fingerprint(self, records: Iterable[Record]) -> Fingerprint | None:
         """The fingerprint of several records together; None if one of them has none."""
         known = [self.fingerprint(record) for record in records]
-        return Fingerprint.concatenated([p for p in known if p]) if known and all(known) else None
+        if not known or not all(known):
+            return None
+        joint = Fingerprint.concatenated([p for p in known if p])
+        return joint if math.isfinite(joint.l2) else None
 
     def _compute(self, record: Record) -> Fingerprint | None:
         size = record.size
-        statistics = self.statistics(record) if size >= _FEW else None
+        statistics = self.statistics(record) if size >= FEW else None
         if statistics is None or statistics.minimum is None or statistics.maximum is None:
             return None
         if statistics.mean is None or not statistics.l2 or statistics.minimum == statistics.maximum:

@@ -8,17 +8,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from tensorcap.alignment.layout import CLOSE, Fit
-from tensorcap.alignment.match.candidates import Fusion
+from tensorcap.alignment.match.candidates import Fusion, Placed
 from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.member_layouts import fit_members
+from tensorcap.alignment.match.pair_evidence import order_by_names
+from tensorcap.alignment.match.pairs import RecordPair
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
-from tensorcap.alignment.names import Index
+from tensorcap.alignment.names import PARAMETER_SLOTS, Index
 from tensorcap_formats.records import Record
 
 _PARTS: Final = 4  # tensors whose order in a fused one is looked for
@@ -159,23 +162,114 @@ def fit_fusion(
     certain.
     """
     distances = {index: agreement.distance for index, agreement in fusion.agreeing.items()}
-    best = min(distances or fusion.places, key=lambda index: (distances.get(index, 0.0), index))
-    reference, target = tensors_of(matching, fusion, best, slot_pair)
-    plain = tuple(range(len(target)))
-    is_fixed = fusion.is_split or fusion.is_sum or len(target) > _PARTS
-    tried = [plain] if is_fixed else list(itertools.permutations(plain))
+    places = sorted(
+        fusion.places, key=lambda index: (index not in distances, distances.get(index, 0.0), index)
+    )
+    pairs = [tensors_of(matching, fusion, index, slot_pair) for index in places]
     most = _SUMMED if fusion.is_sum else CLOSE if fusion.agreeing and slot_pair is None else math.inf
+    usual = order_by_names([*fusion.parts], fusion.whole) if fusion.axis is None and not fusion.is_sum else ()
+    layouts = fit_members(
+        slots,
+        pairs,
+        lambda pair: _search(slots, fusion, pair, most),
+        first=[0],
+        is_usual=lambda layout: (layout.fit.order if fusion.is_split else layout.order) == usual,
+    )
+    layout = layouts.layout
+    if layout is None:
+        layout = _fit_as_results(slots, fusion, *pairs[0]) if slot_pair is not None else None
+        return _with_layout(fusion, layout)
+    others = {places[number]: other for number, other in layouts.others.items()}
+    fitted = _with_layout(fusion, layout, others)
+    is_lone = 2 * len(layouts.voters) <= len(places) and layout.fit.residual is not None
+    if not usual or fitted.order == usual or slot_pair is not None or not is_lone:
+        return fitted
+    order = _order_without_majority(matching, slots, fitted, [places[i] for i in layouts.voters], usual)
+    if order == fitted.order:
+        return fitted
+    ordered = _in_order(slots, fusion, layout, pairs[layouts.number], order)
+    return _with_layout(fusion, ordered, {places[number]: layout for number in layouts.voters})
+
+
+def _with_layout(
+    fusion: Fusion, layout: Placed | None, others: Mapping[Index, Placed] | None = None
+) -> Fusion:
+    """A fusion with its layout, and the layouts of members that have another one."""
+    if layout is None:
+        return replace(fusion, fit=None, order=())
+    order = layout.fit.order if fusion.is_split else layout.order
+    return replace(fusion, fit=layout.fit, order=order, others=others or {})
+
+
+def _order_without_majority(
+    matching: Matching, slots: Slots, fusion: Fusion, voters: Sequence[Index], usual: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The order of parts of which few layers have another one than their names say, and most say nothing.
+
+    It is that of their weights, if these are stored; else that of their values, if what is computed of them
+    agrees in one of these layers; else that of their names: the layers that follow are wrong because of them.
+    """
+    weights = _weights_in_order(matching, slots, fusion)
+    if weights is not None:
+        return weights
+    side = 1 if fusion.is_split else 0
+    is_confirmed = any(matching.is_confirmed(side, fusion.places[index][1]) for index in voters)
+    return fusion.order if is_confirmed else usual
+
+
+def _weights_in_order(matching: Matching, slots: Slots, fusion: Fusion) -> tuple[int, ...] | None:
+    """The order in which the weights of parts are in that of their whole; None if none is proven."""
+    part_side, whole_side = matching.sides_of_fusion(is_split=fusion.is_split)
+    sites, whole_site = fusion.places[min(fusion.places)]
+    whole = whole_side.member(whole_site).other_tensors
+    for slot in sorted(set.intersection(*(set(part_side.member(site).other_tensors) for site in sites))):
+        if slot.startswith(PARAMETER_SLOTS) and slot in whole:
+            of_weights = fit_fusion(matching, slots, fusion, (slot, slot))
+            if of_weights.fit is not None and of_weights.fit.is_proven:
+                return of_weights.order
+    return None
+
+
+def _in_order(
+    slots: Slots, fusion: Fusion, layout: Placed, pair: RecordPair, order: tuple[int, ...]
+) -> Placed:
+    """A layout with the parts in another order, whatever values say."""
+    reference, target = pair
+    if not fusion.is_split:
+        ordered, choice = [target[i] for i in order], (layout.fit.steps, layout.fit.order)
+    else:
+        ordered, choice = list(target), (_reordered(layout.fit, order), order)
+    fit = slots.find_layout(reference, ordered, among=[choice])
+    assert fit is not None  # the parts have the same shapes in any order
+    return Placed(fit, order if not fusion.is_split else layout.order)
+
+
+def _reordered(fit: Fit, order: tuple[int, ...]) -> tuple[str, ...]:
+    """The steps of a layout that give parts in another order."""
+    steps = []
+    for step in fit.steps:
+        name, *rest = step.split()
+        if name == "split" and "," in rest[-1]:
+            sizes = dict(zip(fit.order, rest[-1].split(","), strict=True))
+            step = f"split {rest[0]} {','.join(sizes[i] for i in order)}"
+        steps.append(step)
+    return tuple(steps)
+
+
+def _search(slots: Slots, fusion: Fusion, pair: RecordPair, most: float) -> Placed | None:
+    """The best layout of one place, in any order of the target's parts; None if none is certain."""
+    plain = tuple(range(len(pair[1])))
+    is_fixed = fusion.is_split or fusion.is_sum or len(plain) > _PARTS
+    fits = (
+        (order, slots.find_layout(pair[0], [pair[1][i] for i in order]))
+        for order in ([plain] if is_fixed else itertools.permutations(plain))
+    )
     sure = [
-        (order, fit)
-        for order in tried
-        if (fit := slots.find_layout(reference, [target[i] for i in order])) is not None
-        and fit.is_sure
-        and (fit.residual is None or fit.residual <= most)
+        Placed(fit, order)
+        for order, fit in fits
+        if fit is not None and fit.is_sure and (fit.residual is None or fit.residual <= most)
     ]
-    order, fit = min(sure, key=lambda f: f[1].residual or 0.0, default=((), None))
-    if fit is None and slot_pair is not None:
-        order, fit = _fit_as_results(slots, fusion, reference, target)
-    return replace(fusion, fit=fit, order=fit.order if fit and fusion.is_split else order)
+    return min(sure, key=lambda layout: layout.fit.residual or 0.0, default=None)
 
 
 def tensors_of(
@@ -191,19 +285,23 @@ def tensors_of(
 
 def _fit_as_results(
     slots: Slots, fusion: Fusion, reference: Sequence[Record], target: Sequence[Record]
-) -> tuple[tuple[int, ...], Fit | None]:
+) -> Placed | None:
     """The layout of the results, on the one axis where it fits."""
     order, steps = fusion.order, fusion.fit.steps if fusion.fit else ()
     cuts = [step.split() for step in steps if not step.startswith(("squeeze", "unsqueeze"))]
     if len(cuts) != 1 or cuts[0][0] not in ("split", "concat"):
-        return order, None
+        return None
     name, _, *sizes = cuts[0]
     ordered = target if fusion.is_split else [target[i] for i in order]
     taken = order if fusion.is_split else (0,)
     among = [((" ".join([name, str(axis), *sizes]),), taken) for axis in range(len(reference[0].shape))]
     fits = [slots.find_layout(reference, ordered, among=[candidate]) for candidate in among]
     fitting = [fit for fit in fits if fit is not None]
-    return order, fitting[0] if len(fitting) == 1 else None
+    return (
+        Placed(fitting[0], tuple(range(len(target))) if fusion.is_split else order)
+        if len(fitting) == 1
+        else None
+    )
 
 
 def _tensors(side: Side, site: str, slot: str) -> Sequence[Record]:

@@ -24,6 +24,7 @@ from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.pairs import RecordPair
 from tensorcap.alignment.names import Index, SiteTemplate
+from tensorcap.wording import some
 from tensorcap_formats.records import Record
 
 Shapes = tuple[str, str, tuple[int, ...], tuple[int, ...]]  # classes of two modules, shapes of what they hold
@@ -152,11 +153,23 @@ class PairEvidence:
             doubts += order_doubt([fusion.parts[i] for i in fusion.order], fusion.whole)
         elif list(fusion.order) != sorted(fusion.order):
             doubts.append(f"but they stand in the order {', '.join(map(str, fusion.order))}")
+        doubts += self._describe_other_orders(fusion)
         is_read = fit.residual is not None and fit.residual <= _UNRELATED
         evidence: Evidence = "structure" if fusion.is_tied else "values" if distances or is_read else "shape"
         if fusion.is_by_rule:
             evidence, reasons = "rule", ["by the rule of their names", *reasons]
         return evidence, "; ".join([*reasons, *_describe_read(fit), *doubts])
+
+    def _describe_other_orders(self, fusion: Fusion) -> list[str]:
+        """Which members of a fusion have another layout than most, and which."""
+        by_layout: dict[str, list[str]] = defaultdict(list)
+        for index, layout in fusion.others.items():
+            order = layout.fit.order if fusion.is_split else layout.order
+            words = f"after {', '.join(layout.fit.steps)}"
+            if order != fusion.order and fusion.axis is None:
+                words = f"in the order {', '.join(fusion.parts[i].rpartition('.')[2] for i in order)}"
+            by_layout[words].append(fusion.places[index][1])
+        return [f"but {some(sites)} would agree {words}" for words, sites in by_layout.items()]
 
     def explain_parameters(
         self,
@@ -321,19 +334,47 @@ def order_doubt(parts: Sequence[str], whole: str) -> list[str]:
         >>> order_doubt(["mlp.up_proj", "mlp.gate_proj"], "mlp.gate_up_proj")
         ['but its parts are up, gate by values and gate, up by name']
     """
+    own, _ = _own_words(parts, whole)
+    named, by = _usual_order(parts, whole)
+    if not named or named == own:
+        return []
+    return [f"but its parts are {', '.join(own)} by values and {', '.join(named)} {by}"]
+
+
+def order_by_names(parts: Sequence[str], whole: str) -> tuple[int, ...]:
+    """The order that names give parts in their whole; nothing if they give none.
+
+    Example:
+        >>> order_by_names(["attn.k_proj", "attn.q_proj", "attn.v_proj"], "attn.qkv_proj")
+        (1, 0, 2)
+    """
+    own, _ = _own_words(parts, whole)
+    named, _ = _usual_order(parts, whole)
+    return tuple(map(own.index, named))
+
+
+def _own_words(parts: Sequence[str], whole: str) -> tuple[list[str], list[str]]:
+    """The word of each part that not all of them have, and the words of the whole."""
     names = [*parts, whole]
     while all("." in name for name in names) and len({name.rpartition(".")[2] for name in names}) == 1:
         names = [name.rpartition(".")[0] for name in names]  # `weight`, in a file without slots
     *parts, whole = names
     words = [_words(part) for part in parts]
     shared = set.intersection(*map(set, words))
-    own = [next((word for word in name_words if word not in shared), "") for name_words in words]
-    named, by = _find_named_order(own, _words(whole)), "by name"
-    if not named and all(word in _USUAL for word in own):
-        named, by = sorted(own, key=lambda word: _USUAL[word]), "as a rule"
-    if not named or named == own:
-        return []
-    return [f"but its parts are {', '.join(own)} by values and {', '.join(named)} {by}"]
+    return [next((word for word in name_words if word not in shared), "") for name_words in words], _words(
+        whole
+    )
+
+
+def _usual_order(parts: Sequence[str], whole: str) -> tuple[list[str], str]:
+    """The own words of parts in the order in which they mostly stand, and what says so."""
+    own, words = _own_words(parts, whole)
+    named = _find_named_order(own, words)
+    if named:
+        return named, "by name"
+    if all(word in _USUAL for word in own):
+        return sorted(own, key=lambda word: _USUAL[word]), "as a rule"
+    return [], ""
 
 
 def _find_named_order(own: Sequence[str], whole: Sequence[str]) -> list[str]:
@@ -366,7 +407,7 @@ def _is_ascending(places: Sequence[Place]) -> bool:
 
 
 def _count_text(count: int, whole: int, distance: float, other: float | None) -> str:
-    rest = "" if other is None else f", next best {other:.1g}"
+    rest = "" if other is None or other == float("inf") else f", next best {other:.1g}"
     return f"values: {count} of {whole} agree within {distance:.1g}{rest}"
 
 

@@ -232,5 +232,6 @@ class Pairs:
         one, near = self.sides[side].fingerprints.get(site), self._near
         if one is None:
             return []
-        others = self.sides[1 - side].by_l2.around(one, -math.log1p(-near) + _TINY)
+        apart = -math.log1p(-near) + _TINY if near < 1 else math.inf  # of logarithms of the norms
+        others = self.sides[1 - side].by_l2.around(one, apart)
         return [name for name, other in others if one.distance(other) <= near]

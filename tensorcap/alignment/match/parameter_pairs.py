@@ -14,10 +14,17 @@ from typing import Final
 
 from tensorcap.alignment.mapping import Entry, LeftOver, unexplained
 from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
-from tensorcap.alignment.match.entries import Written, entries_of_fusion, entries_of_pair, write_entries
+from tensorcap.alignment.match.entries import (
+    Written,
+    entries_of_fusion,
+    entries_of_pair,
+    find_placed,
+    write_entries,
+)
 from tensorcap.alignment.match.fusion import fit_fusion
 from tensorcap.alignment.match.fusion_rules import fuse_by_values
 from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.member_layouts import fit_members
 from tensorcap.alignment.match.pair_evidence import PairEvidence, Shapes
 from tensorcap.alignment.match.pairs import RecordPair
 from tensorcap.alignment.match.passes import (
@@ -174,8 +181,8 @@ def parameter_entries(
     *,
     uses_values: bool,
     without: Collection[str] = (),
-) -> tuple[list[Entry], list[LeftOver], Rivals]:
-    """Entries of parameters and buffers and of gradients, what is unsure, and what is contested.
+) -> tuple[list[Entry], list[LeftOver], Rivals, list[str]]:
+    """Entries of parameters and buffers and of gradients, what is unsure or contested, and what failed.
 
     Args:
         slots: Finds layouts between tensors of paired modules.
@@ -217,6 +224,7 @@ def parameter_entries(
         [e for entries, _ in written for e in entries],
         [leftover for _, unsure in written for leftover in unsure],
         rivals(matching),
+        state.failed,
     )
 
 
@@ -233,20 +241,27 @@ def entries_of_parameter_pair(
     """
     candidate, ends = pair.candidate, (f"/{pair.reference}", f"/{pair.target}")
     templates = slots.matching.templates_of(candidate)
-    for records in tensors[:_TRIED]:
-        fit = slots.find_layout(*records)
-        if fit is None or fit.is_proven:
-            break
     is_named = pair.reference == pair.target
     is_parameter = pair.reference.startswith(PARAMETER_SLOTS)
+    is_transposed = judge.is_transposed(*templates) if is_parameter else None
+    layouts = fit_members(
+        slots,
+        tensors,
+        lambda records: find_placed(slots, records),
+        first=range(min(len(tensors), _TRIED)),
+        is_usual=lambda layout: bool(layout.fit.steps) == bool(is_transposed),
+    )
+    records, fit = tensors[layouts.number], layouts.layout.fit if layouts.layout else None
     evidence, reason = slots.judge.explain_parameters(
         candidate.evidence if is_named else "structure",
         tensors,
         records,
         fit,
-        slots.residuals(fit, tensors),
-        is_transposed=judge.is_transposed(*templates) if is_parameter else None,
+        layouts.residuals,
+        is_transposed=is_transposed,
     )
+    sites = [slots.matching.sites_of(candidate, place)[1] + ends[1] for place in pair.places]
+    reason += layouts.describe_others(sites)
     is_sure = fit is not None and fit.is_sure
     shapes = [[record.shape for record in side] for side in records]
     if not is_sure and (not is_named or (fit is not None and shapes[0] != shapes[1])):

@@ -13,6 +13,8 @@ from tensorcap.alignment.match.candidates import Candidate, Fusion
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.slots import Slots
 from tensorcap.alignment.names import Rules
+from tensorcap.wording import fault_text
+from tensorcap_formats.errors import TensorcapError
 
 
 @dataclass(slots=True)
@@ -28,6 +30,7 @@ class MatchState:
             as left over.
         handed_on: Pairs of a template of the reference and one of the target that was given its results, with
             the name of the argument.
+        failed: Passes that ended in an exception, a sentence each; what they and others had paired stands.
     """
 
     matching: Matching
@@ -36,6 +39,7 @@ class MatchState:
     sums: list[Fusion] = field(default_factory=list)
     fusions: list[Fusion] = field(default_factory=list)
     handed_on: list[tuple[Candidate, str]] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +56,16 @@ class Pass:
     run: Callable[[MatchState], None]
     needs_values: bool = True
 
+    @property
+    def words(self) -> str:
+        """Its name in words."""
+        return self.name.replace("_", " ")
+
 
 def run_passes(
     passes: Sequence[Pass], state: MatchState, *, uses_values: bool, without: Collection[str] = ()
 ) -> None:
-    """Run passes in their order.
+    """Run passes in their order; one that fails loses its own pairs alone.
 
     Args:
         passes: The passes.
@@ -66,7 +75,12 @@ def run_passes(
     """
     for each in passes:
         if each.name not in without and (uses_values or not each.needs_values):
-            each.run(state)
+            try:
+                each.run(state)
+            except TensorcapError:
+                raise
+            except Exception as error:  # a fault of ours, which no other pass may be lost by
+                state.failed.append(f"Matching by {each.words} could not be run: {fault_text(error)}.")
 
 
 def pair_by_names(state: MatchState) -> None:

@@ -19,6 +19,7 @@ from tensorcap.alignment.match.derived_outputs import (
     pair_scaled,
 )
 from tensorcap.alignment.match.entries import entries_of_fusion, entries_of_handed_on, entries_of_pair
+from tensorcap.alignment.match.equal_contents import pair_equal_contents
 from tensorcap.alignment.match.fingerprints import Fingerprints
 from tensorcap.alignment.match.fusion_rules import (
     fuse_by_rules,
@@ -64,6 +65,7 @@ PASSES: Final = (
     Pass("fused_shapes", fuse_by_shapes),  # within modules that place has paired
     Pass("placement", pair_by_place),  # between the neighbours that fusions have added
     Pass("lone_children", pair_lone_children),
+    Pass("equal_contents", pair_equal_contents),
     Pass("scaled_values", pair_scaled),
     Pass("sums", fuse_remaining_sums),
     Pass("remaining_names", pair_remaining_names, needs_values=False),
@@ -121,7 +123,7 @@ def propose(
     run_passes(PASSES, state, uses_values=uses_values, without=without)
     slots.learn()
     entries, left_over = _write_entries(state)
-    parameters, unsure, contested = parameter_entries(
+    parameters, unsure, contested, failed = parameter_entries(
         slots, state.fusions, surveys, canonical, uses_values=uses_values, without=without
     )
     unmatched = Unmatched(matching, surveys, slots.judge.bound, known_rules)
@@ -130,7 +132,7 @@ def propose(
     for entry, error in refusals:  # later calls have other shapes, or there are none of the same step
         left_over += leave_over(entry, str(error))
     left_over += unmatched.records(archives, resolved.links, left_over, contested)
-    complete = replace(resolved.alignment, left_over=tuple(left_over))
+    complete = replace(resolved.alignment, left_over=tuple(left_over), failed=(*state.failed, *failed))
     return _sorted(replace(resolved, alignment=complete), sides[0])
 
 

@@ -7,6 +7,7 @@ whose results agree. Only the second is compared after layout steps.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -29,6 +30,7 @@ _FIRST: Final = 1 << 16  # elements that say whether tensors agree as they are
 _MOST: Final = 1 << 26  # elements that are read of one tensor
 _ROUNDINGS: Final = 64  # relative errors up to so many roundings are none of layout
 _FAR: Final = 2.5  # times smaller: the layout of a tensor whose values differ anyway
+_TRIED: Final = 4  # layers of which none is made equal by steps: the others are not looked at
 _CACHES: Final = ("cache", "past_key_values")
 
 _Pair = tuple[Record, Record]
@@ -39,24 +41,35 @@ class _Candidate:
     """Places that may have another layout throughout a port.
 
     Attributes:
-        pairs: Records of both sides, in execution order.
+        moved: Pairs of records that agree after the steps and not before, in execution order.
+        unmoved: Those that agree as they are, or far better so.
+        others: Those that say nothing: they agree with and without, or never, or cannot be read.
         steps: From the target's tensors to the reference's.
         entries: The entries that say so.
     """
 
-    pairs: tuple[_Pair, ...]
+    moved: tuple[_Pair, ...]
+    unmoved: tuple[_Pair, ...]
+    others: tuple[_Pair, ...]
     steps: tuple[str, ...]
     entries: tuple[Entry, ...]
+
+    @property
+    def pairs(self) -> tuple[_Pair, ...]:
+        """All pairs."""
+        return self.moved + self.unmoved + self.others
 
 
 def find_systematic_layouts(reference: Archive, target: Archive) -> list[Entry]:
     """Find layouts that move elements between places of equal keys, in all layers alike.
 
     1. Places whose names differ only in numbers are looked at together. They come into question if the
-       statistics of the first pair agree, its values do not, and steps make them equal to rounding.
-    2. Most of the pairs agree far better after these steps; the others are errors, and stay ones.
-    3. What is computed of them agrees: the results of the nearest module around the first pair do as they
-       are, or come out so by this same rule. Results of the model itself are never moved, save its caches.
+       statistics of a pair agree, its values do not, and steps make them equal to rounding.
+    2. More pairs agree far better after these steps than as they are, or as many; the others are errors, and
+       stay ones. A pair that no steps make equal, or that cannot be read, has no vote.
+    3. What is computed of one of them agrees, see `_has_agreeing_results`, or all of them lie behind one that
+       stays as it is; of as many that stay as they are, what is computed differs. Results of the model itself
+       are never moved, save its caches.
 
     Returns:
         An entry for each place, with evidence `rule`.
@@ -69,12 +82,11 @@ def find_systematic_layouts(reference: Archive, target: Archive) -> list[Entry]:
             groups.setdefault(_template(record.key), []).append((record, partner))
     candidates: list[_Candidate] = []
     for pairs in groups.values():
-        steps = _steps_if_readable(pairs[0], reference, target)
+        steps = _common_steps(pairs, reference, target)
         if steps:
             places = dict.fromkeys(place_of(record) for record, _ in pairs)
-            candidates.append(
-                _Candidate(tuple(pairs), steps, tuple(_entry(p, steps, len(places)) for p in places))
-            )
+            entries = tuple(_entry(place, steps, len(places)) for place in places)
+            candidates.append(_polled(pairs, steps, entries, reference, target))
     kept = _systematic(candidates, reference, target, lambda record: partners.get(record.key.text))
     return [entry for candidate in kept for entry in candidate.entries]
 
@@ -88,9 +100,10 @@ def without_lone_moves(mapping: ResolvedMapping) -> ResolvedMapping:
         if entry.moves_equal_names:
             pairs = [(link.reference[0], link.target[0]) for link in links]
             if all(_may_move(record) for record, _ in pairs):
-                candidates.append(_Candidate(tuple(pairs), entry.steps, (entry,)))
-    first = [c for c in candidates if _steps_if_readable(c.pairs[0], mapping.reference, mapping.target)]
-    kept = _systematic(first, mapping.reference, mapping.target, lambda record: partners.get(record.key.text))
+                candidates.append(_polled(pairs, entry.steps, (entry,), mapping.reference, mapping.target))
+    kept = _systematic(
+        candidates, mapping.reference, mapping.target, lambda record: partners.get(record.key.text)
+    )
     confirmed = {id(entry) for candidate in kept for entry in candidate.entries}
 
     def changed(entry: Entry) -> Entry:
@@ -132,6 +145,53 @@ def _may_move(record: Record) -> bool:
     )
 
 
+def _common_steps(pairs: Sequence[_Pair], reference: Archive, target: Archive) -> tuple[str, ...]:
+    """The steps that make most of those pairs equal that any steps make equal; none if there are none."""
+    votes: Counter[tuple[str, ...]] = Counter()
+    for number, pair in enumerate(pairs):
+        if number == _TRIED and not votes:
+            break
+        known = next((steps for steps in votes if _is_made_equal(pair, steps, reference, target)), ())
+        steps = known or _steps_if_readable(pair, reference, target)
+        if steps:
+            votes[steps] += 1
+    return votes.most_common(1)[0][0] if votes else ()
+
+
+def _is_made_equal(pair: _Pair, steps: tuple[str, ...], reference: Archive, target: Archive) -> bool:
+    """Whether two tensors that differ are equal to rounding after some steps."""
+    if pair[0].digest and pair[0].digest == pair[1].digest:
+        return False
+    after = _residual(pair, steps, reference, target)
+    return after is not None and after <= _bound(pair)
+
+
+def _polled(
+    pairs: Sequence[_Pair],
+    steps: tuple[str, ...],
+    entries: tuple[Entry, ...],
+    reference: Archive,
+    target: Archive,
+) -> _Candidate:
+    """The candidate with the pairs that speak for it, those against, and those that say nothing."""
+    sides: dict[bool | None, list[_Pair]] = {True: [], False: [], None: []}
+    for pair in pairs:
+        sides[_is_better_after(pair, steps, reference, target)].append(pair)
+    moved, unmoved, others = map(tuple, sides.values())
+    return _Candidate(moved, unmoved, others, steps, entries)
+
+
+def _is_better_after(pair: _Pair, steps: tuple[str, ...], reference: Archive, target: Archive) -> bool | None:
+    """Whether two tensors agree far better after steps than before, or far worse; None for neither."""
+    after, before = (_residual(pair, each, reference, target) for each in (steps, ()))
+    if after is None:
+        return None
+    bound = _bound(pair)
+    if before is None or after * _FAR <= before or after <= bound < before:
+        return True
+    return False if before * _FAR <= after or before <= bound < after else None
+
+
 def _steps_if_readable(pair: _Pair, reference: Archive, target: Archive) -> tuple[str, ...]:
     """As `_steps_of`; none if a tensor cannot be read, which the comparison says of it."""
     try:
@@ -164,7 +224,7 @@ def _systematic(
     partner: Callable[[Record], Record | None],
 ) -> list[_Candidate]:
     """The candidates that most of their pairs bear out, and whose consequences agree."""
-    kept = [candidate for candidate in candidates if _is_borne_out(candidate, reference, target)]
+    kept = [c for c in candidates if c.moved and len(c.moved) >= len(c.unmoved)]
     if not kept:
         return []
     results: dict[tuple[int, int, int, str], list[Record]] = {}
@@ -185,29 +245,24 @@ def _systematic(
             )
         return agreeing[text]
 
+    def is_harmless(candidate: _Candidate, moved: Iterable[str]) -> bool:
+        """Whether it is a layout: what is computed of it agrees, or is wrong before it."""
+        unmoved = [ours for ours, _ in candidate.unmoved]
+        is_right_without = any(_has_agreeing_results(ours, results, (), agrees) for ours in unmoved)
+        if any(_has_agreeing_results(ours, results, moved, agrees) for ours, _ in candidate.moved):
+            return not is_right_without or len(candidate.moved) > len(unmoved)
+        first = min(ours.order for ours, _ in candidate.moved)
+        return not is_right_without and any(ours.order < first for ours in unmoved)
+
     while True:
         moved = {record.key.text for candidate in kept for record, _ in candidate.pairs}
-        harmless = [c for c in kept if _is_harmless(c.pairs[0][0], results, moved, agrees)]
+        harmless = [c for c in kept if is_harmless(c, moved)]
         if len(harmless) == len(kept):
             return kept
         kept = harmless
 
 
-def _is_borne_out(candidate: _Candidate, reference: Archive, target: Archive) -> bool:
-    """Whether most pairs agree far better after the steps than before."""
-    votes = 0
-    for ours, theirs in candidate.pairs:
-        after, before = (
-            _residual((ours, theirs), steps, reference, target) for steps in (candidate.steps, ())
-        )
-        if after is None:
-            return False
-        is_better = before is None or after * _FAR <= before or after <= _bound((ours, theirs)) < before
-        votes += 1 if is_better else -1
-    return votes > 0
-
-
-def _is_harmless(
+def _has_agreeing_results(
     record: Record,
     results: Mapping[tuple[int, int, int, str], Sequence[Record]],
     moved: Iterable[str],

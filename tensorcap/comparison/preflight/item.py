@@ -73,7 +73,7 @@ def item_text(one: Item) -> str:
     sides = ""
     if one.kind == "hyperparameters":
         return f"{one_line(one.name)}: {one_line(one.text)}"
-    if one.kind not in ("inputs", "repeat", "mode", "parameters") or "shapes" in one.text:
+    if one.kind not in ("inputs", "repeat", "mode", "parameters", "buffers") or "shapes" in one.text:
         ours, theirs = side_texts(one, _LONGEST)
         sides = f": {ours} in the reference, {theirs} in the target"
     return f"{one.kind} {one_line(one.name)}{sides}. {one_line(one.text)}"

@@ -95,11 +95,12 @@ def compare_buffers(reference: Archive, target: Archive) -> Iterator[Item]:
         if all(entry) and entry[1] != entry[2] and not entry[0].endswith(_OF_CHECKPOINTS)
     ]
     if unlike:
+        name, ours_dtype, theirs_dtype = unlike[0]
         text = (
-            f"{len(unlike)} of the buffers have another dtype, as after model.to(…), which rounds tables "
-            "such as rotary frequencies; from_pretrained(dtype=…) keeps them."
+            f"{len(unlike)} of the buffers have another dtype, {ours_dtype} and {theirs_dtype}, as after "
+            "model.to(…), which rounds tables such as rotary frequencies; from_pretrained(dtype=…) does not."
         )
-        yield make_item("buffers", *unlike[0], text, explains=True)
+        yield make_item("buffers", name, ours_dtype, theirs_dtype, text, explains=True)
     yield from _compare_weights(reference, target, "buffers")
 
 
@@ -266,9 +267,7 @@ def _other_item(
         text += f"; the worst is off by {error:.3g} of its norm."
     else:
         sides = values_text(worst.reference.info), values_text(worst.target.info)
-        text += "."
-        if kind == "parameters":  # of buffers an item says what each side has
-            text = f"{text[:-1]}; the first holds {sides[0]} in the reference, {sides[1]} in the target."
+        text += f"; the first holds {sides[0]} in the reference, {sides[1]} in the target."
     for hint in (
         _place_text(unlike, pairs),
         _exchanged_text(unlike, ours),
