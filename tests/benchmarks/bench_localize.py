@@ -70,7 +70,8 @@ class Port(nn.Module):
 
 def llama() -> Any:
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
+    make_config: Any = transformers.LlamaConfig
+    config = make_config(
         vocab_size=256,
         hidden_size=64,
         intermediate_size=128,
@@ -80,7 +81,8 @@ def llama() -> Any:
         initializer_range=0.06,
         attn_implementation="eager",
     )
-    return transformers.LlamaForCausalLM(config).eval()
+    model: Any = transformers.LlamaForCausalLM(config)
+    return model.eval()
 
 
 def with_mistake() -> Any:
