@@ -55,7 +55,9 @@ def rank_suspects(
     suspects = []
     for rank, merged in enumerate(_merge(sources)):
         examined = _diagnose(merged, compute_dtype) if rank < _DIAGNOSED else None
-        suspects.append(_suspect(merged, examined, free_errors, calls, noise))
+        suspect = _suspect(merged, examined, free_errors, calls, noise)
+        if all(suspect.module != other.module for other in suspects):
+            suspects.append(suspect)
     suspects.sort(key=lambda suspect: suspect.cause == NOISE_CAUSE)
     own_errors = sources[0].own_errors
     with_evidence = {key for one in sources[0].evidence for key in one.keys}  # others are explained by these
@@ -161,13 +163,18 @@ def _suspect(
     calls: Calls,
     noise: Noise | None,
 ) -> Suspect:
-    """Describe a suspect; its cause is noise, else the mistake that explains it, else what R means."""
+    """Describe a suspect; its cause is noise, else the mistake that explains it, else what R means.
+
+    A module that is skipped is suspected itself, not the one whose code should have called it.
+    """
     evidence = merged.evidence
     module, key = evidence.module, evidence.keys[0]
     inherited, total = free_errors.of_module(module)
     floor = None if noise is None else noise.errors.get(key)
     error = evidence.own if evidence.own is not None else total
     mistake = find_mistake(examined)
+    if mistake is not None and mistake.kind == "skipped":
+        module = str(mistake.facts["module"])
     cause, reason = mistake.kind if mistake else "", evidence.reason
     if floor and (error is None or error <= _NOISE * floor):
         cause = NOISE_CAUSE
