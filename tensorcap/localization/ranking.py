@@ -52,7 +52,7 @@ def rank_suspects(
     """
     free_errors = _FreeErrors(free, noise)
     calls = Calls(reference)
-    suspects = []
+    suspects: list[Suspect] = []
     for rank, merged in enumerate(_merge(sources)):
         examined = _diagnose(merged, compute_dtype) if rank < _DIAGNOSED else None
         suspect = _suspect(merged, examined, free_errors, calls, noise)

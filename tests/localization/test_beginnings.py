@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from tensorcap.alignment import align
 from tensorcap.localization import localize
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
@@ -88,3 +89,57 @@ def test_a_result_that_the_model_keeps_in_float32_is_not_rounded_by_a_right_port
     right = located("replay", tmp_path, reference, streams(None, torch.bfloat16))
     assert right.suspects == ()
     assert right.exit_status == 0
+
+
+class Tower(nn.Module):
+    """A stem, layers that are alike, and a head; the names of the parts are given."""
+
+    def __init__(self, names: tuple[str, str, str]) -> None:
+        super().__init__()
+        stem, layers, head = names
+        torch.manual_seed(5)
+        self.names = names
+        self.add_module(stem, nn.Linear(24, 48))
+        self.add_module(layers, nn.ModuleList(Block(skips_norm=False) for _ in range(3)))
+        self.add_module(head, nn.Linear(48, 8))
+        for weight in self.parameters():
+            nn.init.normal_(weight, std=0.2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        stem, layers, head = (getattr(self, name) for name in self.names)
+        x = stem(x)
+        for layer in layers:
+            x = layer(x)
+        return head(x)
+
+
+def towers() -> tuple[Workload, Workload]:
+    inputs = torch.randn(2, 12, 24, generator=torch.Generator().manual_seed(1))
+    reference, target = Tower(("embed", "layers", "classifier")), Tower(("patches", "blocks", "out"))
+    with torch.no_grad():  # inputs in another order than the weight takes them
+        target.patches.weight.copy_(reference.embed.weight.view(48, 6, 4).transpose(1, 2).reshape(48, 24))
+    return Workload(reference.eval(), {"x": inputs}), Workload(target.eval(), {"x": inputs})
+
+
+@pytest.mark.spec("ALN-140")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_wrong_first_module_of_another_name_is_accused_since_parameters_pair_the_layers(
+    way: str, tmp_path: Path
+) -> None:
+    reference, target = towers()
+    localization = located(way, tmp_path, reference, target)
+    assert localization.suspects[0].module == "embed"
+
+
+@pytest.mark.spec("ALN-140")
+def test_layers_whose_values_all_differ_are_paired_by_their_parameters(tmp_path: Path) -> None:
+    reference, target = towers()
+    capture_workload(reference, tmp_path / "ref.h5")
+    capture_workload(target, tmp_path / "tgt.h5")
+    aligned = align(tmp_path / "ref.h5", tmp_path / "tgt.h5")
+    keys = {f"0/layers.{at}.{part}/output" for at in range(3) for part in ("norm", "up", "down")}
+    pairs = {key: aligned.target.links[key].entry.evidence for key in keys}
+    assert set(pairs.values()) == {"values"}
+    for key in keys:
+        (source,) = aligned.target.sources[key]
+        assert source.key.text == key.replace("layers", "blocks")
