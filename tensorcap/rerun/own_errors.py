@@ -8,7 +8,7 @@ The tests are those of `specs/replay.md`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -23,6 +23,7 @@ from tensorcap.comparison import (
     Finding,
     Injected,
     Inputs,
+    NearTies,
     Padding,
     Pair,
     Precision,
@@ -206,6 +207,7 @@ class ReplayJudge:
         self._makers = _Makers(reference)
         self._calls = self._makers.calls
         self._padding = Padding(runs.exact, runs.target)
+        self._near_ties = NearTies.of(runs.exact, runs.target, pairs, noise=self._noise)
         self._arguments = Inputs(reference, pairs)
         self._states = _States(self._makers.writers, (runs.exact, runs.target))
         self._is_forward = is_forward
@@ -216,7 +218,7 @@ class ReplayJudge:
 
     def judge(self, pair: Pair) -> OwnError:
         """Judge one tensor that both sides have."""
-        pair = self._padding.without(pair)
+        pair = self._near_ties.without(self._padding.without(pair))
         key = _records(pair)[0].key
         is_leaf = self._makers.is_leaf(key)
         ratio = None if pair.baseline is None else pair.baseline.r
@@ -273,6 +275,10 @@ class ReplayJudge:
         if not (is_precise and (self._is_forward or has_parameters)):
             own += self._judge_bits(pair)
         return worst_status(own), tuple(own)
+
+    def _noise(self, pair: Pair) -> float:
+        """The relative error of a row of a pair that rounding alone makes."""
+        return POLICY.noise(POLICY.precision_of_pair(self._runs.precision, *_records(pair)))
 
     def _is_judged_by_twin(self, pair: Pair, *, is_leaf: bool) -> bool:
         """Whether R is judged: of leaves that are no products, and of weights that routers give."""
@@ -334,13 +340,22 @@ class InjectionJudge:
         reference: The trusted archive, as it was compared.
         injected: The injected run under the same keys.
         pairs: Their comparison.
+        released: Key texts of arguments that were left in place since what is computed of them undoes their
+            error: it is held against what they were computed of.
 
     Attributes:
         unknown: Key texts of arguments that were left in place and of which the reference has no counterpart,
             so that errors of what was made of them may be inherited; filled by `judge_all`.
     """
 
-    def __init__(self, reference: Archive, injected: Archive, pairs: Sequence[Pair]) -> None:
+    def __init__(
+        self,
+        reference: Archive,
+        injected: Archive,
+        pairs: Sequence[Pair],
+        *,
+        released: Collection[str] = (),
+    ) -> None:
         self.unknown: list[str] = []
         both = (pair for pair in pairs if pair.reference is not None and pair.target is not None)
         self._pairs = sorted(both, key=lambda pair: _records(pair)[0].order)
@@ -352,6 +367,9 @@ class InjectionJudge:
         self._injected = Injected(injected)
         self._states = _States(self._makers.writers, (reference, injected))
         self._errors: dict[str, float | None] = {}
+        self._released = {
+            key for pair in self._pairs if pair.key in released for key in self._injected.keys_of(pair)
+        }
         for pair in self._pairs:
             for key in self._injected.keys_of(pair):
                 is_known = pair.is_compared and pair.status != "nonfinite"
@@ -367,6 +385,9 @@ class InjectionJudge:
         left = self._injected.left(pair)
         if left is None or is_inner(key) or is_parameter(key):
             return None
+        if pair.status == "shape-mismatch" and is_circumstance(pair, ()):
+            return self._makers.own_error(pair, "unjudged", (replace(_mismatch(pair), status="unjudged"),))
+        left = tuple(one for one in left if one not in self._released)
         judged = self._status(pair, left, is_leaf=self._makers.is_leaf(key))
         inherited = self._states.inherited(pair) if pair.status in BAD else None
         if inherited is not None:
