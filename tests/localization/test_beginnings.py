@@ -115,7 +115,8 @@ class Tower(nn.Module):
 
 def towers() -> tuple[Workload, Workload]:
     inputs = torch.randn(2, 12, 24, generator=torch.Generator().manual_seed(1))
-    reference, target = Tower(("embed", "layers", "classifier")), Tower(("patches", "blocks", "out"))
+    reference: Any = Tower(("embed", "layers", "classifier"))
+    target: Any = Tower(("patches", "blocks", "out"))
     with torch.no_grad():  # inputs in another order than the weight takes them
         target.patches.weight.copy_(reference.embed.weight.view(48, 6, 4).transpose(1, 2).reshape(48, 24))
     return Workload(reference.eval(), {"x": inputs}), Workload(target.eval(), {"x": inputs})
