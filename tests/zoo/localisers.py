@@ -68,6 +68,7 @@ _KINDS: Final[Mapping[str, str]] = {
     "softcap-*": "softcap",
     "mask-sentinel": "mask",
     "identity": "missing_module",
+    "skipped": "missing_module",
     "norm-eps": "norm_eps",
     "norm-with*": "norm_one_plus",
     "norm-*": "precision",
