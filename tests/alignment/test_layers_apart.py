@@ -35,7 +35,9 @@ class Fused(nn.Module):
         self.o_proj, self.code = attention.o_proj, code
         self.sizes = [parts[part].weight.shape[0] for part in code]
 
-    def forward(self, hidden_states: Tensor, position_embeddings: Any = None, **_: Any) -> tuple[Tensor, None]:
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: Any = None, **_: Any
+    ) -> tuple[Tensor, None]:
         parts = dict(zip(self.code, self.qkv_proj(hidden_states).split(self.sizes, -1), strict=True))
         q, k, v = (parts[part].unflatten(-1, (-1, HEAD)).transpose(1, 2) for part in "qkv")
         q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
