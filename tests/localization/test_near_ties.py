@@ -27,7 +27,8 @@ IDS = torch.randint(0, 200, (4, 64), generator=torch.Generator().manual_seed(1))
 
 def module_router() -> Any:
     torch.manual_seed(0)
-    config = Qwen3MoeConfig(
+    make: Any = Qwen3MoeConfig
+    config = make(
         vocab_size=200,
         hidden_size=SIZE,
         intermediate_size=96,
@@ -44,7 +45,8 @@ def module_router() -> Any:
         bos_token_id=1,
         eos_token_id=2,
     )
-    return Qwen3MoeForCausalLM(config).eval()
+    model: Any = Qwen3MoeForCausalLM(config)
+    return model.eval()
 
 
 class Mixture(nn.Module):
@@ -73,7 +75,8 @@ class Mixture(nn.Module):
             gate, up = F.linear(tokens[rows], self.up[expert]).chunk(2, -1)
             made = F.linear(self.activation(gate) * up, self.down[expert])
             out.index_add_(0, rows, made * weights[rows, at, None])
-        return out.reshape(x.shape)
+        result: Tensor = out.reshape(x.shape)
+        return result
 
 
 def inline_router(*, has_layer: bool = True, wrong: int | None = None) -> Any:

@@ -42,8 +42,8 @@ class Block(nn.Module):
 
 @pytest.mark.spec("LCL-70")
 def test_arguments_that_do_not_belong_together_accuse_no_module(tmp_path: Path) -> None:
-    sides = (Workload(Block(is_turned=is_turned).eval(), (X,)) for is_turned in (False, True))
-    report = verify(*sides, tmp_path / "report")
+    reference, target = (Workload(Block(is_turned=turned).eval(), (X,)) for turned in (False, True))
+    report = verify(reference, target, tmp_path / "report")
     assert "product" not in {suspect.module for suspect in report.suspects}
     assert "down" not in {suspect.module for suspect in report.suspects}
     text = " ".join((tmp_path / "report" / "summary.txt").read_text().split())
