@@ -32,10 +32,12 @@ from tensorcap.comparison.pair import (
     JUDGED,
     SEVERITY,
     STATUSES,
+    Decision,
     Finding,
     Pair,
     Ratio,
     Status,
+    decide,
     worst_status,
 )
 from tensorcap.comparison.pairing import Selection
@@ -70,6 +72,7 @@ __all__ = [
     "Calibrated",
     "Calibration",
     "Comparison",
+    "Decision",
     "Divergence",
     "Examination",
     "Explanation",
@@ -96,6 +99,7 @@ __all__ = [
     "compare_records",
     "contents",
     "count_tail",
+    "decide",
     "describe_test",
     "digest_warnings",
     "error_of",

@@ -131,7 +131,8 @@ class PolicyJudge:
     def judge(self, pairs: Sequence[Pair]) -> tuple[list[Pair], RunSummary]:
         """Judge the pairs that are `unjudged`.
 
-        1. Masks of two kinds are compared as masks; rows of padding are taken out of the errors.
+        1. Masks of two kinds are compared as masks; rows of padding are taken out of the errors, and may be
+           NaN on one side.
         2. Routers that chose other experts are found; ops behind them whose rows moved are `excluded`, and
            tokens at near ties of routers without records of their choices are taken out of the errors.
         3. Rows that other choices shuffled are aligned.
@@ -146,7 +147,7 @@ class PolicyJudge:
             return list(pairs), RunSummary(POLICY)
         differences = {pair.key: pair.difference for pair in pairs}
         padding = Padding(*archives)
-        pairs = [padding.without(pair) for pair in pairs]
+        pairs = [self._without_padding(padding, pair) for pair in pairs]
         by_key = {pair.key: pair for pair in pairs}
         ops = ops_of(self.reference)
         routers = find_routers(self._calls, ops, by_key)
@@ -240,6 +241,15 @@ class PolicyJudge:
         if is_settled or self.thresholds.limits_for(pair.key):
             return pair
         return judge_masks(self.reference, self.target, pair)
+
+    def _without_padding(self, padding: Padding, pair: Pair) -> Pair:
+        """Take rows of padding out of a pair; if it was not finite there alone, the user's limits decide."""
+        without = padding.without(pair)
+        limits, difference = self.thresholds.limits_for(pair.key), without.difference
+        if pair.status != "nonfinite" or without.status != "unjudged" or not limits or difference is None:
+            return without
+        findings = limits.judge(difference, None)
+        return decide(without, Decision.of_findings("tolerance", findings, without.reason))
 
     def _judge_router(self, flips: Flips, pair: Pair) -> Finding:
         """Judge choices no better than the scores that they were made by, whose pair is given (POL-18)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -21,6 +21,7 @@ from tensorcap.alignment import (
     map_text,
 )
 from tensorcap.recording import Substitution
+from tensorcap.rerun.finite_padding import with_finite_padding
 from tensorcap.session import Capture, capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
@@ -48,6 +49,8 @@ def inject(
     steps: str | Iterable[range | int] = (),
     calls: str | Iterable[range | int] = (),
     mapping: MappingSource | Literal["none"] | None = None,
+    left: Collection[str] = (),
+    leaves_misfits: bool = False,
     run: Mapping[str, Any] | None = None,
     source_path: Path | None = None,
     progress: Progress | None = None,
@@ -78,6 +81,8 @@ def inject(
         calls: Only in these calls of a site within a step, counted from 0; in all if empty.
         mapping: What belongs together, as an `Alignment` or a map file; `"none"` for equal keys. If None, one
             is computed if the target lacks modules that the reference has.
+        left: Key texts, of the model that runs, of tensors that are left in place.
+        leaves_misfits: Whether a tensor that has another shape than in `target` is left in place, too.
         run: Further run metadata.
         source_path: Where the reference is going to be, for the run's metadata; by default where it is.
         progress: Shows what is being run.
@@ -112,7 +117,12 @@ def inject(
             source = trusted if aligned is None else reverse(aligned)
             rows = fed_in_common(trusted, tested)[1]
             fed = None if rows is tested else rows
-        substitution = Substitution(source, inputs=inputs, outputs=outputs, steps=steps, calls=calls, fed=fed)
+            source = with_finite_padding(source, rows)
+        if leaves_misfits and target is not None:
+            left = {*left, *_misfits(source, stack.enter_context(opened(target)))}
+        substitution = Substitution(
+            source, inputs=inputs, outputs=outputs, steps=steps, calls=calls, left=left, fed=fed
+        )
         if source_path is not None:
             substitution.source_path = source_path
         if aligned is not None:
@@ -164,6 +174,13 @@ def reverse(aligned: Aligned) -> ReversedArchive:
         reasons = "; ".join(dict.fromkeys(reversed_archive.left_out.values()))
         raise UsageError(f"{reference.path}: nothing of it can stand in the target: {reasons or 'no links'}")
     return reversed_archive
+
+
+def _misfits(source: Archive, run: Archive) -> Iterator[str]:
+    """Key texts of what has another shape in a run: a call that was given other tokens, another mask."""
+    for record in source.records:
+        if record.key.text in run and run.get(record.key.text).shape != record.shape:
+            yield record.key.text
 
 
 def _is_fed_alike(workload: Workload, archive: Archive) -> bool:

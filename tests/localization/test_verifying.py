@@ -336,7 +336,7 @@ def test_an_injection_that_does_not_fit_is_no_success(
     def refused(*_: object, **__: object) -> None:  # a fake: what fits the comparison fits here as a rule
         raise UsageError("1.fc/input.x: [4, 8] does not fit [8, 4]")
 
-    monkeypatch.setattr("tensorcap.localization.evidence.inject", refused)
+    monkeypatch.setattr("tensorcap.rerun.injected_run.inject", refused)
     found = verify(Workload(chain(), (X,)), Workload(chain(), (X,)), tmp_path / "report")
     assert found.free.exit_status == 0
     assert (found.why_not_injected, found.exit_status) == ("1.fc/input.x: [4, 8] does not fit [8, 4]", 1)
