@@ -12,6 +12,7 @@ NEEDED_BY = {
         "tensorcap/adapters/huggingface",
         "tensorcap/adapters/torch",
         "tests/alignment/ports",
+        "tests/alignment/test_layers_apart.py",
         "tests/alignment/test_mistakes.py",
         "tests/alignment/test_traps.py",
         "tests/capture",

@@ -2,7 +2,8 @@
 
 In come two archives with equal keys (`tensorcap.alignment` makes them so); out comes a `Comparison`. Read
 `pair` (the data, and `decide`, the one place that sets a status), `pairing`, `pipeline` (the whole way);
-then what decides: `exact`, `thresholds`, `calibration`, `judge` with `policy` and `policy_tests`, `routing`;
+then what decides: `exact`, `thresholds`, `calibration`, `judge` with `policy` and `policy_tests`, `routing`,
+`near_ties`;
 then the rest: `divergence`, `warnings`, `blind_spots`, `baseline`, `explanation`, `preflight`.
 """
 
