@@ -292,10 +292,46 @@ def test_all_lists_each_layer_and_suspects_can_be_sorted_by_their_own_error(tmp_
     arguments = ["localize", *paths, "--reference-model", f"{tmp_path / 'model.py'}:reference"]
     printed = CliRunner().invoke(tcap, [*arguments, "--all"]).output
     assert "layers.{1-3}.k" in printed
-    assert "also layers.3.k: error: own 0.5" in printed
+    assert "also layers.3.k: error: own 1" in printed
     orders = {
         order: [one["module"] for one in json.loads(text)["suspects"]]
         for order in ("evidence", "own")
         for text in [CliRunner().invoke(tcap, [*arguments, "--sort", order, "--json"]).stdout]
     }
     assert orders == {"evidence": ["layers.0.q", "layers.1.k"], "own": ["layers.1.k", "layers.0.q"]}
+
+
+@pytest.mark.spec("LCL-64")
+def test_an_argument_of_another_shape_is_left_in_place(tmp_path: Path) -> None:
+    class Masked(nn.Module):
+        """Adds a mask that has an axis for rows, or one for all of them."""
+
+        def __init__(self, rows: int) -> None:
+            super().__init__()
+            self.rows, self.linear, self.mask = rows, nn.Linear(16, 16), Added()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.mask(self.linear(x), torch.zeros(self.rows, 10, 16))
+            return out
+
+    right = localized(tmp_path, seeded(lambda: Masked(2)), seeded(lambda: Masked(1)), STATES, "injection")
+    assert (right.suspects, right.exit_status) == ((), 0)
+    port = seeded(lambda: Masked(1))
+    with torch.no_grad():
+        port.linear.weight.mul_(1.1)
+    wrong = localized(tmp_path, seeded(lambda: Masked(2)), port, STATES, "injection")
+    assert [suspect.module for suspect in wrong.suspects] == ["linear"]
+
+
+class Added(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x + mask
+
+
+@pytest.mark.spec("RPL-51")
+def test_what_the_target_does_without_is_not_lacking_in_a_replay(tmp_path: Path) -> None:
+    port = net()
+    del port.steps[0].relu
+    port.steps[0].relu = F.relu  # the same function, and no module
+    result = localized(tmp_path, net(), port, IMAGES, "replay")
+    assert (result.suspects, result.open, result.exit_status) == ((), (), 0)
