@@ -67,7 +67,14 @@ class Masked:
     extent: str
 
 
-Edit = Filled | Ordered | Transposed | Added | Absent | Shifted | Rounded | Masked
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A tensor of other values, in its shape and dtype."""
+
+    values: Array
+
+
+Edit = Filled | Ordered | Transposed | Added | Absent | Shifted | Rounded | Masked | Replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +126,7 @@ class CallMutation:
         operations: One of the alternatives of an operation, by its key in `Rerun.operations`.
         steps: A dtype that the result of every operation of its code is rounded to; "" for none.
         is_in_turn: Whether sums are then taken one after the other, rounded each time.
+        makes_calls_within: Whether calls within it are made, and do not return what they returned.
     """
 
     tensors: Mapping[str, Edit] = field(default_factory=dict)
@@ -128,6 +136,7 @@ class CallMutation:
     operations: Mapping[str, str] = field(default_factory=dict)
     steps: str = ""
     is_in_turn: bool = False
+    makes_calls_within: bool = False
 
 
 class Rerun(Protocol):

@@ -24,6 +24,7 @@ from tensorcap.comparison.exact import judge_by_metadata
 from tensorcap.comparison.examination import Examination
 from tensorcap.comparison.explanation import Explanation, explain
 from tensorcap.comparison.injected import Injected
+from tensorcap.comparison.near_ties import NearTies
 from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import (
     ABSENT,
@@ -80,6 +81,7 @@ __all__ = [
     "Inputs",
     "KeyThresholds",
     "Limits",
+    "NearTies",
     "Padding",
     "Pair",
     "Precision",

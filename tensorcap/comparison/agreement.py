@@ -16,7 +16,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key, module_of
 from tensorcap_formats.records import Record
 
-_MISSING: Final[tuple[Status, ...]] = ("missing-in-target", "never-called", "unmapped")
+_MISSING: Final[tuple[Status, ...]] = ("missing-in-target", "never-called", "not-capturable", "unmapped")
 _DIFFERENT: Final[tuple[Status, ...]] = ("suspect", "diverged", "shape-mismatch")
 _LEAST: Final = 16  # elements; fewer are equal by chance
 _FUSED_ATTENTION: Final = ("sdpa", "flash", "flex")  # implementations that keep no attention weights
@@ -51,7 +51,11 @@ def explain_by_agreement(
         reason = ""
         if pair.status in _MISSING and not selection.is_required(pair.key):
             reason = agreement.why_missing(pair.reference)
-            if not reason and (why := agreement.why_not_captured(pair.reference.key)):
+            if (
+                not reason
+                and pair.status != "not-capturable"
+                and (why := agreement.why_not_captured(pair.reference.key))
+            ):
                 return decide(pair, Decision("agreement", "not-capturable", f"in the target: {why}"))
         elif pair.status in _DIFFERENT and pair.is_required and not _is_of_another_layer(pair, target):
             reason = agreement.why_different(pair)
@@ -238,9 +242,12 @@ class _Agreement:
         return "the target's call returns no such value, and its other results agree"
 
     def _is_not_called(self, key: Key) -> bool:
-        """Whether the target has no such module, or one of another class, does not call it, or less often."""
+        """Whether the target has no such module, or one of another class, does not call it, or less often.
+
+        One that could not be captured counts as not called.
+        """
         tested, trusted = self._target.info.modules.get(key.site), self._classes.get(key.site, "")
-        if tested is None or self._absences.is_never_called(key):
+        if tested is None or self._absences.is_never_called(key) or self.why_not_captured(key):
             return True
         if trusted and tested.short_class not in ("", trusted):
             return True
@@ -250,16 +257,17 @@ class _Agreement:
     def _computed_without(self, key: Key, site: str) -> str:
         """By the results of the nearest module around it that both sides called.
 
-        Within a compiled graph of the target they have to be equal: rounding shows nothing of what is inside.
+        Of what the target could not capture they have to be equal: rounding shows nothing of what is inside.
         """
         around = self._nearest(key, site)
         if around is None or not _agree(around[1]):
             return ""
-        if not self.why_not_captured(key):
+        why = self.why_not_captured(key)
+        if not why:
             return f"the target computes {_name(around[0])} without it, with results that agree"
         if not all(pair.status in ("identical", "explained") for pair in around[1]):
             return ""
-        return f"inside a compiled graph of the target, and results of {_name(around[0])} are identical"
+        return f"results of {_name(around[0])} are identical; in the target: {why}"
 
     def why_not_captured(self, key: Key) -> str:
         """Why the target could not capture a module of the same path, "" if it could."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensorcap.adapters import CallMutation, Ordered
+from tensorcap.adapters import CallMutation, Ordered, Replaced
 from tensorcap.diagnosis.constants import hint_for_factor, name_factor
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.golden_section import minimize_over_logarithm
@@ -58,7 +58,7 @@ def propose_mutations(context: PairContext) -> Iterator[Hypothesis]:
 
 
 def propose_code_mutations(context: PairContext) -> Iterator[Hypothesis]:
-    """Propose low precision of every step, experts in any order, and other operations in the module's code.
+    """Propose low precision of every step, experts in any order or of weighed inputs, and other operations.
 
     These mutations are many, and often do the same as a more specific one of `propose_mutations`.
     """
@@ -68,6 +68,7 @@ def propose_code_mutations(context: PairContext) -> Iterator[Hypothesis]:
     if context.is_narrow:
         yield from _try_mutations(context, call, round_every_step(call.rerun, context.target.dtype.name))
     yield from _order_experts(context, call)
+    yield from _weigh_inputs_of_experts(context, call)
     yield from _try_mutations(context, call, mutate_operations(call.operations)[: call.affordable_calls])
 
 
@@ -193,6 +194,42 @@ def _order_experts(context: PairContext, call: RepeatedCall) -> Iterator[Hypothe
             facts={"parameters": list(names), "order": order.tolist()},
             log_alternatives=count * math.log(count),
         )
+
+
+def _weigh_inputs_of_experts(context: PairContext, call: RepeatedCall) -> Iterator[Hypothesis]:
+    """Propose that weights of experts multiply what these are given, and not what they return.
+
+    The module is given tokens, the experts that each chose, and the weights of these. The call is made once for
+    each choice, with tokens times its weight and a weight of 1 for it alone; the results are summed.
+    """
+    r = context.r
+    values = {slot: theirs for slot, _, theirs in context.inputs if theirs.ndim}
+    given = {slot: x for slot, x in values.items() if slot in call.rerun.arguments and x.ndim == 2}
+    tokens = [slot for slot, x in given.items() if x.size == r.size and x.shape[-1] == r.shape[-1]]
+    kinds = {slot: call.rerun.arguments[slot].kind for slot in given}
+    weights = [slot for slot in given if slot not in tokens and kinds[slot] == "float"]
+    chosen = [slot for slot in given if slot not in tokens and kinds[slot] != "float"]
+    if [len(tokens), len(weights), len(chosen)] != [1, 1, 1]:
+        return
+    x, w = given[tokens[0]], given[weights[0]]
+    if w.shape != given[chosen[0]].shape or len(w) != len(x) or w.shape[1] > call.affordable_calls:
+        return
+    total = np.zeros_like(call.values)
+    for choice in range(w.shape[1]):
+        alone = np.zeros_like(w)
+        alone[:, choice] = 1.0
+        edits = {tokens[0]: Replaced(x * w[:, choice : choice + 1]), weights[0]: Replaced(alone)}
+        result = call.run(CallMutation(arguments=edits, makes_calls_within=True))
+        if result is None:
+            return
+        total += result
+    yield context.propose(
+        "router-inputs",
+        f"the target is what {call.rerun.class_name} makes with weights of experts that multiply their inputs",
+        total,
+        hint="Weights of experts are applied before the experts on one side, and behind them on the other.",
+        facts={"weights": weights[0]},
+    )
 
 
 def _drop_faint(weights: Values) -> Values:

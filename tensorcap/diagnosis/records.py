@@ -17,6 +17,7 @@ from tensorcap_formats.records import Record
 _READS: Final = 12  # tensors that are read because their statistics fit
 _TERMS: Final = 24  # neighbours and tables that are tried as terms
 _LOG_TERMS: Final = math.log(2 * _TERMS)
+_MOST_EXCHANGES: Final = 4  # pairs of terms that are proposed
 _SAMPLE: Final = 4096  # elements by which a term is chosen
 _CORRELATED: Final = 0.5  # cosine with the difference that a term needs
 _LESSENED: Final = 0.5  # share of the error that a product may leave on the sample
@@ -35,6 +36,7 @@ def propose_other_records(context: PairContext) -> Iterator[Hypothesis]:
             yield _identity(context, slot, theirs)
     yield from _propose_equal_records(context)
     yield from _propose_terms(context)
+    yield from _propose_exchanges(context)
 
 
 def _identity(context: PairContext, slot: str, values: Values) -> Hypothesis:
@@ -137,6 +139,41 @@ def _propose_terms(context: PairContext) -> Iterator[Hypothesis]:
                 hint=f"The target multiplies by {label} once more.",
                 facts={"key": label},
             )
+
+
+def _propose_exchanges(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose that one record is added in the place of another: the difference is that of two of them.
+
+    All pairs are compared on a sample; the nearest ones are proposed.
+    """
+    shape = context.r.shape
+    records: dict[str, Values] = {}
+    for label, ours, _ in itertools.islice(context.read_neighbours(shape), _TERMS):
+        records[label] = ours
+    if len(records) < 2:
+        return
+    labels = list(records)
+    picked = evenly_spaced(context.r.size, _SAMPLE)
+    few = np.stack([records[label].reshape(-1)[picked] for label in labels])
+    difference = (context.t - context.r).reshape(-1)[picked]
+    wanted = few + difference  # what would stand in the place of each
+    squares = (few * few).sum(axis=1)
+    left = (wanted * wanted).sum(axis=1)[:, None] - 2 * wanted @ few.T + squares[None]
+    size = float(difference @ difference)
+    np.fill_diagonal(left, np.inf)
+    for at in np.argsort(left, axis=None, kind="stable")[:_MOST_EXCHANGES].tolist():
+        one, other = divmod(at, len(labels))
+        if left[one, other] > _LESSENED * _LESSENED * size:
+            return
+        ours, theirs = labels[one], labels[other]
+        yield context.propose(
+            "term-exchanged",
+            f"the target adds {theirs} where the reference adds {ours}",
+            context.r - records[ours] + records[theirs],
+            log_alternatives=2 * _LOG_TERMS,
+            hint=f"A residual, or another term, is taken from the wrong place: {theirs} for {ours}.",
+            facts={"key": ours, "target_key": theirs},
+        )
 
 
 def _propose_sums(context: PairContext, label: str, x: Values, difference: Values) -> Iterator[Hypothesis]:

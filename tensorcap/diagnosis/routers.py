@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from tensorcap.diagnosis.activations import sigmoid
-from tensorcap.diagnosis.context import PairContext
+from tensorcap.diagnosis.context import PairContext, values_of
 from tensorcap.diagnosis.hypothesis import LESSENED, Hypothesis, inherited_error
 from tensorcap.diagnosis.values import Values, relative_error
 from tensorcap_formats.float_formats import rounded
@@ -102,6 +103,7 @@ def _propose_weights(context: PairContext, label: str, z: Values, own: Values) -
     }
     (usual, usual_factor), left = min(errors.items(), key=lambda item: item[1])
     if left > context.tolerance():
+        yield from _propose_weights_of_chosen(context, label, z, own, factors)
         return
     dtype = context.target.dtype.name
     baseline = rounded(usual_factor * _CHOICES[usual](own, count), dtype)
@@ -129,6 +131,95 @@ def _propose_weights(context: PairContext, label: str, z: Values, own: Values) -
         text = f"the target rounds {usual} of {label} to {dtype} at every step"
         hint = "The router computes in low precision where it has to be in float32."
         yield Hypothesis("router-precision", text, t, predicted, baseline, hint=hint, facts={"dtype": dtype})
+
+
+def _propose_weights_of_chosen(
+    context: PairContext, label: str, z: Values, own: Values, factors: tuple[float, ...]
+) -> Iterator[Hypothesis]:
+    """Propose other weights of experts that were chosen by something else, as by scores with a bias.
+
+    The indices of the chosen are recorded beside; what is not is how they were chosen, as within groups.
+
+    1. The function of the scores, whether weights are renormalised, and the factor that make the reference are
+       found, without the bias.
+    2. Proposed of the target's scores are all others, and those with the bias.
+    """
+    shape = context.r.shape
+    indices = _read_indices(context, len(z), z.shape[1])
+    biases: dict[str, Values] = {"": np.zeros(z.shape[1])}
+    for name, (ours, _) in context.read_parameters().items():
+        if ours is not None and ours.shape == z.shape[1:]:
+            biases[name] = ours
+    if indices is None:
+        return
+
+    def weigh(scores: Values, chosen: Values, way: tuple[str, bool, float, str]) -> Values:
+        function, is_renormalised, factor, bias = way
+        weights = np.take_along_axis(_FUNCTIONS[function](scores) + biases[bias], chosen, axis=1)
+        return rounded(factor * (_renormalise(weights) if is_renormalised else weights), dtype).reshape(shape)
+
+    dtype = context.reference.dtype.name
+    ways = [
+        (function, is_renormalised, factor, bias)
+        for function in _FUNCTIONS
+        for is_renormalised in (True, False)
+        for factor in factors
+        for bias in biases
+    ]
+    errors = {way: relative_error(context.r, weigh(z, indices[0], way)) for way in ways}
+    usual = min(errors, key=lambda way: errors[way])
+    if errors[usual] > context.tolerance():
+        return
+    dtype = context.target.dtype.name
+    baseline = weigh(own, indices[1], usual)
+    yield inherited_error(context.t, baseline, context.r)
+    for way in ways:
+        if sum(one != other for one, other in zip(way, usual, strict=True)) != 1:
+            continue
+        function, is_renormalised, factor, bias = way
+        text = f"weights of the target are the {function} of {label}"
+        text += f" plus {bias}" if bias else ""
+        text += ", renormalised" if is_renormalised else ", not renormalised"
+        text += f", times {factor:g}" if len(factors) > 1 else ""
+        is_of_bias = bias != usual[3]
+        yield Hypothesis(
+            "router-bias" if is_of_bias else "routed-scaling" if factor != usual[2] else "router-order",
+            text,
+            context.t,
+            weigh(own, indices[1], way),
+            baseline,
+            log_alternatives=math.log(len(ways)),
+            hint="The bias is for the choice of experts alone; their weights are without it."
+            if is_of_bias
+            else _HINT,
+            facts={"reference": list(usual), "target": list(way)},
+        )
+
+
+def _read_indices(context: PairContext, rows: int, experts: int) -> tuple[Values, Values] | None:
+    """Read which experts were chosen, (row, choice), of both sides; None if it is not recorded.
+
+    A replay ends with the pair: what comes behind it in the same result is the target's.
+    """
+    size, key = rows * context.r.shape[-1], context.target.key
+    for theirs in context.target_archive.records:
+        is_beside = theirs.key.where == key.where and theirs.key.slot != key.slot
+        if (
+            not is_beside
+            or theirs.dtype.kind not in ("int", "uint")
+            or theirs.size != size
+            or not theirs.stored
+        ):
+            continue
+        archive, ours = context.target_archive, theirs
+        at = replace(context.reference.key, slot=theirs.key.slot).text
+        if at in context.reference_archive and context.reference_archive.get(at).size == size:
+            archive, ours = context.reference_archive, context.reference_archive.get(at)
+        sides = values_of(archive, ours), values_of(context.target_archive, theirs)
+        reference, target = (side.reshape(rows, -1).astype(np.int64) for side in sides)
+        if all(0 <= side.min() and side.max() < experts for side in (reference, target)):
+            return reference, target
+    return None
 
 
 def _propose_fewer(usual: Values, t: Values, label: str) -> Iterator[Hypothesis]:

@@ -20,6 +20,7 @@ from tensorcap.alignment import NO_MAPPING, MappingSource, aligned_if_needed, as
 from tensorcap.comparison import ABSENT, POLICY, Comparison, Finding, Pair, Precision, compare
 from tensorcap.recording import Substitution
 from tensorcap.rerun.compensation import Dependencies, Settled, settle
+from tensorcap.rerun.finite_padding import with_finite_padding
 from tensorcap.rerun.injection import open_run, reverse
 from tensorcap.rerun.own_errors import OwnError, ReplayJudge, ReplayRuns
 from tensorcap.rerun.replay_result import Replay, Way
@@ -135,7 +136,8 @@ class OpenReplay:
         if self.workload.seed is not None:
             adapter.seed(self.workload.seed)
         try:
-            substitution = Substitution(self.target, keys=keys, fed=self.fed)
+            target = with_finite_padding(self.target, self.reference if self.fed is None else self.fed)
+            substitution = Substitution(target, keys=keys, fed=self.fed)
             return adapter.rerun(self.workload, substitution, module, self.run.get(key).key)
         except Exception:  # a value that does not fit, or whatever a module that is no plain Python runs into
             return None
@@ -181,6 +183,7 @@ def replay_within(
         stack,
         original,
         tested,
+        source=with_finite_padding(tested, fed),
         fed=fed,
         seen=seen or original,
         workload=reference_model if target is None else _exact(reference_model, original),
@@ -239,6 +242,7 @@ class _ReverseReplays:
         stack: Keeps the runs open.
         original: The trusted archive.
         tested: The target under the reference's keys.
+        source: It with a padding that the reference's model can compute with.
         fed: The reference in the rows that both runs were fed.
         seen: The reference as it was compared with the target.
         workload: The reference's model in the precision in which it is run.
@@ -254,6 +258,7 @@ class _ReverseReplays:
     original: Archive
     tested: Archive
     _: KW_ONLY
+    source: Archive
     fed: Archive
     seen: Archive
     workload: Workload
@@ -291,7 +296,7 @@ class _ReverseReplays:
 
     def _run(self, workload: Workload, stage: str, released: frozenset[str], **options: Any) -> Archive:
         substitution = Substitution(
-            self.tested,
+            self.source,
             keys=frozenset(self.keys) - released,
             fed=None if self.fed is self.original else self.fed,
         )
@@ -339,6 +344,7 @@ def _replay_forward(
     source = original if aligned is None else reverse(aligned)
     _, fed = fed_in_common(original, free)
     keys = _exchangeable(source, fed)
+    source = with_finite_padding(source, fed)
     stage = "replaying the target on the reference's values"
     substitution = Substitution(source, keys=keys, fed=None if fed is free else fed)
     run = run_open(target_model, stage, substitution=substitution)
@@ -386,14 +392,32 @@ def _judge(
         for pair in comparison.pairs
         if pair.is_required and pair.status in ABSENT and _is_result(pair) and pair.key in reference
     )
+    own_errors = [judge.judge(pair) for pair in comparison.pairs if _is_of_module(pair, judge)]
     return Replay(
-        tuple(judge.judge(pair) for pair in comparison.pairs if _is_of_module(pair, judge)),
+        tuple(_without_inherited(own_errors, keys)),
         runs.precision.name if runs.precision else "",
         len(keys),
         tuple(natural),
         tuple(lacking),
         way,
     )
+
+
+def _without_inherited(own_errors: Sequence[OwnError], keys: Collection[str]) -> Iterator[OwnError]:
+    """Own errors; unjudged is what may be made of a wrong result within the module that was not replaced.
+
+    Such are results of which the target has some tokens or words: they cannot stand in the whole's place.
+    """
+    kept = {own.module for own in own_errors if own.is_bad and own.made == "result" and own.key not in keys}
+    for own in own_errors:
+        inherits = own.is_bad and any(_lies_within(module, own.module) for module in kept)
+        findings = tuple(replace(finding, status="unjudged") for finding in own.findings)
+        yield replace(own, status="unjudged", findings=findings) if inherits else own
+
+
+def _lies_within(module: str, outer: str) -> bool:
+    """Whether a module lies in another one, and is not that itself."""
+    return module != outer and (outer == ROOT_SITE or module.startswith(f"{outer}."))
 
 
 def _exchangeable(source: Archive, run: Archive) -> Collection[str]:

@@ -23,6 +23,7 @@ from tensorcap.comparison import (
     Finding,
     Injected,
     Inputs,
+    NearTies,
     Padding,
     Pair,
     Precision,
@@ -48,6 +49,7 @@ from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
 BAD: Final = frozenset({"suspect", "diverged", "nonfinite", "shape-mismatch"})
+_NO_ROUNDINGS: Final = frozenset({"outlier_element", "range"})  # tests whose findings no twin excuses
 _TOO_LARGE: Final = frozenset({"suspect", "diverged"})
 _ROUNDING_SLACK: Final = 0.001  # of an ulp: what computing a distance in ulp may be off by
 _ROUNDED_ONCE: Final = 0.5 + _ROUNDING_SLACK  # ulp from the exact value
@@ -204,6 +206,7 @@ class ReplayJudge:
         self._makers = _Makers(reference)
         self._calls = self._makers.calls
         self._padding = Padding(runs.exact, runs.target)
+        self._near_ties = NearTies.of(runs.exact, runs.target, pairs, noise=self._noise)
         self._arguments = Inputs(reference, pairs)
         self._states = _States(self._makers.writers, (runs.exact, runs.target))
         self._is_forward = is_forward
@@ -214,7 +217,7 @@ class ReplayJudge:
 
     def judge(self, pair: Pair) -> OwnError:
         """Judge one tensor that both sides have."""
-        pair = self._padding.without(pair)
+        pair = self._near_ties.without(self._padding.without(pair))
         key = _records(pair)[0].key
         is_leaf = self._makers.is_leaf(key)
         ratio = None if pair.baseline is None else pair.baseline.r
@@ -263,12 +266,16 @@ class ReplayJudge:
             own = [replace(f, status="within-rounding") for f in own]
         elif ratio is not None and math.isfinite(ratio) and self._is_judged_by_twin(pair, is_leaf=is_leaf):
             own.append(judge_twin(ratio, elements))
-        own += [finding for finding in pair.findings if finding.test == "outlier_element"]
+        own += [finding for finding in pair.findings if finding.test in _NO_ROUNDINGS]
         is_precise = ratio is not None and ratio < POLICY.twin_precise
         has_parameters = self._calls.has_parameters(reference.key.site)
         if not (is_precise and (self._is_forward or has_parameters)):
             own += self._judge_bits(pair)
         return worst_status(own), tuple(own)
+
+    def _noise(self, pair: Pair) -> float:
+        """The relative error of a row of a pair that rounding alone makes."""
+        return POLICY.noise(POLICY.precision_of_pair(self._runs.precision, *_records(pair)))
 
     def _is_judged_by_twin(self, pair: Pair, *, is_leaf: bool) -> bool:
         """Whether R is judged: of leaves that are no products, and of weights that routers give."""

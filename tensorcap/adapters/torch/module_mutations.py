@@ -29,6 +29,7 @@ from tensorcap.adapters.edits import (
     Masked,
     Operation,
     Ordered,
+    Replaced,
     Rounded,
     Shifted,
 )
@@ -250,6 +251,8 @@ def apply_edit(tensor: torch.Tensor, edit: Edit) -> torch.Tensor | None:
         moved = tensor.roll(edit.by, edit.axis)
         moved.narrow(edit.axis, 0 if edit.by > 0 else edit.by, abs(edit.by)).zero_()
         return moved
+    if isinstance(edit, Replaced):
+        return torch.from_numpy(edit.values).to(tensor).reshape(tensor.shape)
     if isinstance(edit, Masked):
         return change_extent(tensor, edit.extent)
     if isinstance(edit, Rounded):

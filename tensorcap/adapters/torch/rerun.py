@@ -146,7 +146,7 @@ class ModuleRerun:
         """Call the module again.
 
         1. Calls within it return what the target's returned, or what the mutation says; those that the target
-           does not make, as of a dropout, are made.
+           does not make, as of a dropout, are made, and all if the mutation wants that.
         2. Tensors and settings are mutated, then arguments; operations while the code runs.
         3. The call ends with the tensor of the key, or with its result.
         """
@@ -154,7 +154,7 @@ class ModuleRerun:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             for name, module in self._within.items():
-                if id(module) in self._returned:
+                if id(module) in self._returned and not mutation.makes_calls_within:
                     stack.enter_context(with_forward(module, self._stub(module, mutation.results.get(name))))
             self._calls = {}
             try:

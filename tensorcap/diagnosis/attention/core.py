@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import numpy as np
 
+from tensorcap.diagnosis.attention.rotary import move, turn_pairs
 from tensorcap.diagnosis.routers import softmax
 from tensorcap.diagnosis.values import Values
 
@@ -22,15 +24,21 @@ class Core:
 
     Attributes:
         scale: Of the scores.
-        rotation: `halves`, `pairs`, `turned` (the sine with its sign turned), `q alone`, `k alone` or `none`.
+        rotation: `halves`, `pairs`, `turned` (the sine with its sign turned), `q alone`, `k alone`, `values too`
+            or `none`.
         is_causal: Whether a token sees none behind it.
         window: How many tokens a token sees, itself included; 0 for all.
         softcap: Of the scores, 0 for none.
-        is_tiled: Whether heads of keys are repeated all in turn.
+        key_heads: The head of keys that each head looks at; empty if each is repeated for its neighbours.
+        value_heads: The head of values, likewise.
         ahead: How many tokens behind it a causal token sees nevertheless.
         mask: The part of the mask that counts: `whole`, `padding` (keys that no token sees), or `none`.
         has_bias: Whether the bias of positions is added to the scores.
         has_sinks: Whether the sinks take part in the softmax.
+        table: The name of the angles in `Parts.tables`; "" for its own.
+        positions: How many positions queries are rotated ahead of what their angles say.
+        first_channel: The first channel of a head that is rotated.
+        key_tokens: How many tokens keys stand behind where they have to, after the rotation.
     """
 
     scale: float
@@ -38,11 +46,16 @@ class Core:
     is_causal: bool = True
     window: int = 0
     softcap: float = 0.0
-    is_tiled: bool = False
+    key_heads: tuple[int, ...] = ()
+    value_heads: tuple[int, ...] = ()
     ahead: int = 0
     mask: Mask = "none"
     has_bias: bool = True
     has_sinks: bool = True
+    table: str = ""
+    positions: int = 0
+    first_channel: int = 0
+    key_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +66,49 @@ class Parts:
         q: Queries, (batch, head, token, channel).
         k: Keys, those of earlier steps first.
         v: Values, as keys.
-        cos: Cosines by batch, token and channel, of as many tokens as keys; queries are the last of them.
-        sin: Sines.
+        angles: cos + i sin by batch, token and pair of channels, of as many tokens as keys; queries are the last
+            of them. Their size is 1, or the scale of stretched positions.
         mask: Which keys are visible to each query, (batch, 1, query, key); None if there is no mask.
         bias: Added to the scores, (batch, head, query, key).
         sinks: The score of a sink for each head.
+        tables: Other angles, by what they are.
+        gains: Factors of `q` and `k` after the rotation, in their shapes.
+        bare: `q` and `k` as they were before their norm.
+        added: Biases of the projections of `q`, `k` and `v`, by name, in shapes that fit these.
+        layout: How they lie in a result that has all three, a key of `readings.LAYOUTS`; "" if in none.
+        gives_shares: Whether the result is what each query takes of each key, (batch, token, head, key).
     """
 
     q: Values
     k: Values
     v: Values
-    cos: Values | None
-    sin: Values | None
+    angles: Values | None
     mask: Values | None = None
     bias: Values | None = None
     sinks: Values | None = None
+    tables: Mapping[str, Values] = field(default_factory=dict)
+    gains: Mapping[str, Values] = field(default_factory=dict)
+    bare: Mapping[str, Values] = field(default_factory=dict)
+    added: Mapping[str, Values] = field(default_factory=dict)
+    layout: str = ""
+    gives_shares: bool = False
 
-    def __call__(self, core: Core, heads: Values) -> Values:
-        """Compute the result of some heads, (batch, token, head, channel)."""
-        scores = self._scores(core, heads)
+    def __call__(self, core: Core, heads: Values, queries: Values | None = None) -> Values:
+        """Compute the result of some heads, (batch, token, head, channel), of all queries or some of them."""
+        if queries is None:
+            queries = np.arange(self.q.shape[2])
+        scores = self._scores(core, heads, queries)
         if self.sinks is not None and core.has_sinks:
             sinks = np.broadcast_to(self.sinks[heads][None, :, None, None], (*scores.shape[:-1], 1))
             shares = softmax(np.concatenate([scores, sinks], axis=-1))[..., :-1]
         else:
             shares = softmax(scores)
-        return np.asarray((shares @ self.v[:, self._keys(core, heads)]).transpose(0, 2, 1, 3))
+        if self.gives_shares:
+            return np.asarray(shares.transpose(0, 2, 1, 3))
+        v = self.v[:, self._heads_of(core.value_heads, self.v, heads)]
+        if core.rotation == "values too":
+            v = self._rotated(v, core)
+        return np.asarray((shares @ v).transpose(0, 2, 1, 3))
 
     def fit_sinks(self, core: Core, heads: Values, result: Values, rows: Values) -> Values:
         """Fit sinks that make a result of that of a core without: one for each head, -inf for other heads.
@@ -85,7 +116,7 @@ class Parts:
         A sink multiplies the result of a token by 1 / (1 + exp(sink - s)), s being the logarithm of the sum
         of the exponentials of its scores.
         """
-        scores = self._scores(core, heads)
+        scores = self._scores(core, heads, np.arange(self.q.shape[2]))
         top = scores.max(axis=-1)
         total = (top + np.log(np.exp(scores - top[..., None]).sum(axis=-1))).transpose(0, 2, 1)[rows]
         plain = self(replace(core, has_sinks=False), heads)[rows]
@@ -95,32 +126,47 @@ class Parts:
         sinks[heads] = np.median(total + np.log(1 / share - 1), axis=0)
         return sinks
 
-    def _keys(self, core: Core, heads: Values) -> Values:
-        """Which head of keys each head looks at."""
-        count = self.k.shape[1]
-        return np.asarray(heads % count if core.is_tiled else heads // (self.q.shape[1] // count))
+    def weigh_values(self, core: Core, heads: Values, queries: Values) -> tuple[Values, Values]:
+        """Compute what each key weighs if all are visible, (batch, head, query, key), and the values.
 
-    def _scores(self, core: Core, heads: Values) -> Values:
-        """The scores of some heads, (batch, head, query, key)."""
-        q = self._rotated(self.q[:, heads], core.rotation if core.rotation != "k alone" else "none")
-        k = self.k[:, self._keys(core, heads)]
-        k = self._rotated(k, core.rotation if core.rotation != "q alone" else "none")
-        scores = q @ np.swapaxes(k, -1, -2) * core.scale
-        if core.softcap:
-            scores = core.softcap * np.tanh(scores / core.softcap)
-        if self.bias is not None and core.has_bias:
-            scores = scores + (self.bias if self.bias.shape[1] == 1 else self.bias[:, heads])
-        return np.where(self.visible_keys(core), scores, _NONE)
+        Weights are not divided by their sum; the largest that is visible is 1.
+        """
+        visible = self.visible_keys(core, queries)
+        scores = self._scores(core, heads, queries, is_masked=False)
+        top = np.where(visible, scores, _NONE).max(axis=-1, keepdims=True)
+        return np.exp(np.minimum(scores - top, 50.0)), self.v[
+            :, self._heads_of(core.value_heads, self.v, heads)
+        ]
 
-    def visible_keys(self, core: Core) -> Values:
+    def of_batches(self, batches: Values) -> Parts:
+        """Keep some of the sequences."""
+
+        def kept(values: Values | None) -> Values | None:
+            return values if values is None or len(values) != len(self.q) else values[batches]
+
+        return replace(
+            self,
+            q=self.q[batches],
+            k=self.k[batches],
+            v=self.v[batches],
+            angles=kept(self.angles),
+            mask=kept(self.mask),
+            bias=kept(self.bias),
+            tables={name: table[batches] for name, table in self.tables.items()},
+            gains={name: gain[batches] for name, gain in self.gains.items()},
+            bare={name: bare[batches] for name, bare in self.bare.items()},
+        )
+
+    def visible_keys(self, core: Core, queries: Values | None = None) -> Values:
         """Which keys each query sees, (batch or 1, 1, query, key)."""
-        behind = self.distances
+        behind = self.distances if queries is None else self.distances[queries]
         visible = behind >= -core.ahead if core.is_causal else np.ones(behind.shape, np.bool_)
         if core.window:
             visible = visible & (behind < core.window)
         visible = visible[None, None]
         if self.mask is not None and core.mask != "none":
-            visible = visible & (self.mask if core.mask == "whole" else self.mask.any(axis=-2, keepdims=True))
+            whole = self.mask if queries is None else self.mask[:, :, queries]
+            visible = visible & (whole if core.mask == "whole" else self.mask.any(axis=-2, keepdims=True))
         return np.asarray(visible)
 
     @property
@@ -141,28 +187,42 @@ class Parts:
                 return "padding", is_causal, window
         return "whole", False, 0
 
-    def _rotated(self, x: Values, rotation: str) -> Values:
-        if rotation == "none" or self.cos is None or self.sin is None:
-            return x
-        half, tokens = self.cos.shape[-1] // 2, x.shape[2]
-        cos, sin = (side[:, None, -tokens:, :half] for side in (self.cos, self.sin))
-        if 2 * half < x.shape[-1] and self.is_half_wide:
-            half, cos, sin = 2 * half, *(side[:, None, -tokens:] for side in (self.cos, self.sin))
-        sin = -sin if rotation == "turned" else sin
-        y, rest = x[..., : 2 * half], x[..., 2 * half :]
-        out = np.empty_like(y)
-        first, second = slice(half), slice(half, None)
-        if rotation == "pairs":
-            first, second = slice(0, None, 2), slice(1, None, 2)
-        out[..., first] = y[..., first] * cos - y[..., second] * sin
-        out[..., second] = y[..., second] * cos + y[..., first] * sin
-        return np.concatenate([out, rest], axis=-1)
+    def _heads_of(self, chosen: tuple[int, ...], tensor: Values, heads: Values) -> Values:
+        """Which head of keys, or of values, each head looks at."""
+        if chosen:
+            return np.asarray(chosen)[heads]
+        return np.asarray(heads // (self.q.shape[1] // tensor.shape[1]))
 
-    @property
-    def is_half_wide(self) -> bool:
-        """Whether cosines are of each frequency once, and not of both halves of the channels."""
-        cos = self.cos
-        if cos is None:
-            return False
-        half = cos.shape[-1] // 2
-        return 2 * cos.shape[-1] == self.q.shape[-1] and not np.array_equal(cos[..., :half], cos[..., half:])
+    def _scores(self, core: Core, heads: Values, queries: Values, *, is_masked: bool = True) -> Values:
+        """The scores of some heads, (batch, head, query, key)."""
+        q = self.q[:, heads][:, :, queries]
+        if core.rotation != "k alone":
+            q = self._rotated(q, core, queries)
+        if "q" in self.gains:
+            q = q * self.gains["q"][:, heads][:, :, queries]
+        of_keys, each = np.unique(self._heads_of(core.key_heads, self.k, heads), return_inverse=True)
+        k = self.k[:, of_keys]
+        if core.rotation != "q alone":
+            k = self._rotated(k, core)
+        if "k" in self.gains:
+            k = k * self.gains["k"][:, of_keys]
+        k = np.roll(k, core.key_tokens, 2) if core.key_tokens else k
+        scores = q @ np.swapaxes(k, -1, -2)[:, each] * core.scale
+        if core.softcap:
+            scores = core.softcap * np.tanh(scores / core.softcap)
+        if self.bias is not None and core.has_bias:
+            bias = self.bias if self.bias.shape[1] == 1 else self.bias[:, heads]
+            scores = scores + bias[:, :, queries]
+        return np.where(self.visible_keys(core, queries), scores, _NONE) if is_masked else scores
+
+    def _rotated(self, x: Values, core: Core, queries: Values | None = None) -> Values:
+        """Rotate keys, or some queries, which stand at the end of the angles."""
+        angles = self.tables[core.table] if core.table else self.angles
+        if core.rotation == "none" or angles is None:
+            return x
+        if queries is not None:
+            angles = move(angles, core.positions) if core.positions else angles
+            angles = angles[:, -self.q.shape[2] :][:, queries]
+        angles = angles.conj() if core.rotation == "turned" else angles
+        layout = "pairs" if core.rotation == "pairs" else "halves"
+        return turn_pairs(x, angles[:, None], layout, core.first_channel)
