@@ -53,6 +53,7 @@ class Dependencies:
         self._inputs: dict[tuple[int, int, str], list[Record]] = {}
         self._results_within: dict[tuple[int, int, str], list[Record]] = {}
         self._equal: dict[tuple[object, ...], list[str]] = {}
+        self._of: dict[str, frozenset[str]] = {}  # once asked for
         for record in reference.records:
             key = record.key
             kind = key.slot.partition(".")[0]
@@ -70,14 +71,18 @@ class Dependencies:
     def __contains__(self, text: str) -> bool:
         return text in self._records
 
-    def of(self, text: str) -> set[str]:
+    def of(self, text: str) -> frozenset[str]:
         """Key texts of what a tensor may have been computed of.
 
         1. A result: the arguments of its call, and results of modules that were called within it.
         2. An argument: those of the calling module, and results within that before; only those that hold
            the same, if some do.
         """
-        record = self._records[text]
+        if text not in self._of:
+            self._of[text] = frozenset(self._sources(self._records[text]))
+        return self._of[text]
+
+    def _sources(self, record: Record) -> Iterator[str]:
         key = record.key
         is_argument = key.slot.startswith("input")
         site = caller_of(key.site, self._called) if is_argument else key.site
@@ -89,12 +94,16 @@ class Dependencies:
         ]
         if is_argument and (contents := _contents(record)):
             earlier = [other for other in earlier if _contents(other) == contents] or earlier
-        return {other.key.text for other in earlier}
+        yield from (other.key.text for other in earlier)
 
     def dependents(self, text: str, among: Iterable[str]) -> list[str]:
         """Of some key texts those that may be computed of a tensor, or of others that hold the same."""
         same = self.equal([text])
-        return [other for other in among if other in self and other not in same and same & self.of(other)]
+        return [
+            other
+            for other in among
+            if other in self and other not in same and not same.isdisjoint(self.of(other))
+        ]
 
     def equal(self, texts: Iterable[str]) -> set[str]:
         """Key texts, and those of tensors that hold the same in the reference."""
@@ -122,7 +131,7 @@ class Dependencies:
         """What a tensor may come from, through some key texts alone; without itself."""
         seen, waiting = {text}, [text]
         while waiting:
-            for source in self.of(waiting.pop()) & set(among):
+            for source in self.of(waiting.pop()).intersection(among):
                 if source not in seen:
                     seen.add(source)
                     waiting.append(source)
@@ -264,8 +273,8 @@ class _Search(Generic[J]):
             self.undoing.update(undoing)
             for text in (one for one in self._bad if one in self.undoing):
                 chain = set(self._dependencies.chain(text, wrong & released))
-                first = self._firsts.setdefault(text, self._dependencies.first(chain))
-                for source in self._dependencies.since(first, chain):  # what comes before grew from a mistake
+                start = self._firsts.setdefault(text, self._dependencies.first(chain))
+                for source in self._dependencies.since(start, chain):  # what comes before grew from a mistake
                     undone.setdefault(source, text)
             for text, by in self._without_effect(owns, undone):
                 undone.setdefault(text, by)

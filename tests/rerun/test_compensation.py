@@ -171,8 +171,11 @@ def localized(
     paths = [folder / "ref.h5", folder / "tgt.h5"]
     for run, path in zip(runs, paths, strict=True):
         capture_workload(run, path)
-    models = {"replay": {"reference_model": runs[0]}, "injection": {"target_model": runs[1]}}
-    return localize(*paths, **models.get(way, {}))
+    return localize(
+        *paths,
+        reference_model=runs[0] if way == "replay" else None,
+        target_model=runs[1] if way == "injection" else None,
+    )
 
 
 @pytest.mark.spec("RPL-50")
