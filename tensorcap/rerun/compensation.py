@@ -224,9 +224,11 @@ def settle(
             modules = {by: Key.parse(text).site for by, text in folded.items() if text in undone}
             return Settled(judged, released, {text: by for text, by in by_key.items() if by}, modules)
         guilty = {source for text in fresh for source in dependencies.chain(text, wrong & released)}
-        undone = {text: by for text, by in undone.items() if text not in guilty and by not in fresh}
-        if not guilty or not undone:
+        left = {text: by for text, by in undone.items() if text not in guilty and by not in fresh}
+        search.undoing -= fresh
+        if not left or len(left) == len(undone):
             break
+        undone = left
     return Settled(first)
 
 
