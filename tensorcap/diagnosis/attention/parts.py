@@ -144,11 +144,12 @@ def collect_sides(
 
 
 def _complete(theirs: Parts | None, ours: Parts) -> Parts:
-    """Add what is the reference's in any case, and its mask and bias if the target has none of its own."""
+    """Add what is the reference's in any case, and its angles, mask and bias if the target has none of its own."""
     if theirs is None or theirs.q.shape != ours.q.shape or theirs.k.shape[2:] != ours.k.shape[2:]:
         return ours
     return replace(
         theirs,
+        angles=ours.angles if theirs.angles is None else theirs.angles,
         mask=ours.mask if theirs.mask is None else theirs.mask,
         bias=ours.bias if theirs.bias is None else theirs.bias,
         sinks=ours.sinks,
