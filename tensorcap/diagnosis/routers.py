@@ -140,8 +140,8 @@ def _propose_weights_of_chosen(
 
     The indices of the chosen are recorded beside; what is not is how they were chosen, as within groups.
 
-    1. The function of the scores, whether weights are renormalised, and the factor that make the reference are
-       found, without the bias.
+    1. The function of the scores, whether weights are renormalised, the factor and the bias that make the
+       reference are found.
     2. Proposed of the target's scores are all others, and those with the bias.
     """
     shape = context.r.shape
@@ -217,7 +217,7 @@ def _read_indices(context: PairContext, rows: int, experts: int) -> tuple[Values
             archive, ours = context.reference_archive, context.reference_archive.get(at)
         sides = values_of(archive, ours), values_of(context.target_archive, theirs)
         reference, target = (side.reshape(rows, -1).astype(np.int64) for side in sides)
-        if all(0 <= side.min() and side.max() < experts for side in (reference, target)):
+        if size and all(side.min() >= 0 and side.max() < experts for side in (reference, target)):
             return reference, target
     return None
 

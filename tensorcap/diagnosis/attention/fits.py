@@ -115,7 +115,8 @@ def fit_each_head(attention: Attention, sample: Sample) -> Iterator[Variant]:
             other = replace(parts, bias=parts.bias[:, list(chosen)])
             yield Variant("attention-bias", text, other, usual, parameters=count)
         factors = _minimise_each(every, rows, parts, usual)
-        text = f"the bias of each head of the target is times a number, {factors.min():.4g} to {factors.max():.4g}"
+        text = "the bias of each head of the target is that of the reference times a number, "
+        text += f"{factors.min():.4g} to {factors.max():.4g}"
         other = replace(parts, bias=parts.bias * factors[:, None, None])
         yield Variant("attention-bias", text, other, usual, parameters=count)
     if parts.sinks is not None:

@@ -59,7 +59,7 @@ class Attention:
 
     @property
     def is_of_reference(self) -> bool:
-        """Whether nothing is known of what the target computes with, so that the reference's stands for it."""
+        """Whether nothing is known of what the target computes with, and the reference's stands for it."""
         return self.ours is self.theirs
 
     def compute(self, variant: Variant) -> Values:

@@ -63,9 +63,9 @@ def move(angles: Values, positions: int) -> Values:
 def list_tables(angles: Values, channels: int) -> Iterator[tuple[str, Values, int]]:
     """List angles that a target may have instead: what they are, the angles, the first channel they rotate.
 
-    1. A part of the channels with the first of the frequencies, or with some of all; the first or the last part.
-    2. If the frequencies are powers of one base: of another base, of stretched positions, and for all channels of
-       a head of which a part is rotated.
+    1. Of a part of the channels, the first or the last one, with the first of the frequencies or every other.
+    2. If the frequencies are powers of one base: of another base, of stretched positions, and for all
+       channels of a head of which a part is rotated.
 
     Args:
         angles: Of the reference, (batch, token, pair).
@@ -100,7 +100,7 @@ def list_tables(angles: Values, channels: int) -> Iterator[tuple[str, Values, in
 
 
 def make_tables(angles: Values) -> Iterator[tuple[str, Callable[[float], Values], float, float]]:
-    """List families of angles that one number makes: what they are, with {} for it, how, the least and the largest.
+    """List families of angles that a number makes: what they are, with {} for it, how, its least and largest.
 
     Args:
         angles: Of the reference, (batch, token, pair).
@@ -115,7 +115,7 @@ def make_tables(angles: Values) -> Iterator[tuple[str, Callable[[float], Values]
 
 
 def _find_maker(angles: Values) -> tuple[float, Callable[[float, float, int], Values]] | None:
-    """Find the base of angles, and what makes others of a base, a divisor of positions, and a count of pairs."""
+    """Find the base of angles, and what makes others of a base, divisor of positions, and count of pairs."""
     base = _find_base(angles)
     positions = None if base is None else _read_positions(angles, base)
     if base is None or positions is None:
@@ -148,7 +148,7 @@ def _find_base(angles: Values) -> float | None:
 
 
 def _read_positions(angles: Values, base: float) -> Values | None:
-    """Read the position of each token off the slowest angle, and check it by making all angles of it again."""
+    """Read the position of each token off the slowest angle; None if the other angles are not of it."""
     pairs = angles.shape[-1]
     frequencies = base ** (-np.arange(pairs) / pairs)
     positions = np.round(np.angle(angles[..., -1]) / frequencies[-1])

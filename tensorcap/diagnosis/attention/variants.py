@@ -175,7 +175,7 @@ def _repeat_otherwise(usual: Core, parts: Parts) -> Iterator[Variant]:
 
 
 def _norm_otherwise(usual: Core, parts: Parts, ours: Parts) -> Iterator[Variant]:
-    """Leave out the norms of queries and keys, one of them, or have them on the other side of the rotation."""
+    """Leave out the norms of queries and keys, or have them on the other side of the rotation."""
     if not parts.bare.keys() & ours.bare.keys():
         return
     own = {"q": ours.q, "k": ours.k}
@@ -208,7 +208,7 @@ def _norm_otherwise(usual: Core, parts: Parts, ours: Parts) -> Iterator[Variant]
 
 
 def _fit_weight(given: Values, result: Values) -> Values | None:
-    """Fit the weight of a norm that divides by the root of the mean square; None if it does something else."""
+    """Fit the weight of a norm that divides by the root of the mean square; None if it does another thing."""
     with np.errstate(divide="ignore", invalid="ignore"):
         factors = result / given * _rms(given)
     weight = np.median(np.where(np.isfinite(factors), factors, 0.0), axis=(0, 1, 2))

@@ -45,9 +45,9 @@ class Rule:
 def find_rules(core: Core, parts: Parts, heads: Values, result: Values) -> Iterator[Rule]:
     """Find what the queries of a target see.
 
-    1. For some queries, the keys that are seen are solved. If S are seen, with weights e before the softmax and
-       values v, the result o is such that the sum over S of e (v - o) is 0 in every channel of every head: S
-       is the null vector of these.
+    1. For some queries, the keys that are seen are solved. If S are seen, with weights e before the softmax
+       and values v, the result o is such that the sum over S of e (v - o) is 0 in every channel of every
+       head: S is the null vector of these.
     2. A rule holds if it agrees with all of them, where keys are not too faint to tell.
     3. Without a rule, the keys of all queries are solved, if they are few.
 
@@ -90,7 +90,7 @@ def find_rules(core: Core, parts: Parts, heads: Values, result: Values) -> Itera
 def _solve_queries(
     core: Core, parts: Parts, heads: Values, result: Values, queries: Values
 ) -> tuple[Values, Values] | None:
-    """Solve which keys some queries see, and of which that is known; None if the values are of no such choice."""
+    """Solve which keys some queries see, and of which that is known; None if no choice makes the values."""
     weights, values = parts.weigh_values(core, heads, queries)
     seen, is_known = [], []
     for at, query in enumerate(queries.tolist()):
