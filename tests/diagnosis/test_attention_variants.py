@@ -138,7 +138,7 @@ def by_group(whole: Tensor) -> tuple[Tensor, ...]:
 
 
 def in_blocks(whole: Tensor) -> tuple[Tensor, ...]:
-    return whole.split((128, 32, 32), -1)
+    return whole[..., :128], whole[..., 128:160], whole[..., 160:]
 
 
 def first_channels(tables: Any) -> Any:

@@ -95,18 +95,20 @@ def fit_each_head(attention: Attention, sample: Sample) -> Iterator[Variant]:
     keys = parts.k.shape[1]
     if keys > 1:
         same = tuple(head // (count // keys) for head in range(count))
-        for names in (("key_heads", "value_heads"), ("key_heads",), ("value_heads",)):
-            chosen = best(
-                [
-                    Variant("", "", parts, replace(usual, **dict.fromkeys(names, (one,) * count)))
-                    for one in range(keys)
-                ]
-            )
+        for what, of_keys, of_values in (("keys and values", 1, 1), ("keys", 1, 0), ("values", 0, 1)):
+
+            def looking(heads: tuple[int, ...], of_keys: int = of_keys, of_values: int = of_values) -> Core:
+                return replace(
+                    usual,
+                    key_heads=heads if of_keys else usual.key_heads,
+                    value_heads=heads if of_values else usual.value_heads,
+                )
+
+            chosen = best([Variant("", "", parts, looking((one,) * count)) for one in range(keys)])
             if chosen != same:
-                what = " and ".join(name.partition("_")[0] + "s" for name in names)
-                text = f"heads of the target look at heads {', '.join(map(str, chosen[:_SHOWN]))} of {what}"
-                core = replace(usual, **dict.fromkeys(names, chosen))
-                yield Variant("attention-heads", text, parts, core, parameters=count)
+                heads = ", ".join(map(str, chosen[:_SHOWN]))
+                text = f"heads of the target look at heads {heads} of {what}"
+                yield Variant("attention-heads", text, parts, looking(chosen), parameters=count)
     if parts.bias is not None and parts.bias.shape[1] == count > 1:
         others = [replace(parts, bias=parts.bias[:, [one] * count]) for one in range(count)]
         chosen = best([Variant("", "", other, usual) for other in others])

@@ -165,13 +165,13 @@ def _repeat_otherwise(usual: Core, parts: Parts) -> Iterator[Variant]:
     """Vary how heads of keys and of values are repeated."""
     count = parts.q.shape[1]
     turns = tuple(head % parts.k.shape[1] for head in range(count))
-    for what, heads in (
-        ("heads of keys", {"key_heads": turns, "value_heads": turns}),
-        ("heads of keys, but not those of values,", {"key_heads": turns}),
-        ("heads of values, but not those of keys,", {"value_heads": turns}),
+    for what, core in (
+        ("heads of keys", replace(usual, key_heads=turns, value_heads=turns)),
+        ("heads of keys, but not those of values,", replace(usual, key_heads=turns)),
+        ("heads of values, but not those of keys,", replace(usual, value_heads=turns)),
     ):
         text = f"the target repeats all {what} in turn, the reference each of them"
-        yield Variant("attention-heads", text, parts, replace(usual, **heads))
+        yield Variant("attention-heads", text, parts, core)
 
 
 def _norm_otherwise(usual: Core, parts: Parts, ours: Parts) -> Iterator[Variant]:

@@ -129,13 +129,13 @@ def _list_rules(shape: tuple[int, int], behind: Values, queries: Values, observe
         observed: What these see.
     """
     keys = np.arange(shape[1])
-    is_seen = observed.any(axis=0)
+    is_seen = np.asarray(observed.any(axis=0))
     first, last = int(is_seen.argmax()), shape[1] - int(is_seen[::-1].argmax())
     distance = behind[queries]
     farthest = int(np.where(observed, distance, -1).max()) + 1
     nearest = int(np.where(observed, distance, shape[1]).min())
     position = behind[:, :1]  # of each query, among the keys
-    seen = {
+    seen: dict[str, Values] = {
         f"the first {last} keys only": keys < last,
         f"the last {shape[1] - first} keys only": keys >= first,
         f"a window of {farthest} tokens": behind < farthest,
@@ -149,7 +149,7 @@ def _list_rules(shape: tuple[int, int], behind: Values, queries: Values, observe
     for text, rule in seen.items():
         hidden = np.broadcast_to(~rule, shape)
         yield Rule(f"each token of the target sees {text}", hidden, np.zeros(shape, np.bool_))
-    ahead = (observed & (distance < 0)).any(axis=0)
+    ahead = np.asarray((observed & (distance < 0)).any(axis=0))
     if ahead.any():
         prefix = shape[1] - int(ahead[::-1].argmax())
         text = f"each token of the target sees the first {prefix} ones, those behind it too"
