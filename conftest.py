@@ -27,6 +27,7 @@ NEEDED_BY = {
         "tests/diagnosis/test_masks.py",
         "tests/diagnosis/test_mutations.py",
         "tests/formats/test_dump_folder.py",
+        "tests/comparison/test_value_range.py",
         "tests/formats/test_foreign_torch.py",
         "tests/formats/test_safetensors.py",
         "tests/hostile/test_hostile_torch.py",

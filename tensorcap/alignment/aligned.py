@@ -216,8 +216,8 @@ def sides(
 
     1. A target that is mapped already, and `"none"`: the archives as they are, but for steps that threads
        numbered by chance (CMP-34).
-    2. A mapping that is given. Else what only one run has is cut off, rows of a batch and words of a vocabulary
-       (ALN-41, ALN-42).
+    2. A mapping that is given. Else what only one run has is cut off, rows of a batch and words of a
+       vocabulary (ALN-41, ALN-42).
     3. The mapping that the target was injected through (INJ-23).
     4. A mapping that is computed because modules lack a partner, see `compute_if_needed`. Its entries of
        equal names move elements only if the whole target has that layout.

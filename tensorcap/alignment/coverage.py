@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tensorcap.alignment.links import Link
@@ -15,6 +15,8 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
+_OF_RESULTS: Final = ("has the values of ", "has no values ")  # beginnings of what is said of results
+_ROLES: Final = {"input": "an argument", "param": "a parameter", "buffer": "a buffer"}  # by kind of slot
 _VARIABLE: Final = re.compile(r"\\\{[^}]*\\\}")  # in an escaped place
 
 
@@ -34,13 +36,20 @@ class Reasons:
                     self._exact.setdefault(place, left)
 
     def of(self, key: Key) -> LeftOver | None:
-        """What is said of a record, of its slot before its site."""
+        """What is said of a record, of its slot before its site.
+
+        What is said of the results of a site is not said of what it was given, or holds, in the same words.
+        """
         site = f"rank{key.rank}/{key.site}" if key.rank else key.site
         for place in (f"{site}/{key.slot}", site):
             globs = (left for glob, left in self._globs if glob.fullmatch(place))
             left_over = self._exact.get(place) or next(globs, None)
-            if left_over is not None:
-                return left_over
+            if left_over is None:
+                continue
+            role = _ROLES.get(key.slot.partition(".")[0])
+            if place == site and role and left_over.reason.startswith(_OF_RESULTS):
+                return replace(left_over, reason=f"{role} of {site}, which {left_over.reason}")
+            return left_over
         return None
 
 

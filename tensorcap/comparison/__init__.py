@@ -24,6 +24,7 @@ from tensorcap.comparison.exact import judge_by_metadata
 from tensorcap.comparison.examination import Examination
 from tensorcap.comparison.explanation import Explanation, explain
 from tensorcap.comparison.injected import Injected
+from tensorcap.comparison.near_ties import NearTies
 from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import (
     ABSENT,
@@ -31,10 +32,12 @@ from tensorcap.comparison.pair import (
     JUDGED,
     SEVERITY,
     STATUSES,
+    Decision,
     Finding,
     Pair,
     Ratio,
     Status,
+    decide,
     worst_status,
 )
 from tensorcap.comparison.pairing import Selection
@@ -69,6 +72,7 @@ __all__ = [
     "Calibrated",
     "Calibration",
     "Comparison",
+    "Decision",
     "Divergence",
     "Examination",
     "Explanation",
@@ -77,6 +81,7 @@ __all__ = [
     "Inputs",
     "KeyThresholds",
     "Limits",
+    "NearTies",
     "Padding",
     "Pair",
     "Precision",
@@ -94,6 +99,7 @@ __all__ = [
     "compare_records",
     "contents",
     "count_tail",
+    "decide",
     "describe_test",
     "digest_warnings",
     "error_of",

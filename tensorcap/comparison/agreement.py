@@ -10,13 +10,13 @@ from tensorcap.alignment import MappedArchive
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
 from tensorcap.comparison.pairing import Absences, Selection
 from tensorcap.comparison.ranking import error_of
-from tensorcap.runs import enclosing_sites, is_gradient, is_inner, is_parameter, is_result, ops_of
+from tensorcap.runs import Calls, enclosing_sites, is_gradient, is_inner, is_parameter, is_result, ops_of
 from tensorcap.wording import some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key, module_of
 from tensorcap_formats.records import Record
 
-_MISSING: Final[tuple[Status, ...]] = ("missing-in-target", "never-called", "unmapped")
+_MISSING: Final[tuple[Status, ...]] = ("missing-in-target", "never-called", "not-capturable", "unmapped")
 _DIFFERENT: Final[tuple[Status, ...]] = ("suspect", "diverged", "shape-mismatch")
 _LEAST: Final = 16  # elements; fewer are equal by chance
 _FUSED_ATTENTION: Final = ("sdpa", "flash", "flex")  # implementations that keep no attention weights
@@ -51,7 +51,11 @@ def explain_by_agreement(
         reason = ""
         if pair.status in _MISSING and not selection.is_required(pair.key):
             reason = agreement.why_missing(pair.reference)
-            if not reason and (why := agreement.why_not_captured(pair.reference.key)):
+            if (
+                not reason
+                and pair.status != "not-capturable"
+                and (why := agreement.why_not_captured(pair.reference.key))
+            ):
                 return decide(pair, Decision("agreement", "not-capturable", f"in the target: {why}"))
         elif pair.status in _DIFFERENT and pair.is_required and not _is_of_another_layer(pair, target):
             reason = agreement.why_different(pair)
@@ -77,6 +81,7 @@ class _Agreement:
 
     def __init__(self, reference: Archive, target: Archive, pairs: Sequence[Pair]) -> None:
         self._target = target
+        self._reference_calls = Calls(reference)
         self._classes = {site: module.short_class for site, module in reference.info.modules.items()}
         self._calls = [
             {point.site: point.calls for point in archive.info.points if not point.slots}
@@ -136,14 +141,19 @@ class _Agreement:
         2. A tensor that a later argument holds, too, which agrees: the target has another one in its place.
         3. Any other one: the nearest module around it agrees, with an error at most 1e-4 of its own.
 
-        Each holds only if the module around it, and the model, have results that agree.
+        Each holds only if the module around it, and the model, have results that agree. Beside a mistake, by
+        which the model has none, the first holds of calls that hand on what they are given in the target, and
+        of products: these hide no error.
         """
         record = pair.reference
         assert record is not None
         key = record.key
         is_result_of_model = key.site == ROOT_SITE and not _is_argument(key)
-        if is_result_of_model or is_gradient(key) or is_parameter(key) or not self._is_model_green(key):
+        if is_result_of_model or is_gradient(key) or is_parameter(key):
             return ""
+        if not self._is_model_green(key):
+            takers = self._takers_of(pair)
+            return self._why_undone(takers, error_of(pair)) if all(map(self._hides_nothing, takers)) else ""
         module = module_of(key.site)
         around = self._nearest(
             key, module if is_inner(key) else _enclosing(module), besides=_contents(record)
@@ -151,15 +161,36 @@ class _Agreement:
         if around is None or not _agree(around[1]):
             return ""
         error = error_of(pair)
-        takers = [pair] if _is_argument(key) else self._takers.get(_contents(record), [])
-        if self._undo(takers, error):
-            names = dict.fromkeys(taker.reference.key.site for taker in takers if taker.reference)
-            return f"it differs, and what {some(list(names), 2)} makes of it agrees"
+        if why := self._why_undone(self._takers_of(pair), error):
+            return why
         if (later := self._agreeing_later(pair)) and all(f.test != "pass_through" for f in pair.findings):
             return f"it differs, and {later}, which holds the same in the reference, agrees"
         if not is_inner(key) and _is_much_smaller(around[1], error, _UNDONE_AROUND):
             return f"it differs, and what {_name(around[0])} makes of it agrees"
         return ""
+
+    def _takers_of(self, pair: Pair) -> Sequence[Pair]:
+        """Arguments that hold a tensor: itself, if it is one."""
+        record = pair.reference
+        assert record is not None
+        return [pair] if _is_argument(record.key) else self._takers.get(_contents(record), [])
+
+    def _why_undone(self, takers: Sequence[Pair], error: float | None) -> str:
+        """By which calls an error of their argument is undone; "" if it is not."""
+        if not takers or not self._undo(takers, error):
+            return ""
+        names = dict.fromkeys(taker.reference.key.site for taker in takers if taker.reference)
+        return f"it differs, and what {some(list(names), 2)} makes of it agrees"
+
+    def _hides_nothing(self, taker: Pair) -> bool:
+        """Whether a call that is given another argument gives another result, unless it undoes that."""
+        assert taker.reference is not None
+        key = taker.reference.key
+        if self._reference_calls.is_linear(key.site) and self._reference_calls.is_leaf(key.site):
+            return True
+        own = taker.target.digest if taker.target else ""
+        results = [result.target for result in self._of_call.get(key.where, []) if result.target]
+        return bool(own) and [result.digest for result in results] == [own]
 
     def _undo(self, takers: Sequence[Pair], error: float | None) -> bool:
         """Whether all calls that are given a tensor that differs have results with a much smaller error."""
@@ -211,9 +242,12 @@ class _Agreement:
         return "the target's call returns no such value, and its other results agree"
 
     def _is_not_called(self, key: Key) -> bool:
-        """Whether the target has no such module, or one of another class, does not call it, or less often."""
+        """Whether the target has no such module, or one of another class, does not call it, or less often.
+
+        One that could not be captured counts as not called.
+        """
         tested, trusted = self._target.info.modules.get(key.site), self._classes.get(key.site, "")
-        if tested is None or self._absences.is_never_called(key):
+        if tested is None or self._absences.is_never_called(key) or self.why_not_captured(key):
             return True
         if trusted and tested.short_class not in ("", trusted):
             return True
@@ -223,16 +257,17 @@ class _Agreement:
     def _computed_without(self, key: Key, site: str) -> str:
         """By the results of the nearest module around it that both sides called.
 
-        Within a compiled graph of the target they have to be equal: rounding shows nothing of what is inside.
+        Of what the target could not capture they have to be equal: rounding shows nothing of what is inside.
         """
         around = self._nearest(key, site)
         if around is None or not _agree(around[1]):
             return ""
-        if not self.why_not_captured(key):
+        why = self.why_not_captured(key)
+        if not why:
             return f"the target computes {_name(around[0])} without it, with results that agree"
         if not all(pair.status in ("identical", "explained") for pair in around[1]):
             return ""
-        return f"inside a compiled graph of the target, and results of {_name(around[0])} are identical"
+        return f"results of {_name(around[0])} are identical; in the target: {why}"
 
     def why_not_captured(self, key: Key) -> str:
         """Why the target could not capture a module of the same path, "" if it could."""

@@ -23,7 +23,7 @@ from tensorcap.comparison.examination import Examination
 from tensorcap.comparison.pair import ABSENT, STATUSES, Pair, Status
 from tensorcap.comparison.policy import Policy
 from tensorcap.comparison.ranking import by_module
-from tensorcap.metrics import ErrorMap, Tolerance
+from tensorcap.metrics import ErrorMap, Histogram, Tolerance
 from tensorcap.runs import ArchiveSummary
 from tensorcap_formats.json_values import json_value
 from tensorcap_formats.keys import module_of
@@ -197,6 +197,11 @@ def _(value: Divergence) -> Any:
         "is_run_input": value.is_run_input,
         "explanation": value.explanation,
     }
+
+
+@json_value.register
+def _(value: Histogram) -> Any:
+    return [*map(list, value)]
 
 
 @json_value.register

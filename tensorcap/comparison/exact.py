@@ -8,7 +8,7 @@ is computed between them, so that they have to be equal in the target too (CMP-1
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -200,7 +200,7 @@ def judge_masks(reference: Archive, target: Archive, pair: Pair) -> Pair:
         return pair
     if {trusted.dtype.kind, tested.dtype.kind} != {"bool", "float"} or trusted.shape != tested.shape:
         return pair
-    ours, theirs = _attends(reference, trusted), _attends(target, tested)
+    ours, theirs = attends(reference, trusted), attends(target, tested)
     if ours is None or theirs is None:
         return pair
     wrong = int((ours != theirs).sum())
@@ -210,8 +210,8 @@ def judge_masks(reference: Archive, target: Archive, pair: Pair) -> Pair:
     return decide(pair, Decision("masks", "diverged", "", (Finding("mask", wrong, 0, "diverged", text),)))
 
 
-def _attends(archive: Archive, record: Record) -> Array | None:
-    """Return which elements of a mask let attend; None if it is no mask."""
+def attends(archive: Archive, record: Record) -> Array | None:
+    """Return which elements of a mask let attend, flat; None if it is no mask."""
     values = archive.load(record).reshape(-1)
     if record.dtype.kind == "bool":
         return values.astype(np.bool_)
@@ -227,7 +227,11 @@ _BY_CHANCE: Final = re.compile(r"mask|experts?\.\d", re.IGNORECASE)
 
 
 def judge_pass_through(
-    reference: Archive, target: Archive, pairs: Sequence[Pair], thresholds: Thresholds
+    reference: Archive,
+    target: Archive,
+    pairs: Sequence[Pair],
+    thresholds: Thresholds,
+    left_out: Callable[[Record], Array | None] = lambda record: None,
 ) -> list[Pair]:
     """Judge the pairs that have to repeat an earlier one.
 
@@ -236,6 +240,7 @@ def judge_pass_through(
         target: The archive under test.
         pairs: Their pairs, judged by the policy.
         thresholds: What a user gave; pairs that it is about are left as they are.
+        left_out: Which elements of a tensor are of padding, that need not be repeated; None if none is.
 
     Returns:
         All pairs in their order; those that repeat an earlier one in the reference alone are `diverged`.
@@ -247,7 +252,7 @@ def judge_pass_through(
         same = earlier.setdefault(contents, [])
         is_open = pair.status in _OPEN and not is_inner(record.key) and not thresholds.limits_for(pair.key)
         agreeing = [other for other in same if other.is_green]  # else it may be another tensor in the target
-        if agreeing and is_open and not _is_repeated(target, pair, agreeing):
+        if agreeing and is_open and not _is_repeated(target, pair, agreeing, left_out):
             text = f"equal to {agreeing[-1].key} in the reference, not in the target"
             finding = Finding("pass_through", 1, 0, "diverged", text)
             findings = (finding, *pair.findings)
@@ -282,7 +287,9 @@ def _is_unique(reference: Archive, record: Record) -> bool:
     )
 
 
-def _is_repeated(target: Archive, pair: Pair, earlier: Sequence[Pair]) -> bool:
+def _is_repeated(
+    target: Archive, pair: Pair, earlier: Sequence[Pair], left_out: Callable[[Record], Array | None]
+) -> bool:
     """Whether a target's record is equal to an earlier one, as far as that is known."""
     tested = pair.target
     others = [other.target for other in earlier if other.target is not None]
@@ -290,14 +297,21 @@ def _is_repeated(target: Archive, pair: Pair, earlier: Sequence[Pair]) -> bool:
         return True  # a cast lies between them
     if not others or any(has_equal_digest(target, target, tested, other) for other in others):
         return True
-    return any(_has_equal_values(target, tested, other) for other in reversed(others))
+    padding = left_out(pair.reference) if pair.reference is not None else None
+    return any(_has_equal_values(target, tested, other, padding) for other in reversed(others))
 
 
-def _has_equal_values(target: Archive, one: Record, other: Record) -> bool:
-    """Whether values are equal though digests are not: -0.0 is 0.0, and some records have no digest."""
+def _has_equal_values(target: Archive, one: Record, other: Record, padding: Array | None) -> bool:
+    """Whether values are equal though digests are not: -0.0 is 0.0, and some records have no digest.
+
+    Elements of padding are not looked at.
+    """
     if not (one.stored and other.stored):  # digests are all that is known
         return one.digest == "" or other.digest in ("", one.digest)
     try:
+        if padding is not None:
+            kept = ~padding
+            return np.array_equal(target.load(one)[kept], target.load(other)[kept], equal_nan=True)
         return all(
             np.array_equal(decode(x, one.dtype), decode(y, one.dtype), equal_nan=True)
             for x, y in zip(target.blocks(one), target.blocks(other), strict=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 from tensorcap.comparison.blind_spots import RunSummary, summarize_runs
 from tensorcap.comparison.calibration import Calibration
 from tensorcap.comparison.exact import judge_masks
 from tensorcap.comparison.injected import Injected
+from tensorcap.comparison.near_ties import NearTies
 from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import Decision, Finding, Pair, decide
 from tensorcap.comparison.policy import POLICY, Precision
@@ -130,8 +131,10 @@ class PolicyJudge:
     def judge(self, pairs: Sequence[Pair]) -> tuple[list[Pair], RunSummary]:
         """Judge the pairs that are `unjudged`.
 
-        1. Masks of two kinds are compared as masks; rows of padding are taken out of the errors.
-        2. Routers that chose other experts are found; ops behind them whose rows moved are `excluded`.
+        1. Masks of two kinds are compared as masks; rows of padding are taken out of the errors, and may be
+           NaN on one side.
+        2. Routers that chose other experts are found; ops behind them whose rows moved are `excluded`, and
+           tokens at near ties of routers without records of their choices are taken out of the errors.
         3. Rows that other choices shuffled are aligned.
         4. Every test of `policy_tests.tests.TESTS` is run; the worst of a pair's findings is its status.
 
@@ -144,12 +147,15 @@ class PolicyJudge:
             return list(pairs), RunSummary(POLICY)
         differences = {pair.key: pair.difference for pair in pairs}
         padding = Padding(*archives)
-        pairs = [padding.without(pair) for pair in pairs]
+        pairs = [self._without_padding(padding, pair) for pair in pairs]
         by_key = {pair.key: pair for pair in pairs}
         ops = ops_of(self.reference)
         routers = find_routers(self._calls, ops, by_key)
-        flips = find_flips(*archives, routers, by_key, noise=lambda pair: POLICY.noise(self._precision(pair)))
-        after_flips = StepsAfterFlips([flip for flip in flips if flip.flipped])
+        noise = partial(_noise, self.precision)
+        flips = find_flips(*archives, routers, by_key, noise=noise)
+        near_ties = NearTies(*archives, self._calls, routers, by_key, noise=noise)
+        pairs = [near_ties.without(pair) for pair in pairs]
+        after_flips = StepsAfterFlips([flip for flip in flips if flip.flipped] + near_ties.flips)
         copies = copies_of(pairs, [flip.pair for flip in flips])
         moved = moved_ops(self._calls, self.reference, flips, copies)
         pairs = [self._without_moved(pair, moved, after_flips) for pair in pairs]
@@ -236,6 +242,15 @@ class PolicyJudge:
             return pair
         return judge_masks(self.reference, self.target, pair)
 
+    def _without_padding(self, padding: Padding, pair: Pair) -> Pair:
+        """Take rows of padding out of a pair; if it was not finite there alone, the user's limits decide."""
+        without = padding.without(pair)
+        limits, difference = self.thresholds.limits_for(pair.key), without.difference
+        if pair.status != "nonfinite" or without.status != "unjudged" or not limits or difference is None:
+            return without
+        findings = limits.judge(difference, None)
+        return decide(without, Decision.of_findings("tolerance", findings, without.reason))
+
     def _judge_router(self, flips: Flips, pair: Pair) -> Finding:
         """Judge choices no better than the scores that they were made by, whose pair is given (POL-18)."""
         finding = flips.finding()
@@ -263,6 +278,13 @@ class PolicyJudge:
         assert pair.reference is not None  # pairs whose errors are asked for have both sides
         assert pair.target is not None
         return POLICY.precision_of_pair(self.precision, pair.reference, pair.target)
+
+
+def _noise(runs_precision: Precision | None, pair: Pair) -> float:
+    """Return the relative error of a row of a pair that rounding alone makes; the pair has both sides."""
+    assert pair.reference is not None
+    assert pair.target is not None
+    return POLICY.noise(POLICY.precision_of_pair(runs_precision, pair.reference, pair.target))
 
 
 def _replaced_by(calibrated: Sequence[Finding]) -> set[str]:

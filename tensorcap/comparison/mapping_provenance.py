@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tensorcap.alignment import MappedArchive, Reasons
+from tensorcap.alignment import MappedArchive, MappingSummary, Reasons
 from tensorcap.alignment.layout import find_layout
 from tensorcap.comparison.pair import Decision, Origin, Pair, decide
 from tensorcap.comparison.pairing import Selection
@@ -48,10 +48,13 @@ def matching_warnings(target: Archive) -> Sequence[str]:
     return alignment.failed if alignment else ()
 
 
-def token_warnings(target: Archive) -> Iterator[str]:
-    """Warn that a rule, and not the user, left out tokens that the reference's tensors have alone."""
-    if not isinstance(target, MappedArchive):
-        return
+def summary_with_tokens(target: MappedArchive) -> MappingSummary:
+    """The summary of a mapping, and that a rule left out tokens that the reference's tensors have alone."""
+    summary = target.summary
+    return replace(summary, tokens=(*summary.tokens, *_reduced_tokens(target)))
+
+
+def _reduced_tokens(target: MappedArchive) -> Iterator[str]:
     reduced = [
         f"{record.key.text} ({len(gather.reference_rows)} of {len(gather.reference.cells)} tokens)"
         for link in {id(link): link for link in target.links.values()}.values()
@@ -62,8 +65,8 @@ def token_warnings(target: Archive) -> Iterator[str]:
     if reduced:
         more = f", … {len(reduced)} in all" if len(reduced) > _NAMED else ""
         yield (
-            "By rule, the tokens that both sides have were compared and no others, of: "
-            f"{', '.join(reduced[:_NAMED])}{more}."
+            "by rule, the tokens that both sides have were compared and no others, of: "
+            f"{', '.join(reduced[:_NAMED])}{more}"
         )
 
 

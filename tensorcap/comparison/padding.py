@@ -1,18 +1,19 @@
-"""Rows of padding: errors at tokens that the mask of both runs leaves out do not count (POL-31).
+"""Rows of padding: what is made of tokens that the mask of both runs leaves out does not count (POL-31).
 
-A token of padding that may attend to nothing gets zeros of one implementation of attention, and the mean of
-all values of another.
+A token of padding that may attend to nothing gets zeros of one implementation of attention, the mean of all
+values of another, and NaN of a third.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tensorcap.comparison.pair import Pair
+from tensorcap.comparison.exact import attends
+from tensorcap.comparison.pair import Decision, Pair, Status, decide
 from tensorcap.runs import is_state
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -23,11 +24,33 @@ _MASKS: Final[Mapping[str, tuple[str, ...]]] = {  # and the inputs with as many 
     "input.attention_mask": ("input.input_ids", "input.inputs_embeds"),
     "input.decoder_attention_mask": ("input.decoder_input_ids", "input.decoder_inputs_embeds"),
 }
+_PADDINGS: Final[Mapping[str, tuple[str, ...]]] = {  # masks that name what is left out
+    "input.key_padding_mask": (),
+    "input.src_key_padding_mask": ("input.src",),
+    "input.tgt_key_padding_mask": ("input.tgt",),
+}
+_OF_ATTENTION: Final = "input.attention_mask"  # of a module: which query sees which key
+_MOST_MASKS: Final = 8  # of modules, each other values, that are read in a step
+_LEFT_OUT: Final = "NaN and infinities differ only where the attention mask leaves out"
 _Place = tuple[int, int]  # rank and step
 
 
+class _Mask(NamedTuple):
+    """Tokens that a mask keeps.
+
+    Attributes:
+        kept: By sequence and token, of all tokens so far.
+        new: How many of them are of this step.
+        is_of_queries: Whether only what tokens see is known, not by whom they are seen.
+    """
+
+    kept: Array
+    new: int
+    is_of_queries: bool = False
+
+
 class Padding:
-    """The tokens that the masks of both runs leave out.
+    """The tokens that the masks of both runs leave out, or let see nothing.
 
     Args:
         reference: The trusted archive.
@@ -36,23 +59,33 @@ class Padding:
 
     def __init__(self, reference: Archive, target: Archive) -> None:
         self._archives = reference, target
-        self._masks: dict[_Place, list[tuple[Array, int]]] = {}  # of all tokens so far; how many are new
-        masks = {r.key: r for r in reference.records if r.key.site == ROOT_SITE and r.key.slot in _MASKS}
-        for key, record in masks.items():
-            mask = self._mask(record)
-            if mask is None or mask.all():
+        self._masks: dict[_Place, list[_Mask]] = {}
+        inputs = [r for r in reference.records if r.key.site == ROOT_SITE and r.key.slot.startswith("input.")]
+        for record in inputs:
+            key = record.key
+            tokens = (_MASKS | _PADDINGS).get(key.slot)
+            kept = None if tokens is None else self._tokens(record)
+            if kept is None or tokens is None or kept.all():
                 continue
-            for slot in _MASKS[key.slot]:
-                text = replace(key, slot=slot).text
+            named = (replace(key, slot=slot).text for slot in tokens)
+            others = (r.key.text for r in inputs if r is not record and r.key.where == key.where)
+            for text in (*named, *others):
                 shape = reference.get(text).shape if text in reference else ()
-                if len(shape) > 1 and shape[0] == mask.shape[0] and shape[1] <= mask.shape[1]:
-                    self._masks.setdefault((key.rank, key.step), []).append((mask, shape[1]))
+                if len(shape) > 1 and shape[0] == kept.shape[0] and shape[1] <= kept.shape[1]:
+                    self._masks.setdefault((key.rank, key.step), []).append(_Mask(kept, shape[1]))
                     break
+        self._add_rows_that_see_nothing()
 
     def without(self, pair: Pair) -> Pair:
-        """Return the pair with the row metrics of tokens that are no padding, if it has any and differs."""
+        """Return the pair with the row metrics of tokens that are no padding, if it has any and differs.
+
+        If it is not finite on one side only, and only there, it is open again, or a match if all else is
+        equal.
+        """
         record, difference = pair.reference, pair.difference
-        if record is None or pair.target is None or difference is None or not difference.unequal:
+        if record is None or pair.target is None or difference is None:
+            return pair
+        if not (difference.unequal or difference.mask_mismatches):
             return pair
         if record.dtype.kind != "float" or pair.target.dtype.kind != "float" or not self._masks:
             return pair
@@ -66,33 +99,82 @@ class Padding:
         kept = np.broadcast_to(valid.reshape(valid.shape + (1,) * (ours.ndim - valid.ndim)), ours.shape)
         columns = ours.shape[-1]
         rows = kept.reshape(-1, columns).all(axis=1)
-        x, d = (a.reshape(-1, columns)[rows] for a in (ours, theirs - ours))
+        x, y = (a.reshape(-1, columns)[rows] for a in (ours, theirs))
+        is_equal = (x == y) | (np.isnan(x) & np.isnan(y))
+        with np.errstate(invalid="ignore"):
+            d = y - x
         ok = np.isfinite(x) & np.isfinite(d)
+        if pair.status == "nonfinite" and (ok | is_equal).all():
+            difference = replace(difference, mask_mismatches=0, mask_index=None)
+            status: Status = "match" if is_equal.all() else "unjudged"
+            pair = decide(replace(pair, difference=difference), Decision("masks", status, _LEFT_OUT))
         x, d = np.where(ok, x, 0), np.where(ok, d, 0)
-        return replace(pair, difference=replace(difference, **_rows(x, d)))
+        return replace(pair, difference=replace(difference, **row_metrics(x, d)))
 
-    def _mask(self, record: Record) -> Array | None:
+    def left_out(self, record: Record) -> Array | None:
+        """Return which elements of a tensor are of tokens that are left out; None if none is."""
+        valid = self._valid_of(record) if self._masks else None
+        if valid is None or valid.all():
+            return None
+        return np.broadcast_to(
+            ~valid.reshape(valid.shape + (1,) * (len(record.shape) - valid.ndim)), record.shape
+        )
+
+    def _tokens(self, record: Record) -> Array | None:
         """Return which tokens a mask among the inputs keeps; None if it is none, or not both runs have it."""
+        if len(record.shape) != 2:
+            return None
+        values = self._common(record)
+        if values is None or not np.isin(values, (0, 1)).all():
+            return None
+        kept = values.astype(bool)
+        return ~kept if record.key.slot in _PADDINGS else kept
+
+    def _common(self, record: Record) -> Array | None:
+        """Read an input of which both runs hold the same values; None if they do not."""
         reference, target = self._archives
         text = record.key.text
-        if len(record.shape) != 2 or not record.stored or text not in target:
-            return None
-        other = target.get(text)
-        if other.shape != record.shape or not other.stored:
+        other = target.get(text) if text in target else None
+        if other is None or other.shape != record.shape or not (record.stored and other.stored):
             return None
         ours, theirs = reference.load(record), target.load(other)
-        is_mask = np.array_equal(ours, theirs) and bool(np.isin(ours, (0, 1)).all())
-        return ours.astype(bool) if is_mask else None
+        return ours if np.array_equal(ours, theirs) else None
+
+    def _add_rows_that_see_nothing(self) -> None:
+        """Leave out tokens that see nothing by any mask of four axes that both runs gave to a module."""
+        reference, target = self._archives
+        seen: dict[_Place, Array] = {}
+        known: dict[_Place, set[str]] = {}
+        for record in reference.records:
+            key = record.key
+            place = key.rank, key.step
+            if key.slot != _OF_ATTENTION or len(record.shape) != 4 or place in self._masks:
+                continue
+            digests = known.setdefault(place, set())
+            if record.digest in digests or len(digests) >= _MOST_MASKS or key.text not in target:
+                continue
+            digests.add(record.digest or key.text)
+            sides = [attends(a, a.get(key)) if a.get(key).stored else None for a in self._archives]
+            if any(side is None for side in sides) or not np.array_equal(*sides):
+                seen[place] = np.ones((0, 0), bool)  # not the same on both sides
+                continue
+            sees = np.asarray(sides[0]).reshape(record.shape).any(axis=(1, 3))
+            before = seen.get(place, sees)
+            seen[place] = before | sees if before.shape == sees.shape else np.ones((0, 0), bool)
+        for place, kept in seen.items():
+            if kept.size and not kept.all():
+                self._masks[place] = [_Mask(kept, kept.shape[1], is_of_queries=True)]
 
     def _valid_of(self, record: Record) -> Array | None:
         """Return which rows of a tensor are of tokens that count, by leading axes; None if it has none."""
         candidates: list[Array] = []
         shape = record.shape
-        for mask, new in self._masks.get((record.key.rank, record.key.step), ()):
+        for mask, new, is_of_queries in self._masks.get((record.key.rank, record.key.step), ()):
             rows, tokens = mask.shape
             valid = mask[:, tokens - new :]
             if is_state(record.key):
-                if len(shape) == 4 and shape[0] == rows and shape[2] in (tokens, tokens - new):
+                has_heads = len(shape) == 4 and shape[0] == rows and shape[2] in (tokens, tokens - new)
+                if has_heads and not is_of_queries:
                     candidates.append(_for_heads(mask[:, : shape[2]], shape[1]))
             elif shape[:2] == (rows, new) and len(shape) > 2:
                 candidates.append(valid)
@@ -109,8 +191,15 @@ def _for_heads(valid: Array, heads: int) -> Array:
     return np.broadcast_to(valid[:, None], (valid.shape[0], heads, valid.shape[1]))
 
 
-def _rows(reference: Array, error: Array) -> dict[str, Any]:
-    """Compute row metrics (MET-10 to MET-12) along the last axis."""
+def row_metrics(reference: Array, error: Array) -> dict[str, Any]:
+    """Compute row metrics (MET-10 to MET-12) of some rows, without what is not finite.
+
+    Args:
+        reference: The rows of the reference, float64 (row, element).
+        error: What the target's differ by, the same shape.
+    """
+    ok = np.isfinite(reference) & np.isfinite(error)
+    reference, error = np.where(ok, reference, 0), np.where(ok, error, 0)
     sizes, errors = (np.sqrt((side**2).sum(axis=1)) for side in (reference, error))
     there = sizes > 0
     ratios = np.sort(errors[there] / sizes[there])

@@ -26,11 +26,12 @@ from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.judge import LogitMeasure, PolicyJudge, judge
 from tensorcap.comparison.mapping_provenance import (
     matching_warnings,
-    token_warnings,
+    summary_with_tokens,
     value_warnings,
     with_hints,
     with_mapping,
 )
+from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import Decision, Pair, decide
 from tensorcap.comparison.pairing import Selection, pair_records, partner_texts
 from tensorcap.comparison.policy import POLICY, Precision
@@ -195,7 +196,8 @@ class _Run:
         policy_judge = PolicyJudge(reference, target, precision, thresholds, self.calibration, injected)
         judged, account = policy_judge.judge(judged)
         if not injected:  # else records that are the same in the reference are not in the target
-            judged = judge_pass_through(reference, target, judged, thresholds)
+            padding = Padding(reference, target)
+            judged = judge_pass_through(reference, target, judged, thresholds, padding.left_out)
         is_of_own_values = not injected and reference.info.injected is None
         if selection is not None and is_of_own_values:  # else what follows agrees, whatever was made before
             judged = explain_by_agreement(reference, target, judged, selection)
@@ -215,7 +217,6 @@ class _Run:
             warnings=(
                 *run_warnings(reference, target),
                 *matching_warnings(target),
-                *token_warnings(target),
                 *value_warnings(target),
                 *pair_warnings(judged),
                 *digest_warnings(judged),
@@ -225,7 +226,7 @@ class _Run:
             thresholds=thresholds.path,
             calibration=self.calibration,
             baseline=None if baseline is None else ArchiveSummary.of(baseline),
-            mapping=mapped.summary if mapped else None,
+            mapping=summary_with_tokens(mapped) if mapped else None,
         )
 
     def _value_differences(self, selection: Selection) -> Iterator[ValueDifference]:

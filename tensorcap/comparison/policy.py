@@ -52,6 +52,7 @@ _PHRASES: Final[Mapping[str, str]] = {
     "wide_error": "row error",
     "integers": "other whole numbers",
     "parameter": "other parameters",
+    "range": "values cut",
     "routing": "share of other choices",
     "zeros": "rows of zeros",
 }

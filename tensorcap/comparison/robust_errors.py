@@ -65,6 +65,10 @@ class RobustErrors:
             for i in range(3)
         ]
 
+    def typical(self, pair: Pair) -> float:
+        """Measure the median of a pair's error over rows along the last axis, however short these are."""
+        return self._errors(pair, is_centred=False)[0][0]
+
     def of_rows(self, chosen: Sequence[Pair], sources: Sequence[Pair], result: Pair) -> RobustError | None:
         """Measure errors over those rows whose choices of experts are the same; None if there are none."""
         choices = [self._matrices(pair) for pair in chosen]

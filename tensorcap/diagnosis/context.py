@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap.adapters import Rerun
-from tensorcap.comparison import POLICY
+from tensorcap.comparison import POLICY, Padding
 from tensorcap.diagnosis.hypothesis import Hypothesis
 from tensorcap.diagnosis.repeated_call import RepeatedCall, repeat_call
 from tensorcap.diagnosis.values import Values, relative_error
@@ -47,10 +47,13 @@ class PairContext:
         target: The record under test.
         r: Values of the reference, float64; those that are not finite on either side are 0 on both.
         t: Values of the target, likewise.
-        reference_values: Values of the reference as they are, NaN and infinities among them.
-        target_values: Values of the target as they are.
+        reference_values: Values of the reference as they are, NaN and infinities among them, but 0 where they
+            are ignored.
+        target_values: Values of the target, likewise.
         precision: Name of the coarser precision of the pair; "" for integers.
         rounding: Relative error of one rounding in it, no unit; 0 for integers.
+        ignored: Elements that are not finite on one side or both, of tokens that the masks of both runs leave
+            out; None if there are none.
         window: The part of the tensors that was read: axis, start and stop; None for all of them.
         rerun: The call of the reference's module that made the record, if the model is at hand.
         outer: The pair in whose module this one is an input; None if it is the pair to be explained itself.
@@ -66,6 +69,7 @@ class PairContext:
     target_values: Values
     precision: str
     rounding: float
+    ignored: Values | None = None
     window: tuple[int, int, int] | None = None
     rerun: Rerun | None = None
     outer: PairContext | None = None
@@ -167,7 +171,11 @@ class PairContext:
         if self.rerun is None or self.window is not None:
             return None
         return repeat_call(
-            self.rerun, self.reference_values, self.target_values, target_dtype=self.target.dtype.name
+            self.rerun,
+            self.reference_values,
+            self.target_values,
+            target_dtype=self.target.dtype.name,
+            ignored=self.ignored,
         )
 
     @cached_property
@@ -343,13 +351,16 @@ def read_pair(reference: Side, target: Side, *, limit: int, compute_dtype: str |
         )
     else:
         window, values = _read_first_window(reference, target, limit)
+    ignored = None if window is not None else _find_ignored(reference, target, values)
+    if ignored is not None:
+        values = np.where(ignored, 0.0, values[0]), np.where(ignored, 0.0, values[1])
     is_finite = tuple(map(np.isfinite, values))
     if ours.shape == theirs.shape:
         is_finite = (is_finite[0] & is_finite[1],) * 2
     r, t = (np.where(is_kept, side, 0.0) for is_kept, side in zip(is_finite, values, strict=True))
     precision, rounding = _precision(reference, target, compute_dtype)
     return PairContext(
-        reference_archive, target_archive, ours, theirs, r, t, *values, precision, rounding, window
+        reference_archive, target_archive, ours, theirs, r, t, *values, precision, rounding, ignored, window
     )
 
 
@@ -381,6 +392,18 @@ def read_last_inputs(context: PairContext) -> Iterator[PairContext]:
 def values_of(archive: Archive, record: Record) -> Values:
     """Load a tensor's values in float64, in its shape."""
     return archive.load(record).astype(np.float64)
+
+
+def _find_ignored(reference: Side, target: Side, values: tuple[Values, Values]) -> Values | None:
+    """Find elements that are not finite, of tokens that the masks of both runs leave out (POL-31)."""
+    is_finite = np.isfinite(values[0]).all() and np.isfinite(values[1]).all()
+    if is_finite or values[0].shape != values[1].shape:
+        return None
+    left_out = Padding(reference[0], target[0]).left_out(reference[1])
+    if left_out is None:
+        return None
+    ignored = left_out & ~(np.isfinite(values[0]) & np.isfinite(values[1]))
+    return ignored if ignored.any() else None
 
 
 def _precision(reference: Side, target: Side, compute_dtype: str | None) -> tuple[str, float]:

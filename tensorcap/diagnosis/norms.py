@@ -11,13 +11,25 @@ from typing import Final, Literal, get_args
 import numpy as np
 
 from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.hypothesis import LESSENED, Hypothesis, inherited_error
+from tensorcap.diagnosis.hypothesis import LESSENED, ROUNDINGS, Hypothesis, inherited_error
 from tensorcap.diagnosis.values import Values, evenly_spaced, fit_factors, relative_error
 from tensorcap_formats.float_formats import rounded
 
 Statistic = Literal["rms", "layer", "l2"]
 Weighting = Literal["w", "1 + w", "1 + w, rounded", "none"]
-Precision = Literal["wide", "squares", "variance", "variance in turn", "all", "all in turn"]
+Precision = Literal[
+    "wide",
+    "squares",
+    "variance",
+    "variance in turn",
+    "variance in runs of 8",
+    "variance in runs of 16",
+    "variance in runs of 32",
+    "variance in runs of 64",
+    "moments",
+    "all",
+    "all in turn",
+]
 
 _LEAST_CHANNELS: Final = 4
 _LEAST_ROWS: Final = 8  # to fit a weight
@@ -28,11 +40,19 @@ _EPS_TOLERANCE: Final = 0.05  # relative: two eps so near are the same
 _ONE_TOLERANCE: Final = 0.1  # share of the difference of two weights that they may miss one by
 _EPS: Final = (1e-6, 1e-5, 1e-12, 1e-8, 1e-7, 1e-4, 1e-3, 0.0)
 _WIDE: Final = ("float32", "float64")
+_NARROW: Final = ("bfloat16", "float16")  # in which a run in float32 may compute single steps
+_UNIT: Final = 2.0**-24  # of float32
+_MOMENTS: Final = (0.05, 16.0)  # units of the squared mean that a variance from moments is usually off by
 _PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 _LOW: Final = {
     "squares": "rounds squares before it takes their mean",
     "variance": "computes the variance in low precision",
     "variance in turn": "adds up squares one after the other in low precision",
+    **{
+        f"variance in runs of {run}": f"adds up sums of {run} squares each in low precision"
+        for run in (8, 16, 32, 64)
+    },
+    "moments": "takes the square of the mean from the mean of squares, in low precision",
     "all": "computes all of it in low precision",
     "all in turn": "computes all of it in low precision and adds up squares one after the other",
 }
@@ -53,7 +73,9 @@ class NormVariant:
         weighting: What the normalised value is multiplied by.
         is_cast_first: Whether the normalised value is rounded before it is multiplied.
         low: What is rounded to the dtype of the input: squares alone, the variance too, or every step; and
-            whether squares are added up in turn, each sum rounded.
+            whether squares are added up in turn, or sums of runs of them, each sum rounded; `moments` is
+            E[x^2] - E[x]^2.
+        steps: The dtype that steps are rounded to, if that is not the one of the input.
     """
 
     statistic: Statistic
@@ -61,37 +83,52 @@ class NormVariant:
     weighting: Weighting
     is_cast_first: bool = False
     low: Precision = "wide"
+    steps: str = ""
 
     def __call__(self, x: Values, weight: Values | None, bias: Values | None, dtype: str) -> Values:
         """The norm of each row, rounded as a run in this dtype rounds it."""
+        low = self.steps or dtype
         centred = x - x.mean(axis=-1, keepdims=True) if self.statistic == "layer" else x
-        variance = self._variance(centred, dtype)
+        variance = self._variance(x, centred, low)
         with np.errstate(divide="ignore", invalid="ignore"):
             if self.low.startswith("all"):
-                inverse = rounded(1 / np.sqrt(rounded(variance + self.eps, dtype)), dtype)
+                inverse = rounded(1 / np.sqrt(rounded(variance + self.eps, low)), low)
                 y = centred * inverse
             else:
                 y = centred / np.sqrt(variance + self.eps)
         y = np.nan_to_num(y, posinf=0.0, neginf=0.0)
         if self.is_cast_first or self.low.startswith("all"):
-            y = rounded(y, dtype)
+            y = rounded(y, low)
         if weight is not None and self.weighting != "none":
-            y = y * self._factor(weight, dtype)
+            y = y * self._factor(weight, low)
         return rounded(y if bias is None else y + bias, dtype)
 
-    def _variance(self, centred: Values, dtype: str) -> Values:
+    def _variance(self, x: Values, centred: Values, dtype: str) -> Values:
         """The mean or sum of squares that the root is taken of, without eps: a column."""
+        if self.low == "moments":
+            square, mean = (rounded(side.mean(axis=-1, keepdims=True), dtype) for side in (x * x, x))
+            return rounded(square - rounded(mean * mean, dtype), dtype)
         squares = centred * centred
         if self.low != "wide":
             squares = rounded(squares, dtype)
-        if self.low.endswith("in turn"):
-            total = squares[..., :1]
-            for at in range(1, squares.shape[-1]):
-                total = rounded(total + squares[..., at : at + 1], dtype)
+        run = self._run
+        if run:
+            total = np.zeros_like(squares[..., :1])
+            for at in range(0, squares.shape[-1], run):
+                part = squares[..., at : at + run].sum(axis=-1, keepdims=True)
+                total = rounded(total + rounded(part, dtype), dtype)
         else:
             total = squares.sum(axis=-1, keepdims=True)
         variance = total if self.statistic == "l2" else total / squares.shape[-1]
         return variance if self.low in ("wide", "squares") else rounded(variance, dtype)
+
+    @property
+    def _run(self) -> int:
+        """How many squares are summed before the sum is rounded; 0 for all."""
+        if self.low.endswith("in turn"):
+            return 1
+        runs = self.low.rpartition("in runs of ")
+        return int(runs[2]) if runs[1] else 0
 
     def _factor(self, weight: Values, dtype: str) -> Values:
         if self.weighting == "w":
@@ -166,6 +203,8 @@ def propose_norms(context: PairContext) -> Iterator[Hypothesis]:
     if other is None:
         return
     yield inherited_error(context.t, expected(theirs, same[0], same[1], dtype), context.r)
+    if expected.statistic == "layer" and dtype in _WIDE:
+        yield from _propose_moments(context, expected, theirs, (own_weight, own_bias), dtype)
     if weight is not None and own_weight is not None and not fitted:
         yield from _propose_own_weight(context, other, theirs, (weight, own_weight), own_bias)
     if other == expected:
@@ -178,9 +217,45 @@ def propose_norms(context: PairContext) -> Iterator[Hypothesis]:
         predicted,
         baseline=baseline,
         parameters=fitted,
-        log_alternatives=math.log(3 * 4 * 2 * len(_PRECISIONS) * (len(_EPS) + 2)),
+        log_alternatives=math.log(3 * 4 * 2 * len(_PRECISIONS) * (len(_EPS) + 2) * 2),
         hint=hint,
         facts={"reference": asdict(usual), "target": asdict(other)},
+    )
+
+
+def _propose_moments(
+    context: PairContext,
+    expected: NormVariant,
+    x: Values,
+    parameters: tuple[Values | None, Values | None],
+    dtype: str,
+) -> Iterator[Hypothesis]:
+    """Propose that the variance of each row is off by as much as E[x^2] - E[x]^2 in float32 leaves.
+
+    That is a unit or so of E[x]^2, whose sign and size hang on the order of sums: the variance of each row is
+    fitted, and is proposed if it misses the right one by that.
+    """
+    weight, bias = parameters
+    mean, variance = x.mean(axis=-1, keepdims=True), x.var(axis=-1, keepdims=True)
+    plain = (x - mean) * (1.0 if weight is None else weight)
+    unbiased = context.t if bias is None else context.t - bias
+    factor = (unbiased * plain).sum(axis=-1, keepdims=True) / (plain * plain).sum(axis=-1, keepdims=True)
+    missed = np.abs(1 / (factor * factor) - expected.eps - variance)
+    units = missed / (_UNIT * (mean * mean + variance))
+    if not np.isfinite(units).all() or not _MOMENTS[0] <= float(np.median(units)) <= _MOMENTS[1]:
+        return
+    size = float(np.median(np.abs(mean) / np.sqrt(variance)))
+    yield Hypothesis(
+        "norm-variance-precision",
+        f"the variance of rows is off by up to {float((missed / variance).max()):.2g}, as far as E[x^2] - "
+        "E[x]^2 in float32 leaves it",
+        context.t,
+        plain * factor + (0.0 if bias is None else bias),
+        expected(x, weight, bias, dtype),
+        parameters=factor.size,
+        hint="The mean of squares less the square of the mean: they cancel if the mean is large.",
+        facts={"largest_units": float(units.max())},
+        roundings=ROUNDINGS * max(1.0, size),  # the mean, which is subtracted, is rounded too
     )
 
 
@@ -221,8 +296,10 @@ def _sample_rows(x: Values) -> Values:
     return np.unique(np.concatenate([spread, small]))
 
 
-def _list_variants(has_weight: bool, is_low: bool, eps: tuple[float, ...]) -> Iterator[NormVariant]:
-    """All variants with some eps; those that differ in rounding only if the dtype is narrow."""
+def _list_variants(
+    has_weight: bool, is_low: bool, eps: tuple[float, ...], steps: tuple[str, ...] = ("",)
+) -> Iterator[NormVariant]:
+    """All variants with some eps; those that differ in rounding only if steps are in low precision."""
     weightings: tuple[Weighting, ...] = ("w", "1 + w", "none") if has_weight else ("none",)
     if has_weight and is_low:
         weightings = (*weightings, "1 + w, rounded")
@@ -230,8 +307,9 @@ def _list_variants(has_weight: bool, is_low: bool, eps: tuple[float, ...]) -> It
     precisions = _PRECISIONS if is_low else _PRECISIONS[:1]
     statistics: tuple[Statistic, ...] = ("rms", "layer", "l2")
     for statistic, one_eps, weighting in itertools.product(statistics, eps, weightings):
-        for is_cast_first, low in itertools.product(switches, precisions):
-            yield NormVariant(statistic, one_eps, weighting, is_cast_first, low)
+        for is_cast_first, low, dtype in itertools.product(switches, precisions, steps):
+            if low != "moments" or statistic == "layer":
+                yield NormVariant(statistic, one_eps, weighting, is_cast_first, low, dtype)
 
 
 def _find_variant(
@@ -240,7 +318,8 @@ def _find_variant(
     """Find the variant that makes outputs of inputs.
 
     1. Variants without low precision, with usual eps, that of the configuration, and one fitted to each.
-    2. In a narrow dtype, the best of them again with every way of rounding.
+    2. In a narrow dtype, the best of them again with every way of rounding; so in float32, if the best one
+       leaves more than rounding, with the eps that is expected and steps in a narrow dtype.
     3. Without `near` the least error has to be a few roundings; with it, `near` stays unless another one
        leaves a tenth of the squared error.
     4. Of those that leave about the least, the one with the fewest differences from `near`, or from the
@@ -261,8 +340,9 @@ def _find_variant(
     fitted = {replace(v, eps=_fit_eps(v, sample)) for v in plain if v.eps == eps[0]}
     errors = {v: sample.error(v) for v in (*plain, *sorted(fitted - set(plain), key=repr))}
     best = min(errors, key=lambda v: (errors[v], _distance(near, v)))
-    if is_low:
-        for v in _list_variants(has_weight, True, (*eps, best.eps)):
+    if is_low or (near is not None and errors[best] > LESSENED * context.tolerance()):
+        near_eps = (*eps, best.eps) if is_low or near is None else (near.eps,)
+        for v in _list_variants(has_weight, True, near_eps, ("",) if is_low else _NARROW):
             if v.statistic == best.statistic and v.weighting.startswith(best.weighting) and v not in errors:
                 errors[v] = sample.error(v)
     least = min(errors.values())
@@ -283,6 +363,7 @@ def _distance(near: NormVariant | None, variant: NormVariant) -> int:
         4 * (variant.weighting != usual.weighting),
         variant.eps != usual.eps,
         2 * (variant.low != usual.low),
+        variant.steps != usual.steps,
         variant.is_cast_first != usual.is_cast_first,
     )
     return sum(map(int, differences))
@@ -353,8 +434,9 @@ def _describe_difference(one: NormVariant, other: NormVariant, slot: str) -> tup
         return text, "norm-eps", "Another eps; it shows in rows of small values only."
     if one.low != other.low:
         side, low = ("target", other.low) if other.low != "wide" else ("reference", one.low)
-        text = f"the {side} {_LOW[low]}"
+        text = f"the {side} {_LOW[low]}" + (f", {other.steps}" if other.steps else "")
         return text, "norm-variance-precision", "The variance is accumulated in low precision on one side."
-    text = f"the {'target' if other.is_cast_first else 'reference'} rounds before it multiplies by the weight"
+    side = ("target" if other.is_cast_first else "reference") + " rounds"
+    text = f"the {side}{f' to {other.steps}' if other.steps else ''} before it multiplies by the weight"
     hint = "The normalised value is cast before or after the weight; the difference is of the last bit."
     return text, "norm-cast-order", hint

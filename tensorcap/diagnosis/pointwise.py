@@ -1,4 +1,4 @@
-"""Propose functions of each value: limits, rounding, a soft cap, a temperature, logarithms."""
+"""Propose functions of each value: limits, ranges, rounding, a soft cap, a temperature, logarithms."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from tensorcap_formats.float_formats import FLOAT_FORMATS, rounded
 
 _LEAST_AT_LIMIT: Final = 3  # elements that share the extreme value of a tensor that is limited
 _NARROW: Final = ("bfloat16", "float16", "tf32", "float8_e4m3fn", "float8_e5m2")
+_LARGEST_RANGE: Final = 1e6  # of a precision whose range is left by sums; bfloat16's is that of float32
+_NEAR: Final = 0.9  # of the largest value: no smaller one is cut
+_BELOW_RANGE: Final = 1000.0  # so much below the largest value models of Hugging Face clamp
 _SAMPLE: Final = 1 << 14  # elements that a soft cap is fitted to
 _LARGEST_CAP: Final = 100  # times the largest value that is capped
 _STEPS: Final = 40  # of the golden section: 4e-9 of the interval
@@ -27,10 +30,42 @@ def propose_functions(context: PairContext) -> Iterator[Hypothesis]:
     """Propose limits, roundings, soft caps, and other temperatures of probabilities."""
     if not context.is_same_shape or context.r.size < 8:
         return
+    yield from _propose_saturation(context)
     yield from _propose_limits(context)
     yield from _propose_roundings(context)
     yield from _propose_softcaps(context)
     yield from _propose_temperatures(context)
+
+
+def _propose_saturation(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose that values beyond the range of the target's precision are cut to a limit, or infinite.
+
+    The limit is the largest finite value, or 1,000 less, to which models clamp; it is not fitted.
+    """
+    dtype = context.precision
+    form = FLOAT_FORMATS.get(dtype)
+    r, t = context.reference_values, context.target_values
+    largest = float(np.abs(r, where=np.isfinite(r), out=np.zeros(r.shape)).max(initial=0.0))
+    if form is None or form.largest > _LARGEST_RANGE or largest <= _NEAR * form.largest:
+        return
+    start, hint = f"{dtype} holds at most {form.largest:.6g}", "A result leaves the range of its precision."
+    facts = {"dtype": dtype, "largest_in_reference": largest}
+    for limit in (form.largest, float(rounded(np.array(form.largest - _BELOW_RANGE), dtype))):
+        if np.abs(context.t).max() == limit:
+            text = f"{start}, and what is larger in the reference is cut to {limit:.6g}"
+            cut = rounded(np.clip(context.r, -limit, limit), dtype)
+            yield context.propose("saturated", text, cut, hint=hint, facts={**facts, "limit": limit})
+    is_infinite, is_finite = np.isinf(t), np.isfinite(r)
+    if form.special == "ieee" and is_infinite.any() and not np.isnan(t).any() and is_finite.all():
+        yield Hypothesis(
+            "overflow",
+            f"{start}, and what is larger in the reference is infinite",
+            is_infinite.astype(np.float64),
+            (form.numbers(np.abs(r)) == form.largest_number).astype(np.float64),
+            np.zeros(r.shape),
+            hint=hint,
+            facts=facts,
+        )
 
 
 def _propose_limits(context: PairContext) -> Iterator[Hypothesis]:
@@ -47,9 +82,10 @@ def _propose_limits(context: PairContext) -> Iterator[Hypothesis]:
         if low == high or not (at_low or at_high):
             continue
         bounds = low if at_low else -math.inf, high if at_high else math.inf
+        limits = [f"at least {low:.6g}"] * at_low + [f"at most {high:.6g}"] * at_high
         yield Hypothesis(
             kind,
-            f"{start} limited to {bounds[0]:.6g} and {bounds[1]:.6g}",
+            f"{start} limited to {' and '.join(limits)}",
             limited,
             np.clip(whole, *bounds),
             whole,

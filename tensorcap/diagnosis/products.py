@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Final
@@ -24,6 +25,9 @@ _OTHER_WEIGHTS: Final = 4  # that are tried
 _ROUNDINGS: Final = 8  # that a product may leave of the reference
 _ORDER_OF_SUMS: Final = 1e-5  # that the order of sums in float32 may leave
 _PARTS: Final = (2, 4, 8, 16, 32, 64)  # counts of sums that a kernel splits the inputs into
+_RUNS: Final = (8, 16, 32, 64, 128, 256)  # inputs that kernels sum at once, whether or not they divide all
+_NARROW: Final = ("bfloat16", "float16")
+_OPERANDS: Final = {"bfloat16": "bfloat16", "tf32": "ten bits, as of TF32 and float16,"}
 _MOST_PARTS: Final = 256  # to sum one by one
 
 
@@ -31,8 +35,8 @@ def propose_products(context: PairContext) -> Iterator[Hypothesis]:
     """Propose another product on the target's own input, at some rows and channels.
 
     1. The module has one input, and the reference is the product of that and its weight, plus its bias.
-    2. The target may be right for its input, be summed in parts in low precision, or be right for its own
-       weight, for the transposed weight, or for another weight of the same shape.
+    2. The target may be right for its input, be summed in parts in low precision or of rounded operands, or
+       be right for its own weight, for the transposed weight, or for another weight of the same shape.
     """
     if not context.is_same_shape or context.r.ndim < 2:
         return
@@ -56,8 +60,9 @@ def propose_products(context: PairContext) -> Iterator[Hypothesis]:
         return
     expected = own @ matrix.T + shift
     yield inherited_error(t, expected, r)
-    if context.is_narrow:
-        yield from _propose_low_sums(own, matrix, own_shift, t, expected, context.target.dtype.name)
+    yield from _propose_low_sums(own, matrix, own_shift, t, expected, context)
+    if not context.is_narrow:
+        yield from _propose_low_operands(own, matrix, own_shift, t, expected)
     own_weight = _find_weight(context.target_archive, context.target, width, x.shape[1])
     if own_weight is not None:
         other = _read_rows(context.target_archive, own_weight, picked)
@@ -82,25 +87,58 @@ def propose_products(context: PairContext) -> Iterator[Hypothesis]:
 
 
 def _propose_low_sums(
-    x: Values, matrix: Values, shift: Values | float, t: Values, expected: Values, dtype: str
+    x: Values, matrix: Values, shift: Values | float, t: Values, expected: Values, context: PairContext
 ) -> Iterator[Hypothesis]:
-    """Propose sums over parts of the inputs, each rounded, and added up with a rounding each time."""
+    """Propose sums over runs of the inputs, each rounded, and added up with a rounding each time.
+
+    Runs are equal parts of the inputs, or of a usual length, the last one shorter. They are summed in the
+    target's dtype if that is narrow, else in any that is.
+    """
     width = x.shape[1]
-    counts = [c for c in (*_PARTS, width) if c <= min(width, _MOST_PARTS) and width % c == 0]
-    for count in dict.fromkeys(counts):
+    equal = [width // c for c in (*_PARTS, width) if c <= min(width, _MOST_PARTS) and width % c == 0]
+    runs = [*equal, *(run for run in _RUNS if run < width and math.ceil(width / run) <= _MOST_PARTS)]
+    dtypes = (context.target.dtype.name,) if context.is_narrow else _NARROW
+    for run, dtype in itertools.product(dict.fromkeys(runs), dtypes):
+        starts = np.arange(run, width, run)
         total = np.zeros_like(t)
-        for xs, weights in zip(np.split(x, count, axis=1), np.split(matrix, count, axis=1), strict=True):
+        for xs, weights in zip(np.split(x, starts, axis=1), np.split(matrix, starts, axis=1), strict=True):
             total = rounded(total + rounded(xs @ weights.T, dtype), dtype)
         yield Hypothesis(
             "sum-precision",
-            f"sums over {width // count} of {width} inputs each are added up in {dtype}",
+            f"sums over {run} of {width} inputs each are added up in {dtype}",
             t,
-            rounded(total + shift, dtype),
+            rounded(total + shift, dtype) if context.is_narrow else total + shift,
             expected,
-            log_alternatives=math.log(len(_PARTS) + 1),
+            log_alternatives=math.log(len(dtypes) * (len(_PARTS) + len(_RUNS) + 1)),
             hint="Products are accumulated in low precision.",
-            facts={"parts": count},
+            facts={"parts": len(starts) + 1} if width % run == 0 else {"run": run},
         )
+
+
+def _propose_low_operands(
+    x: Values, matrix: Values, shift: Values | float, t: Values, expected: Values
+) -> Iterator[Hypothesis]:
+    """Propose that a product in float32 is one of inputs and weights that are rounded, or of one of them."""
+    for dtype, name in _OPERANDS.items():
+        low_x, low_matrix = rounded(x, dtype), rounded(matrix, dtype)
+        operands = {
+            "inputs and weights": (low_x, low_matrix),
+            "inputs": (low_x, matrix),
+            "weights": (x, low_matrix),
+        }
+        for what, (inputs, weights) in operands.items():
+            for is_result_low in (False, True):
+                result = inputs @ weights.T + shift
+                yield Hypothesis(
+                    "operand-precision",
+                    f"{what} are rounded to {name} before the product" + ", and so is it" * is_result_low,
+                    t,
+                    rounded(result, dtype) if is_result_low else result,
+                    expected,
+                    log_alternatives=math.log(2 * len(operands) * len(_OPERANDS)),
+                    hint="A product in float32 is computed in low precision: a cast, autocast, or TF32.",
+                    facts={"dtype": dtype, "operands": what},
+                )
 
 
 def _find_weight(archive: Archive, record: Record, width: int, inputs: int) -> Record | None:

@@ -17,7 +17,9 @@ _NARROW: Final = ("bfloat16", "float16")
 _WORK: Final = 1 << 36  # elements of tensors, arguments and results that all calls together may have
 
 
-def repeat_call(rerun: Rerun, reference: Values, target: Values, *, target_dtype: str) -> RepeatedCall | None:
+def repeat_call(
+    rerun: Rerun, reference: Values, target: Values, *, target_dtype: str, ignored: Values | None = None
+) -> RepeatedCall | None:
     """Make the call as it was.
 
     Args:
@@ -25,6 +27,7 @@ def repeat_call(rerun: Rerun, reference: Values, target: Values, *, target_dtype
         reference: The value that it has to make, float64; NaN and infinities as they are.
         target: The value that a mutated call is held against, likewise.
         target_dtype: Name of the target's dtype; floats in bfloat16 or float16 are rounded to it.
+        ignored: Elements that count as 0, of the same shape; None if all count.
 
     Returns:
         The call; None if it does not make the reference's value again.
@@ -32,6 +35,8 @@ def repeat_call(rerun: Rerun, reference: Values, target: Values, *, target_dtype
     values = rerun.run(CallMutation())
     if values is None or values.shape != reference.shape:
         return None
+    if ignored is not None:
+        values = np.where(ignored, 0.0, values)
     if not np.array_equal(classes(values), classes(reference)):
         return None
     if (
@@ -39,7 +44,7 @@ def repeat_call(rerun: Rerun, reference: Values, target: Values, *, target_dtype
         <= _REPEATS
     ):
         return None
-    return RepeatedCall(rerun, values, target, target_dtype)
+    return RepeatedCall(rerun, values, target, target_dtype, ignored)
 
 
 class RepeatedCall:
@@ -52,7 +57,9 @@ class RepeatedCall:
         affordable_calls: How many calls may be made of each list of mutations.
     """
 
-    def __init__(self, rerun: Rerun, values: Values, target: Values, target_dtype: str) -> None:
+    def __init__(
+        self, rerun: Rerun, values: Values, target: Values, target_dtype: str, ignored: Values | None
+    ) -> None:
         """Take the call over directly after it was made without a mutation."""
         self.rerun = rerun
         self.values = values
@@ -63,7 +70,7 @@ class RepeatedCall:
             *rerun.results.values(),
         ]
         self.affordable_calls = _WORK // (1 + sum(map(math.prod, shapes)))
-        self._target = target
+        self._target, self._ignored = target, ignored
         self._target_classes = classes(target)
         self._dtype = target_dtype if target_dtype in _NARROW else ""
         finite = target[np.isfinite(target)]
@@ -80,6 +87,8 @@ class RepeatedCall:
         values = self.rerun.run(mutation)
         if values is None or values.shape != self._target.shape:
             return None
+        if self._ignored is not None:
+            values = np.where(self._ignored, 0.0, values)
         if not np.array_equal(classes(self._rounded(values)), self._target_classes):
             return None
         return None if np.array_equal(values, self.values, equal_nan=True) else values
@@ -112,13 +121,11 @@ class RepeatedCall:
         return is_first
 
     def _rounded(self, values: Values) -> Values:
-        """Round to the target's dtype as its arithmetic does: what is beyond its range is infinite."""
+        """Round to the target's dtype; what is beyond its range becomes infinite where the target is."""
         if not self._dtype:
             return values
-        form = FLOAT_FORMATS[self._dtype]
-        is_within = np.abs(values) < form.largest * (1 + form.unit_roundoff / 2)
-        beyond = np.where(np.isnan(values), np.nan, np.copysign(np.inf, values))
-        return np.where(is_within, rounded(np.where(is_within, values, 0.0), self._dtype), beyond)
+        is_beyond = ~(np.abs(values) < FLOAT_FORMATS[self._dtype].largest) & (self._target_classes > 1)
+        return np.where(is_beyond, np.copysign(np.inf, values), rounded(values, self._dtype))
 
     def _marked(self, values: Values) -> Values:
         """Put marks of a usual size for what is not finite, so that other places of it are a difference."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -11,12 +12,15 @@ import numpy as np
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.hypothesis import Hypothesis
 from tensorcap.diagnosis.values import Values
+from tensorcap_formats.float_formats import rounded
 
 _LARGEST_SCALE: Final = 4  # of cosines that are stretched (YaRN)
 _READABLE: Final = 0.7  # a cosine below it, or a sine above it, gives an angle of the first turn
 _NEWTON_STEPS: Final = 3
 _FIT_TOLERANCE: Final = 0.05  # absolute, of a table that fitted frequencies make again
 _BASE_TOLERANCE: Final = 0.02  # relative spread of the steps between logarithms of frequencies
+_NARROW: Final = ("bfloat16", "float16")
+_SAME_FREQUENCIES: Final = 1e-3  # relative: frequencies that fitted ones stand for
 _STILL: Final = 1e-3  # radians per position: angles that stay
 _FREQUENCY_HINT: Final = (
     "Rotary positions with another base (theta), or the scaling of positions is absent or another."
@@ -38,6 +42,7 @@ def _propose_frequencies(context: PairContext) -> Iterator[Hypothesis]:
     1. Frequencies and scale of each side are fitted.
     2. Those of the reference have to make it again.
     3. The target is proposed to be made by its own; bases are named if the frequencies are powers of one.
+    4. It is proposed to be made by those of the reference with steps in low precision.
     """
     r, t = context.r, context.t
     if max(np.abs(r).max(), np.abs(t).max()) > _LARGEST_SCALE:
@@ -45,13 +50,17 @@ def _propose_frequencies(context: PairContext) -> Iterator[Hypothesis]:
     count = r.shape[-2]
     for name, function in (("cosine", np.cos), ("sine", np.sin)):
         reference, target = (_fit_frequencies(side.reshape(-1, *side.shape[-2:])[0], name) for side in (r, t))
-        if reference is None or target is None:
+        if reference is None:
             continue
-        (ours, usual), (theirs, scale) = reference, target
+        ours, usual = reference
         positions = np.arange(count)[:, None]
         expected = function(positions * ours) * usual
         if np.abs(expected - r).max() > _FIT_TOLERANCE:
             continue
+        yield from _propose_low_tables(context, name, ours, usual)
+        if target is None:
+            continue
+        theirs, scale = target
         predicted = np.broadcast_to(scale * function(positions * theirs), t.shape)
         facts = _find_bases(ours, theirs)
         known = f": base {facts['target_base']:.4g} for {facts['reference_base']:.4g}" if facts else ""
@@ -63,6 +72,52 @@ def _propose_frequencies(context: PairContext) -> Iterator[Hypothesis]:
             hint=_FREQUENCY_HINT,
             facts=facts,
         )
+
+
+def _propose_low_tables(
+    context: PairContext, name: str, frequencies: Values, scale: float
+) -> Iterator[Hypothesis]:
+    """Propose that frequencies, positions, their products or all of it are rounded before the function.
+
+    Frequencies are those of a buffer of the module, or the powers of a base that is a whole number, if these
+    are the fitted ones: the product with a position may lie half way between two values of low precision.
+    Powers of a base may also be computed step by step in low precision.
+    """
+    function = np.cos if name == "cosine" else np.sin
+    half = len(frequencies) // 2
+    buffers = [ours for ours, _ in context.read_parameters().values() if ours is not None]
+    base = _find_bases(frequencies, frequencies).get("reference_base")
+    if base is not None:
+        buffers.append(round(base) ** (-np.arange(half) / half))
+    for known in buffers:
+        if known.shape in ((half,), (len(frequencies),)):
+            repeated = np.tile(known, len(frequencies) // len(known))
+            if np.allclose(repeated, frequencies, rtol=_SAME_FREQUENCIES, atol=0.0):
+                frequencies = repeated
+                break
+    positions = np.arange(context.r.shape[-2], dtype=np.float64)[:, None]
+    for dtype in _NARROW:
+        low = partial(rounded, name=dtype)
+        angles = {
+            "frequencies": positions * low(frequencies),
+            "positions": low(positions) * frequencies,
+            "angles": low(positions * frequencies),
+            "frequencies, positions and angles": low(low(positions) * low(frequencies)),
+        }
+        if base is not None:
+            powers = low(1 / low(round(base) ** low(np.arange(half) / half)))
+            powers = np.tile(powers, 2)[: len(frequencies)]
+            angles["powers of the base"] = positions * powers
+            angles["powers of the base, and angles,"] = low(low(positions) * powers)
+        for what, values in angles.items():
+            yield context.propose(
+                "rotary-precision",
+                f"the {name}s of the target are those of {what} rounded to {dtype}",
+                np.broadcast_to(scale * function(values), context.t.shape),
+                log_alternatives=math.log(len(angles) * len(_NARROW)),
+                hint="A rotary table is computed in low precision, or its frequencies were cast.",
+                facts={"dtype": dtype, "rounded": what},
+            )
 
 
 def _fit_frequencies(rows: Values, name: str) -> tuple[Values, float] | None:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from tensorcap.alignment import MappingSource, sides
+from tensorcap.alignment import MappingSource
 from tensorcap.comparison import (
     ABSENT,
     EVIDENCE_TESTS,
+    POLICY,
     SEVERITY,
     Comparison,
     Finding,
@@ -21,18 +22,17 @@ from tensorcap.comparison import (
     Status,
     called_sites,
     caller_of,
-    compare,
     is_circumstance,
     state_writer,
 )
 from tensorcap.localization.suspect import By
-from tensorcap.rerun import BAD, InjectionJudge, OpenReplay, OwnError, inject, replay_within
+from tensorcap.rerun import BAD, InjectedRun, OpenReplay, OwnError, replay_within, run_injected
 from tensorcap.runs import Calls, StateWriters, is_inner, is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE
-from tensorcap_formats.open import open_archive
 from tensorcap_formats.progress import Progress, Silent
+from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
     from tensorcap.adapters import Rerun
@@ -104,21 +104,6 @@ class EvidenceSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Injection:
-    """An injected run, compared with the reference.
-
-    Attributes:
-        reference: The trusted archive, as it was compared.
-        target: The injected run under the same keys.
-        comparison: Their comparison.
-    """
-
-    reference: Archive
-    target: Archive
-    comparison: Comparison
-
-
-@dataclass(frozen=True, slots=True)
 class GatheredEvidence:
     """All evidence that models and archives at hand give.
 
@@ -130,7 +115,7 @@ class GatheredEvidence:
     """
 
     sources: Sequence[EvidenceSource]
-    injection: Injection | None
+    injection: InjectedRun | None
     replay_error: UsageError | None
     injection_error: UsageError | None
 
@@ -176,7 +161,7 @@ def gather_evidence(
     """
     progress = progress or Silent()
     sources = []
-    injection: Injection | None = None
+    injection: InjectedRun | None = None
     replay_error: UsageError | None = None
     injection_error: UsageError | None = None
     if reference_model is not None:
@@ -189,6 +174,7 @@ def gather_evidence(
                 seen=compared[0],
                 mapping="none",
                 compute_dtype=compute_dtype,
+                free=free,
                 progress=progress,
             )
         except UsageError as error:  # nothing that the target has can stand in the reference
@@ -201,22 +187,23 @@ def gather_evidence(
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-"))
             path = Path(folder) / "injected.h5"
         try:
-            inject(
+            injection = run_injected(
+                stack,
                 reference,
                 target_model,
                 path,
                 target=target,
+                compared=compared[1],
+                free=free,
                 mapping=mapping,
+                compute_dtype=compute_dtype,
                 source_path=reference_path,
                 progress=progress,
             )
         except UsageError as error:  # a tensor does not fit, or nothing belongs together
             injection_error = error
         else:
-            ours, theirs = sides(reference, stack.enter_context(open_archive(path)), mapping)
-            own = compare(ours, theirs, mapping="none", compute_dtype=compute_dtype)
-            injection = Injection(ours, theirs, own)
-            sources.append(evidence_of_injection(ours, theirs, own))
+            sources.append(evidence_of_injection(injection))
     if not sources:
         sources.append(evidence_of_archives(*compared, free))
     return GatheredEvidence(sources, injection, replay_error, injection_error)
@@ -240,41 +227,35 @@ def evidence_of_replay(opened_replay: OpenReplay) -> EvidenceSource:
     )
 
 
-def evidence_of_injection(reference: Archive, injected: Archive, comparison: Comparison) -> EvidenceSource:
+def evidence_of_injection(run: InjectedRun) -> EvidenceSource:
     """What a target shows that was run on the reference's arguments.
 
     Results are natural, so that an error goes on into what the code around a module makes of it: evidence
     against a module that has an earlier suspect within it adds nothing.
-
-    Args:
-        reference: The trusted archive, as it was compared.
-        injected: The injected run under the same keys.
-        comparison: Their comparison.
     """
-    judge = InjectionJudge(reference, injected, comparison.pairs)
-    own_errors = judge.judge_all()
     bad: dict[str, list[OwnError]] = {}
-    for own in own_errors:
+    for own in run.own_errors:
         if own.is_bad and (own.module in bad or not any(is_within(module, own.module) for module in bad)):
             bad.setdefault(own.module, []).append(own)
-    evidence = _ranked(bad, Calls(reference), "is wrong though it was given the reference's tensors")
+    evidence = _ranked(bad, Calls(run.reference), "is wrong though it was given the reference's tensors")
     if not evidence:
-        evidence = _of_divergence(reference, comparison)
+        evidence = _of_divergence(run.reference, run.comparison)
     notes: tuple[str, ...] = ()
-    if judge.unknown:
+    if run.unknown:
         notes = (
             "Arguments that were left as they were and are not known in the reference: "
-            f"{len(judge.unknown)}, first {judge.unknown[0]}; errors of what was made of them may be "
+            f"{len(run.unknown)}, first {run.unknown[0]}; errors of what was made of them may be "
             "inherited.",
         )
-    return EvidenceSource("injection", reference, injected, None, evidence, own_errors, notes=notes)
+    return EvidenceSource("injection", run.reference, run.target, None, evidence, run.own_errors, notes=notes)
 
 
 def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) -> EvidenceSource:
     """What the comparison of two free runs shows.
 
     1. The module of the first divergence is suspected, if that is no matter of a limit.
-    2. So are modules whose gain is much too large, in execution order, up to eight.
+    2. So are modules whose gain is much too large, in execution order, up to eight; but not those whose
+       error is undone by what is computed of it (CMP-55), down to what they were given.
 
     Args:
         reference: The trusted archive, as it was compared.
@@ -288,8 +269,11 @@ def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) 
     unclear = [one for one in first if one.module not in suspected]
     for one in unclear:
         notes.append(f"{one.keys[0]} stands out a little, as now and then in a correct port: {one.reason}")
+    inputs, takers = Inputs(reference, free.pairs), _Takers(free.pairs)
     for pair in free.pairs if first else ():
         finding = _excessive_gain(pair)
+        if not pair.is_required or (finding is not None and takers.undo(pair, inputs.of(pair))):
+            continue
         if len(suspected) < _MOST and pair.reference is not None and finding is not None:
             site, slot = pair.reference.key.site, pair.reference.key.slot
             module = caller_of(site, called) if slot.startswith("input") else site
@@ -304,6 +288,46 @@ def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) 
         unjudged=tuple(one.keys[0] for one in unclear),
         notes=tuple(notes),
     )
+
+
+class _Takers:
+    """What is computed of each tensor that calls are given, by what it holds in the reference.
+
+    Args:
+        pairs: All pairs of the free runs.
+    """
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        self._takers: dict[tuple[object, ...], list[Pair]] = {}
+        self._results: dict[str, list[Pair]] = {}
+        for pair in pairs:
+            record = pair.reference
+            if record is None or is_inner(record.key) or is_parameter(record.key):
+                continue
+            if record.key.slot.startswith("output"):
+                self._results.setdefault(record.key.where, []).append(pair)
+            elif record.key.slot.startswith("input") and record.digest:
+                self._takers.setdefault(_contents(record), []).append(pair)
+
+    def undo(self, pair: Pair, inputs: Sequence[Pair]) -> bool:
+        """Whether all calls that are given a tensor have results as right as what it was computed of.
+
+        Args:
+            pair: The tensor.
+            inputs: What the call that made it was given.
+        """
+        record, error = pair.reference, pair.row_error
+        if record is None or not record.digest or error is None or not inputs:
+            return False
+        takers = self._takers.get(_contents(record), [])
+        calls = [one.reference.key.where for one in takers if one.reference is not None]
+        results = [result for call in calls for result in self._results.get(call, ())]
+        given = [one.row_error for one in inputs]
+        left = [one.row_error for one in results if one.is_compared]
+        known = [one for one in left if one is not None], [one for one in given if one is not None]
+        if not left or len(known[0]) < len(left) or len(known[1]) < len(given):
+            return False
+        return max(known[0]) <= min(error / 2, POLICY.leaf_gain.green**2 * max(known[1]))
 
 
 def is_within(module: str, outer: str) -> bool:
@@ -360,3 +384,7 @@ def _excessive_gain(pair: Pair) -> Finding | None:
 
 def _severity(own: OwnError) -> int:
     return SEVERITY.index(own.status)
+
+
+def _contents(record: Record) -> tuple[object, ...]:
+    return record.key.rank, record.key.step, record.digest, record.shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -12,15 +13,16 @@ from tensorcap.comparison import POLICY, Comparison, Pair, called_sites, caller_
 from tensorcap.diagnosis import Diagnosis, diagnose
 from tensorcap.localization.curves import ChangePoint, CurvePoint, change_points
 from tensorcap.localization.evidence import Evidence, EvidenceSource, is_within
+from tensorcap.localization.grouping import group_suspects, kind_of_place
 from tensorcap.localization.nonfinite import find_nonfinite_origin
-from tensorcap.localization.suspect import By, Localization, Noise, Precise, Suspect, find_mistake
+from tensorcap.localization.suspect import By, Localization, Noise, Precise, Suspect, Undone, find_mistake
 from tensorcap.rerun import OwnError
 from tensorcap.runs import Calls, PartialArchive, is_inner, is_parameter, is_result
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError
-from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.keys import ROOT_SITE, Key
 
-_DIAGNOSED: Final = 3  # suspects, and tensors of each: diagnosing takes longer than all else
+_DIAGNOSED: Final = 3  # places, layers, and tensors of each: diagnosing takes longer than all else
 _NOISE: Final = 2.0  # times what a target differs from itself: no larger error means anything
 NOISE_CAUSE: Final = "run-to-run noise"
 
@@ -37,7 +39,8 @@ def rank_suspects(
     """Rank the modules against which there is evidence, and say what is known of each.
 
     1. Evidence of all sources is merged, a module once.
-    2. The first three suspects are diagnosed; each is given its inherited, total and run-to-run error.
+    2. Of the first three places, up to three suspects in as many layers are diagnosed; each suspect is given
+       its inherited, total and run-to-run error. Those with one explanation are one.
     3. Those whose error is noise come last.
     4. Around them: composites that a suspect explains, where both error curves change, the origin of values
        that are not finite; and if there is no suspect, what is wrong nevertheless.
@@ -53,9 +56,15 @@ def rank_suspects(
     free_errors = _FreeErrors(free, noise)
     calls = Calls(reference)
     suspects = []
-    for rank, merged in enumerate(_merge(sources)):
-        examined = _diagnose(merged, compute_dtype) if rank < _DIAGNOSED else None
-        suspects.append(_suspect(merged, examined, free_errors, calls, noise))
+    diagnosed = Counter[tuple[object, ...]]()  # suspects of each place
+    for merged in _merge(sources):
+        suspect = _suspect(merged, None, free_errors, calls, noise)
+        place = kind_of_place(suspect)
+        if diagnosed[place] < _DIAGNOSED and (place in +diagnosed or len(+diagnosed) < _DIAGNOSED):
+            diagnosed[place] += 1
+            suspect = _suspect(merged, _diagnose(merged, compute_dtype), free_errors, calls, noise)
+        suspects.append(suspect)
+    suspects = group_suspects(suspects)
     suspects.sort(key=lambda suspect: suspect.cause == NOISE_CAUSE)
     own_errors = sources[0].own_errors
     with_evidence = {key for one in sources[0].evidence for key in one.keys}  # others are explained by these
@@ -69,7 +78,8 @@ def rank_suspects(
         for own in own_errors
     ]
     notes = [note for source in sources for note in source.notes]
-    notes += [text for suspect in suspects if suspect.examined for text in suspect.examined.failed]
+    every = [one for suspect in suspects for one in (suspect, *suspect.others)]
+    notes += [text for one in every if one.examined for text in one.examined.failed]
     changes: tuple[ChangePoint, ...] = ()
     if reference.is_ordered:
         changes = (*change_points(own_points, "own"), *change_points(free_errors.points, "total"))
@@ -78,13 +88,14 @@ def rank_suspects(
     localization = Localization(
         tuple(suspects),
         sources[0].by,
-        tuple(_explained(suspects, free, called_sites(reference))),
+        tuple(_explained(every, free, called_sites(reference))),
         changes,
         find_nonfinite_origin(reference, target, free),
         tuple(_over_precise(own_errors, calls)),
         noise,
         own_errors,
         tuple(dict.fromkeys([*notes, *_noise_notes(noise)])),
+        undone=tuple(_undone(own_errors, free)),
     )
     return localization if suspects else _with_open(localization, free, sources)
 
@@ -202,6 +213,8 @@ def _diagnose(merged: _Merged, compute_dtype: str | None) -> Diagnosis | None:
         reference, rerun = source.reference, None
         if source.rerun_call is not None:
             reference, rerun = _until(reference, key), source.rerun_call(module, key)
+        if _is_folded(module, key):
+            reference = _without_inputs(reference, key)
         try:
             diagnosis = diagnose(reference, source.target, key, compute_dtype=compute_dtype, rerun=rerun)
         except TensorcapError:  # complex values, or none were kept: nothing to look at
@@ -210,6 +223,20 @@ def _diagnose(merged: _Merged, compute_dtype: str | None) -> Diagnosis | None:
             return diagnosis
         first = first or diagnosis
     return first
+
+
+def _is_folded(module: str, key: str) -> bool:
+    """Whether a tensor is the result of another module, whose work a module does (RPL-50)."""
+    parsed = Key.parse(key)
+    return parsed.slot.startswith("output") and parsed.site != module
+
+
+def _without_inputs(run: Archive, key: str) -> Archive:
+    """A run without the arguments of a call: of a folded module, which hands them on, they say nothing."""
+    where = run.get(key).key.where
+    return PartialArchive(
+        run, [r for r in run.records if r.key.where != where or not r.key.slot.startswith("input")]
+    )
 
 
 def _until(run: Archive, key: str) -> Archive:
@@ -264,6 +291,20 @@ def _explained(suspects: Sequence[Suspect], free: Comparison, called: set[str]) 
             if outer in wrong and outer not in suspected and outer not in seen:
                 seen.add(outer)
                 yield outer, suspect.module
+
+
+def _undone(own_errors: Sequence[OwnError], free: Comparison) -> Iterator[Undone]:
+    """Modules whose results differ and are undone: by a rerun, else by the comparison of the free runs."""
+    reasons: dict[str, str] = {}
+    for own in own_errors:
+        if own.made == "result" and own.status == "explained" and own.findings[0].test == "undone":
+            reasons.setdefault(own.module, own.findings[0].text)
+    for pair in free.pairs if not own_errors else ():
+        is_undone = pair.status == "explained" and pair.is_compared and pair.reference is not None
+        if is_undone and pair.reference is not None and is_result(pair.reference.key):
+            reasons.setdefault(pair.reference.key.site, pair.reason)
+    for module, reason in reasons.items():
+        yield Undone(module, reason)
 
 
 def _is_wrong_result(pair: Pair) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tensorcap.comparison import Finding, Status
@@ -11,6 +11,7 @@ from tensorcap.diagnosis import Diagnosis, Explanation
 from tensorcap.localization.curves import ChangePoint
 from tensorcap.localization.nonfinite import NonfiniteOrigin
 from tensorcap.rerun import OwnError
+from tensorcap.wording import is_product, joined_name, name_pattern
 from tensorcap_formats.json_values import json_value
 
 By = Literal["replay", "injection", "archives"]
@@ -35,6 +36,7 @@ class Suspect:
         cause: What its root cause is called: the kind of the diagnosis, else what R means; "" if unknown.
         reason: Why it is suspected, as a sentence.
         examined: The diagnosis of its tensors; None if there was none, or it was not possible.
+        others: Suspects of the same place in other layers that have the same explanation.
     """
 
     module: str
@@ -51,6 +53,19 @@ class Suspect:
     cause: str
     reason: str
     examined: Diagnosis | None
+    others: tuple[Suspect, ...] = ()
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Its site and those of the others."""
+        return (self.module, *(other.module for other in self.others))
+
+    @property
+    def name(self) -> str:
+        """Its site, with the numbers of all layers: `layers.{3-5}.norm`."""
+        if is_product(self.modules):
+            return joined_name(self.modules)
+        return f"{self.module} and {len(self.others)} more of {name_pattern(self.module)}"
 
     @property
     def is_own(self) -> bool:
@@ -67,6 +82,7 @@ class Suspect:
         mistake = self.diagnosis
         return {
             "module": self.module,
+            "modules": list(self.modules),
             "class": self.class_name or None,
             "key": self.key,
             "by": list(self.by),
@@ -90,6 +106,10 @@ class Suspect:
                 "after": json_value(mistake.after),
             },
             "examined": None if self.examined is None else self.examined.to_json(),
+            "others": [
+                {"module": other.module, "key": other.key, "own": json_value(other.own)}
+                for other in self.others
+            ],
         }
 
 
@@ -106,6 +126,19 @@ class Precise:
     module: str
     class_name: str
     ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """A module whose result differs, and what is computed of that does not; no mistake.
+
+    Attributes:
+        module: Its site.
+        reason: What undoes it, as the end of a sentence.
+    """
+
+    module: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +174,7 @@ class Localization:
         notes: What else a reader should know, as sentences.
         open: Key texts of what is required, not green by more than growth, and no suspect answers for; none
             if there are suspects.
+        undone: Modules whose results differ and are undone by what is computed of them.
         is_incomplete: Whether a run ended early, or a replay or an injection that was asked for could not be
             made.
     """
@@ -155,12 +189,18 @@ class Localization:
     own_errors: Sequence[OwnError]
     notes: tuple[str, ...]
     open: tuple[str, ...] = ()
+    undone: tuple[Undone, ...] = ()
     is_incomplete: bool = False
 
     @property
     def exit_status(self) -> int:
         """1 if a module is suspected, something is wrong without one, or evidence is missing; else 0."""
         return int(bool(self.suspects or self.open or self.is_incomplete))
+
+    def by_own_error(self) -> Localization:
+        """The same with suspects in the order of their own errors, the largest first; unknown ones last."""
+        order = sorted(self.suspects, key=lambda one: -1.0 if one.own is None else one.own, reverse=True)
+        return replace(self, suspects=tuple(order))
 
     def to_json(self) -> dict[str, Any]:
         """The members that `tcap localize --json` prints, as JSON values (LCL-20).
@@ -186,6 +226,7 @@ class Localization:
                 "first": self.noise.first or None,
                 "module": self.noise.module or None,
             },
+            "undone": [{"module": one.module, "reason": one.reason} for one in self.undone],
             "open": list(self.open),
             "notes": list(self.notes),
             "exit_status": self.exit_status,

@@ -8,7 +8,7 @@ and `machine_code`. Both add up `totals` with `error_bins` and `scaled_sums`. `l
 """
 
 from tensorcap.metrics.difference import Difference, Nonfinite, Tolerance
-from tensorcap.metrics.error_bins import quantiles
+from tensorcap.metrics.error_bins import Histogram, quantiles
 from tensorcap.metrics.expert_choices import WIDEST, RoutingDifference, is_routing, routing_metrics
 from tensorcap.metrics.location import ErrorMap, Location, locate
 from tensorcap.metrics.logits import (
@@ -28,6 +28,7 @@ __all__ = [
     "WIDEST",
     "Difference",
     "ErrorMap",
+    "Histogram",
     "Location",
     "LogitDifference",
     "Nonfinite",

@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorcap.metrics import kernel_state as layout
 from tensorcap.metrics.difference import Number
-from tensorcap.metrics.error_bins import Sketch, sketch, sketch_float32
+from tensorcap.metrics.error_bins import Histogram, histogram_float32
 from tensorcap.metrics.kernel_state import Kernel
 from tensorcap.metrics.machine_code import load
 from tensorcap.metrics.operands import Operands
@@ -30,15 +30,14 @@ class EngineMemory:
 
     Attributes:
         address: Of the state, which begins on a cache line.
-        integers: Counts, sums, maxima, places, spans and moments, as int64.
+        integers: Counts, sums, maxima, places, spans, moments and bins of rows, as int64.
         floats: The same, as float64.
         errors: Tables of absolute errors of the narrow kernel.
         wide_errors: Those of the wide kernel.
-        rows: Table of errors of rows.
     """
 
     def __init__(self) -> None:
-        words = np.empty(layout.WIDE_WORDS + _LINE_BYTES // 8, np.int64)
+        words = np.zeros(layout.WIDE_WORDS + _LINE_BYTES // 8, np.int64)
         first = -_address(words) % _LINE_BYTES // 8
         state = words[first : first + layout.WIDE_WORDS]
         self.address = _address(state)
@@ -49,21 +48,34 @@ class EngineMemory:
             2 * (at - layout.ERRORS) for at in (layout.ROWS, layout.ACCUMULATORS, layout.WIDE_ACCUMULATORS)
         )
         self.errors = tables[:errors].reshape(4, layout.ERROR_BINS)
-        self.rows = tables[errors:rows]
+        self._rows = tables[errors:rows]
         self.wide_errors = tables[wide - 2 * layout.ROW_BINS : wide].reshape(2, layout.ROW_BINS)
-        self._narrow_tables = tables[:rows]
+        self.integers[:] = _NOTHING
 
     def clear(self, *, is_wide: bool) -> None:
         """Forget what was added before."""
+        first, last = self._row_bins()
+        self._rows[first : last + 1] = 0
         self.integers[:] = _NOTHING
-        self._narrow_tables[:] = 0
+        self.errors[:] = 0
         if is_wide:
             self.wide_errors[:] = 0
+
+    def row_histogram(self) -> Histogram:
+        """Return the histogram of errors of rows."""
+        first, last = self._row_bins()
+        return Histogram.of(self._rows[first : last + 1], first)
+
+    def _row_bins(self) -> list[int]:
+        """Return the first and the last bin of rows that may not be empty: a small part of the table."""
+        bins: list[int] = self.integers[layout.ROW_SPAN : layout.ROW_SPAN + 2].tolist()
+        return bins
 
 
 def _nothing() -> Array:
     integers = np.zeros(layout.ERRORS, np.int64)
     integers[layout.PLACES : layout.SPANS] = -1
+    integers[layout.ROW_SPAN : layout.ROW_SPAN + 2] = layout.ROW_BINS, -1
     integers.view(np.float64)[layout.SPANS : layout.MOMENTS] = np.inf, -np.inf, np.inf, -np.inf
     return integers
 
@@ -184,16 +196,15 @@ class CompiledEngine:
             dot=Scaled(sums[6]),
             moments=Moments(int(moments[0]), moments[1:3], moments[3:5], moments[5]),
             errors=self._error_histogram(measured - counts[layout.UNEQUAL]),
-            rows=sketch(self._memory.rows),
+            rows=self._memory.row_histogram(),
         )
 
-    def _error_histogram(self, zeros: int) -> Sketch:
+    def _error_histogram(self, zeros: int) -> Histogram:
         # what is set apart is taken from the first table, which may have counted fewer: the sum is right
         if self._is_wide:
             one, two = self._memory.wide_errors
-            return sketch(one + two)
-        one, two, three, four = self._memory.errors
-        return sketch_float32(one + two + three + four, zeros)
+            return Histogram.of(one + two)
+        return histogram_float32(self._memory.errors, zeros)
 
 
 def _address(array: Array) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from tensorcap.metrics.error_bins import Histogram
 from tensorcap_formats.errors import UsageError
 
 Number = bool | int | float | complex
@@ -82,7 +83,7 @@ class Difference:
         p90_abs: Their 90th percentile.
         p99_abs: Their 99th percentile.
         p999_abs: Their 99.9th percentile.
-        errors: Histogram of absolute errors: number of a bin (see `error_bins`) and count, in order.
+        errors: Histogram of absolute errors, in the bins of `error_bins`.
         unequal: Count of measured elements with any error.
         mismatches: Count of measured elements with an error above the tolerance; None without one.
         zero_reference_errors: Count of measured elements that are zero in the reference only.
@@ -128,7 +129,7 @@ class Difference:
     p90_abs: float | None
     p99_abs: float | None
     p999_abs: float | None
-    errors: tuple[tuple[int, int], ...]
+    errors: Histogram
     unequal: int
     mismatches: int | None
     zero_reference_errors: int

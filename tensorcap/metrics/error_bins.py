@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Final
+from typing import Final, overload
 
 import numpy as np
 
@@ -25,91 +24,131 @@ _INFINITE: Final = 0x7FF << 2
 _INFINITE_ROW: Final = 0xFF << 5
 _MIDDLE: Final = 2.0 ** (1 / 64)
 
-Sketch = tuple[tuple[int, int], ...]
+_ENTRY: Final = np.dtype([("number", "<u2"), ("count", "<i8")])
+
+
+class Histogram(Sequence[tuple[int, int]]):
+    """Numbers of the bins that are not empty, in order, each with its count.
+
+    They are packed, since results by the hundred thousand hold a histogram each.
+
+    Example:
+        >>> list(Histogram([0, 4092], [5, 4]))
+        [(0, 5), (4092, 4)]
+    """
+
+    __slots__ = ("_packed",)
+
+    def __init__(self, numbers: Sequence[int] | Array = (), counts: Sequence[int] | Array = ()) -> None:
+        entries = np.empty(len(numbers), _ENTRY)
+        entries["number"], entries["count"] = numbers, counts
+        self._packed = entries.tobytes()
+
+    @classmethod
+    def of(cls, table: Array, first: int = 0) -> Histogram:
+        """Take the counts of all bins from the one with number `first` on."""
+        (bins,) = (table != 0).nonzero()  # of bools, six times as fast as of integers
+        return cls(bins + first, table[bins])
+
+    def columns(self) -> tuple[list[int], list[int]]:
+        """Return the numbers, and the counts."""
+        entries = np.frombuffer(self._packed, _ENTRY)
+        return entries["number"].tolist(), entries["count"].tolist()
+
+    def __add__(self, other: Histogram) -> Histogram:
+        table = empty()
+        for numbers, counts in (self.columns(), other.columns()):
+            table[numbers] += counts
+        return Histogram.of(table)
+
+    def __len__(self) -> int:
+        return len(self._packed) // _ENTRY.itemsize
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(*self.columns(), strict=True)
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[int, int]: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[tuple[int, int]]: ...
+    def __getitem__(self, at: int | slice) -> tuple[int, int] | Sequence[tuple[int, int]]:
+        return tuple(self)[at]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"Histogram({tuple(self)!r})"
 
 
 def empty() -> Array:
-    """Return a histogram in which nothing is counted."""
+    """Return a table of all bins in which nothing is counted."""
     return np.zeros(BINS, np.int64)
 
 
-def add_float64(histogram: Array, errors: Array) -> None:
+def add_float64(table: Array, errors: Array) -> None:
     """Count absolute errors, float64 and at least 0."""
     bins = np.maximum(errors.view(np.int64) >> _SHIFT, errors != 0)
-    histogram += np.bincount(bins, minlength=BINS)
+    table += np.bincount(bins, minlength=BINS)
 
 
-def add_float32(histogram: Array, errors: Array) -> None:
+def add_float32(table: Array, errors: Array) -> None:
     """Count absolute errors, float32 and at least 0, in the bins that compiled code counts in."""
-    counts = np.bincount(errors.view(np.int32) >> ERROR_SHIFT, minlength=1)
-    for number, count in sketch_float32(counts, int(np.count_nonzero(errors == 0))):
-        histogram[number] += count
+    bins = np.where(errors == 0, 0, (errors.view(np.int32) >> ERROR_SHIFT) + 1)
+    table[_OF_FLOAT32] += np.bincount(bins, minlength=_OF_FLOAT32.size)
 
 
-def add_rows(histogram: Array, errors: Array) -> None:
-    """Count errors of rows, any float dtype and at least 0."""
-    bins = errors.astype(np.float32).view(np.int32) >> ROW_SHIFT
-    histogram += np.bincount(bins, minlength=BINS)
-
-
-def sketch(histogram: Array) -> Sketch:
-    """Return the bins that are not empty, in order, with their counts."""
-    (bins,) = (histogram != 0).nonzero()  # of bools, six times as fast as of integers
-    return tuple(map(_entry, bins.tolist(), histogram[bins].tolist()))
-
-
-def sketch_float32(counts: Array, zeros: int) -> Sketch:
-    """Return the bins of errors that are counted by the bits of a float32 shifted right.
+def histogram_float32(tables: Array, zeros: int) -> Histogram:
+    """Add up errors that are counted by the bits of a float32 shifted right.
 
     Args:
-        counts: Any unsigned or signed integers; changed.
+        tables: A row for each table, unsigned.
         zeros: How many of those in the first bin are no errors.
     """
-    counts[0] -= zeros
+    counts = np.empty(tables.shape[1] + 1, tables.dtype)
+    np.add.reduce(tables, axis=0, out=counts[1:])
+    counts[0] = zeros
+    counts[1] -= zeros
     (bins,) = (counts != 0).nonzero()
-    errors = map(_entry, _FROM_FLOAT32[bins].tolist(), counts[bins].tolist())
-    return (_entry(0, zeros), *errors) if zeros else tuple(errors)
+    return Histogram(_OF_FLOAT32[bins], counts[bins])
 
 
-def joined(one: Sketch, other: Sketch) -> Sketch:
-    """Return the bins of the errors of both."""
-    counts = dict(one)
-    for number, count in other:
-        counts[number] = counts.get(number, 0) + count
-    return tuple(sorted(counts.items()))
+def add_rows(table: Array, errors: Array) -> None:
+    """Count errors of rows, any float dtype and at least 0."""
+    bins = errors.astype(np.float32).view(np.int32) >> ROW_SHIFT
+    table += np.bincount(bins, minlength=BINS)
 
 
-@lru_cache(maxsize=1 << 16)
-def _entry(number: int, count: int) -> tuple[int, int]:
-    """Return the same object for the same entry: small tensors by the thousand have the same few."""
-    return number, count
-
-
-def quantiles(errors: Sequence[tuple[int, int]], permilles: Sequence[int]) -> list[float]:
+def quantiles(errors: Histogram, permilles: Sequence[int]) -> list[float]:
     """Return upper edges of the bins up to which shares of the errors lie.
 
     Args:
-        errors: Bins and counts in order, at least one.
+        errors: At least one.
         permilles: The shares in thousandths, above 0; rounded up to a whole error.
 
     Returns:
         The edges, each at most 25 % above the true quantile; 0 for no error.
 
     Example:
-        >>> quantiles(((0, 5), (4092, 4), (4096, 1)), [500, 900, 901])  # bins up to 1.25 and up to 2.5
+        >>> errors = Histogram([0, 4092, 4096], [5, 4, 1])  # no error, up to 1.25, up to 2.5
+        >>> quantiles(errors, [500, 900, 901])
         [0.0, 1.25, 2.5]
     """
     return [_UPPER_EDGES[number] for number in _bins_at(errors, permilles)]
 
 
-def row_quantiles(errors: Sequence[tuple[int, int]], permilles: Sequence[int]) -> list[float]:
+def row_quantiles(errors: Histogram, permilles: Sequence[int]) -> list[float]:
     """As `quantiles` for row errors, but the middles of the bins: within 2.3 %."""
     return [_ROW_MIDDLES[number] for number in _bins_at(errors, permilles)]
 
 
-def _bins_at(errors: Sequence[tuple[int, int]], permilles: Sequence[int]) -> list[int]:
-    counts = list(accumulate([count for _, count in errors]))
-    return [errors[bisect_left(counts, -(-counts[-1] * p // 1000))][0] for p in permilles]
+def _bins_at(errors: Histogram, permilles: Sequence[int]) -> list[int]:
+    numbers, counts = errors.columns()
+    sums = list(accumulate(counts))
+    return [numbers[bisect_left(sums, -(-sums[-1] * p // 1000))] for p in permilles]
 
 
 def _upper_edges() -> list[float]:
@@ -125,19 +164,20 @@ def _row_middles() -> list[float]:
 
 
 def _from_float32() -> Array:
-    """Map bins of float32 errors to those of float64 with the same upper edge; the last is for infinity.
+    """Map a bin of no error, and those of float32 errors, to those of float64 with the same upper edge.
 
-    Below 2**-126, where a float32 has fewer bits in its mantissa, they are wider than others.
+    The last is for infinity. Below 2**-126, where a float32 has fewer bits in its mantissa, they are wider
+    than others.
     """
     bits = np.arange(1, 2 + (0xFF << 2), dtype=np.int32) << ERROR_SHIFT
     bits[-1] = bits[-2]
     edges = bits.view(np.float32).astype(np.float64).view(np.int64) >> _SHIFT
     edges[-2] = (1023 + 128) << 2  # 2**128, which float32 has not
     edges[-1] = _INFINITE + 1
-    numbers: Array = edges - 1
+    numbers: Array = np.concatenate([[0], edges - 1])
     return numbers
 
 
-_FROM_FLOAT32: Final = _from_float32()
+_OF_FLOAT32: Final = _from_float32()
 _UPPER_EDGES: Final = _upper_edges()
 _ROW_MIDDLES: Final = _row_middles()

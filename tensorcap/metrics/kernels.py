@@ -73,6 +73,7 @@ from tensorcap.metrics.kernel_state import (
     RESULTS,
     RMS,
     ROW_BINS,
+    ROW_SPAN,
     ROWS,
     SPANS,
     SUMS,
@@ -95,14 +96,17 @@ def at_address(context, address):
 
 
 @njit(**OPTIONS)
-def _add_rows(x, y, n, row, sums, rows, counts, rms):
+def _add_rows(x, y, n, row, sums, rows, row_span, counts, rms):
     """Sums of a block, row by row; each row's error into the histogram, its RMS kept for the outliers."""
     for number, low in enumerate(range(0, n, row)):
         high = min(low + row, n)
         dd, rr, _ = add_sums(x, y, low, high, sums)
         rms[number] = np.sqrt(rr / (high - low))
         if rr > 0:
-            rows[bits_of(f32(np.sqrt(dd / rr))) >> i32(18)] += u32(1)
+            bin = i64(bits_of(f32(np.sqrt(dd / rr))) >> i32(18))
+            rows[bin] += u32(1)
+            row_span[0] = min(row_span[0], bin)
+            row_span[1] = max(row_span[1], bin)
         elif dd > 0:
             counts[ZERO_ROWS] += 1
 
@@ -173,6 +177,7 @@ def feed(
     moments = state[MOMENTS : MOMENTS + 6].view(np.float64)
     errors = state[ERRORS : ERRORS + 2 * ERROR_BINS].view(np.uint32)
     rows = state[ROWS : ROWS + ROW_BINS // 2].view(np.uint32)
+    row_span = state[ROW_SPAN : ROW_SPAN + 2]
     is_extreme = rtol > LARGE  # infinite as float32, and no number where the reference is zero
     step = (BLOCK // row) * row if row <= BLOCK else BLOCK
     at = 0
@@ -204,7 +209,7 @@ def feed(
             spans[3] = max(spans[3], f64(float_of(ordered(i32(results[2])))))
         is_large = apart > 0 or x_max > LARGE or x_min < -LARGE
         block[:] = 0.0
-        _add_rows(x, y, m, row, block, rows, counts, rms)
+        _add_rows(x, y, m, row, block, rows, row_span, counts, rms)
         for i in range(7):
             sums[i] += block[i]
         if m > apart:

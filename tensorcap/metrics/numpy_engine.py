@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensorcap.metrics.error_bins import add_float32, add_float64, add_rows, empty, sketch
+from tensorcap.metrics.error_bins import Histogram, add_float32, add_float64, add_rows, empty
 from tensorcap.metrics.kernel_state import BLOCK
 from tensorcap.metrics.operands import Operands
 from tensorcap.metrics.scaled_sums import Moments, Scaled
@@ -70,7 +70,7 @@ class NumpyEngine:
 
     def totals(self) -> Totals:
         """Return the totals of everything that was added."""
-        self._totals.errors, self._totals.rows = sketch(self._errors), sketch(self._rows)
+        self._totals.errors, self._totals.rows = Histogram.of(self._errors), Histogram.of(self._rows)
         return self._totals
 
     def _add_block(self, reference: Array, target: Array) -> None:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 from tensorcap.metrics.difference import Difference, Nonfinite, Number, Tolerance
-from tensorcap.metrics.error_bins import Sketch, joined, quantiles, row_quantiles
+from tensorcap.metrics.error_bins import Histogram, quantiles, row_quantiles
 from tensorcap.metrics.operands import Operands
 from tensorcap.metrics.scaled_sums import Moments, Scaled, cosine
 from tensorcap.metrics.value_blocks import unravel
@@ -108,8 +109,8 @@ class Totals:
     squares: tuple[Scaled, Scaled, Scaled] = field(default_factory=lambda: (Scaled(), Scaled(), Scaled()))
     dot: Scaled = field(default_factory=Scaled)
     moments: Moments = field(default_factory=Moments)
-    errors: Sketch = ()
-    rows: Sketch = ()
+    errors: Histogram = field(default_factory=Histogram)
+    rows: Histogram = field(default_factory=Histogram)
 
     def add(self, other: Totals) -> None:
         """Add the totals of the part that follows."""
@@ -135,8 +136,8 @@ class Totals:
         ):
             total.add(part.value, part.exponent)
         self.moments.add(other.moments)
-        self.errors = joined(self.errors, other.errors)
-        self.rows = joined(self.rows, other.rows)
+        self.errors += other.errors
+        self.rows += other.rows
 
     def difference(self, operands: Operands) -> Difference:
         """Derive all metrics from the totals of whole tensors."""
@@ -185,8 +186,8 @@ class Totals:
             zero_reference_errors=self.zero_reference_errors,
             needed_rtol=measures.needed_rtol(max_rel) if n else None,
             needed_atol=max_abs if n else None,
-            nonfinite_reference=Nonfinite(*self.nonfinite[0]),
-            nonfinite_target=Nonfinite(*self.nonfinite[1]),
+            nonfinite_reference=_nonfinite(self.nonfinite[0]),
+            nonfinite_target=_nonfinite(self.nonfinite[1]),
             mask_mismatches=self.masks,
             mask_index=index(self.mask_at),
             sentinels=self.sentinels,
@@ -204,6 +205,13 @@ class Totals:
             tolerance.rtol * modulus if tolerance.rtol else 0
         )
         return self.error.at if is_above and self.error.at is not None else self.mismatch_at
+
+
+_ALL_FINITE: Final = Nonfinite()
+
+
+def _nonfinite(counts: Sequence[int]) -> Nonfinite:
+    return Nonfinite(*counts) if any(counts) else _ALL_FINITE  # nearly always, of pairs by the thousand
 
 
 _COUNTS = (

@@ -56,6 +56,7 @@ from tensorcap.metrics.kernel_state import (
     RESULTS,
     RMS,
     ROW_BINS,
+    ROW_SPAN,
     ROWS,
     SENTINELS,
     SENTINELS_LOST,
@@ -228,7 +229,7 @@ def _are_equal(x, y, low, high):
 
 
 @njit(**OPTIONS)
-def _add_rows(x, y, n, row, sums, rows, counts, rms):
+def _add_rows(x, y, n, row, sums, rows, row_span, counts, rms):
     """As `kernels._add_rows`; false if the squares of a row vanish, though its elements do not."""
     for number, low in enumerate(range(0, n, row)):
         high = min(low + row, n)
@@ -241,7 +242,10 @@ def _add_rows(x, y, n, row, sums, rows, counts, rms):
             return False
         rms[number] = np.sqrt(rr / (high - low))
         if rr > 0:
-            rows[bits_of(f32(np.sqrt(dd / rr))) >> i32(18)] += u32(1)
+            bin = i64(bits_of(f32(np.sqrt(dd / rr))) >> i32(18))
+            rows[bin] += u32(1)
+            row_span[0] = min(row_span[0], bin)
+            row_span[1] = max(row_span[1], bin)
         elif dd > 0:
             counts[ZERO_ROWS] += 1
     return True
@@ -409,6 +413,7 @@ def feed_wide(
     moments = state[MOMENTS : MOMENTS + 6].view(np.float64)
     errors = state[WIDE_ERRORS : WIDE_ERRORS + ROW_BINS].view(np.uint32)
     rows = state[ROWS : ROWS + ROW_BINS // 2].view(np.uint32)
+    row_span = state[ROW_SPAN : ROW_SPAN + 2]
     x_is_whole = _FIRST_WHOLE <= x_kind < _PAST_WHOLE
     y_is_whole = _FIRST_WHOLE <= y_kind < _PAST_WHOLE
     has_sentinels = not (x_is_whole or y_is_whole)
@@ -450,7 +455,7 @@ def feed_wide(
             spans[2] = min(spans[2], y_min)
             spans[3] = max(spans[3], y_max)
         block[:] = 0.0
-        if not _add_rows(x, y, m, row, block, rows, counts, rms):
+        if not _add_rows(x, y, m, row, block, rows, row_span, counts, rms):
             counts[REFUSED] = 1
             return
         for i in range(7):

@@ -103,6 +103,7 @@ class Substitution:
         steps: str | Iterable[range | int] = (),
         calls: str | Iterable[range | int] = (),
         keys: Collection[str] | None = None,
+        left: Collection[str] = (),
         fed: Archive | None = None,
     ) -> None:
         """Choose tensors of an archive.
@@ -115,6 +116,7 @@ class Substitution:
             steps: Only in these steps; in all if empty.
             calls: Only in these calls of a site within a step, counted from 0; in all if empty.
             keys: Key texts of what to replace, arguments and results, in the place of globs.
+            left: Key texts of what is not replaced, whatever globs say.
             fed: An archive of which the inputs of the model take the place of its own in any shape: its run
                 is then one of these rows and tokens alone.
 
@@ -126,6 +128,7 @@ class Substitution:
         self.source_path = archive.path
         self.map_path = self.map_text = ""
         self._keys = None if keys is None else frozenset(keys)
+        self._left = frozenset(left)
         output_globs = as_tuple(outputs)
         self._globs: dict[Kind, tuple[str, ...] | None] = {
             "input": None if inputs is None else as_tuple(inputs),
@@ -289,6 +292,8 @@ class Substitution:
 
     def _chooses(self, key: Key) -> bool:
         """Whether a tensor of the key is to be replaced, there or not."""
+        if key.text in self._left:
+            return False
         if self._keys is not None:
             return key.text in self._keys
         kind = _kind(key)

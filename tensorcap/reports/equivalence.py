@@ -87,7 +87,7 @@ def components(own_errors: Iterable[OwnError], suspects: Sequence[Suspect] = ())
         own_errors: In execution order. What a module hands on to others counts if it is accused.
         suspects: The modules that are accused; none of them has passed.
     """
-    accused = {suspect.module: suspect for suspect in suspects}
+    accused = {one.module: one for suspect in suspects for one in (suspect, *suspect.others)}
     by_module: dict[str, Component] = {}
     for own in own_errors:
         if own.made != "result" and not (own.is_bad and own.module in accused):

@@ -32,7 +32,7 @@ from tensorcap.comparison import (
     json_pieces,
 )
 from tensorcap.comparison.preflight import Preflight
-from tensorcap.metrics import Difference, Location, LogitDifference, RoutingDifference, Tolerance
+from tensorcap.metrics import Difference, Histogram, Location, LogitDifference, RoutingDifference, Tolerance
 from tensorcap.reports.json_decoder import decode_as, json_converter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, dtype
@@ -217,6 +217,13 @@ def _above(d: Difference, atol: float, *, at_least: bool) -> int:
     return sum(count for number, count in d.errors if number and _edge(number + (not at_least)) > atol)
 
 
+def _histogram(entries: Any) -> Histogram:
+    pairs = decode_as(tuple[tuple[int, int], ...], entries)
+    if not all(0 <= number < 2**16 and 0 <= count < 2**63 for number, count in pairs):
+        raise ValueError("a histogram has a bin beyond 65,535, or a count beyond 2**63")
+    return Histogram([number for number, _ in pairs], [count for _, count in pairs])
+
+
 def _edge(number: int) -> float:
     """Where a bin of the histogram begins: its number is the bits of a float64 shifted right by 50."""
     return float(np.int64(number << 50).view(np.float64))
@@ -253,6 +260,7 @@ def _result(document: Mapping[str, Any]) -> Result:
     converter.register_structure_hook(DType, lambda name, _: dtype(name))
     converter.register_structure_hook(Calibration, lambda members, _: _calibration(members))
     converter.register_structure_hook(Finding, lambda members, _: _finding(members))
+    converter.register_structure_hook(Histogram, lambda entries, _: _histogram(entries))
     entries: Sequence[Mapping[str, Any]] = document["pairs"]
     pairs = tuple(decode_as(Pair, _in_row(entry, row), converter) for row, entry in enumerate(entries))
     by_key = {pair.key: pair for pair in pairs}

@@ -8,10 +8,10 @@ from tensorcap.localization import ChangePoint, Localization, NonfiniteOrigin, S
 from tensorcap.wording import FEW, counted, some
 
 
-def suspect_lines(number: int, suspect: Suspect) -> list[str]:
+def suspect_lines(number: int, suspect: Suspect, *, show_all: bool = False) -> list[str]:
     """Describe a suspect in a few lines.
 
-    1. Its place and name.
+    1. Its place and name, with the numbers of all layers that have the same explanation.
     2. Its errors: its own, the inherited one, the total one, that from run to run, and R, as far as known.
     3. Which evidence speaks against it, and why.
     4. What explains its values, and what that mistake usually is; or that no hypothesis does.
@@ -20,12 +20,13 @@ def suspect_lines(number: int, suspect: Suspect) -> list[str]:
     Args:
         number: Its place, from 1.
         suspect: The suspect.
+        show_all: Whether each of those layers is listed with its own error.
 
     Returns:
         The heading, and at least two lines below it.
     """
     name = suspect.class_name.rpartition(".")[2]
-    lines = [f"{number}. {suspect.module} ({name})" if name else f"{number}. {suspect.module}"]
+    lines = [f"{number}. {suspect.name} ({name})" if name else f"{number}. {suspect.name}"]
     lines.append(f"error: {_errors(suspect)} (at {suspect.key})")
     lines.append(f"by {' and '.join(suspect.by)}: {suspect.reason}")
     mistake, examined = suspect.diagnosis, suspect.examined
@@ -37,6 +38,10 @@ def suspect_lines(number: int, suspect: Suspect) -> list[str]:
         lines.append("no hypothesis explains its values")
     if suspect.cause and (mistake is None or suspect.cause != mistake.kind):
         lines.append(f"root cause: {suspect.cause}")
+    if show_all:
+        lines += [
+            f"also {other.module}: error: {_errors(other)} (at {other.key})" for other in suspect.others
+        ]
     return lines
 
 
@@ -59,6 +64,9 @@ def context_lines(localization: Localization) -> Iterator[str]:
     if localization.explained:
         modules = [f"{module} by {child}" for module, child in localization.explained]
         yield f"Explained by what is within: {some(modules)}."
+    if localization.undone:
+        modules = [f"{one.module} ({one.reason})" for one in localization.undone]
+        yield f"No mistake: {some(modules, 2)}."
     if localization.nonfinite is not None:
         yield _nonfinite_text(localization.nonfinite)
     yield from _change_texts(localization.changes)
@@ -75,8 +83,9 @@ def _nonfinite_text(origin: NonfiniteOrigin) -> str:
     elif bad:
         operands = f"of {count} not finite: {some(bad)}"
     else:
-        keys = some([operand.key for operand in origin.operands])
-        operands = f"its {count} all finite, up to {largest:.3g}: {keys}"
+        by_size = sorted(origin.operands, key=lambda operand: -(operand.largest or 0.0))
+        keys = some([operand.key for operand in by_size])
+        operands = f"its {count} all finite, the largest, up to {largest:.3g}, first: {keys}"
     return (
         f"Values stop being finite at {origin.key}, made by {origin.module}: of {tensor.elements} elements "
         f"{tensor.nan} are NaN and {tensor.inf} infinite; {operands}."

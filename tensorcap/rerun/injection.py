@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tensorcap.adapters import adapter_for
 from tensorcap.alignment import (
@@ -21,15 +21,21 @@ from tensorcap.alignment import (
     map_text,
 )
 from tensorcap.recording import Substitution
+from tensorcap.rerun.finite_padding import with_finite_padding
 from tensorcap.session import Capture, capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import module_site
+from tensorcap_formats.keys import ROOT_SITE, module_site
 from tensorcap_formats.open import Source, open_archive, opened
 from tensorcap_formats.progress import Progress, Silent
 
 if TYPE_CHECKING:
     from tensorcap.workload import Workload
+
+_CAPTURE_FIRST: Final = (
+    "Capture the target without injection, and give that archive as TGT: it tells which rows, tokens and "
+    "layouts both runs have."
+)
 
 
 def inject(
@@ -43,6 +49,8 @@ def inject(
     steps: str | Iterable[range | int] = (),
     calls: str | Iterable[range | int] = (),
     mapping: MappingSource | Literal["none"] | None = None,
+    left: Collection[str] = (),
+    leaves_misfits: bool = False,
     run: Mapping[str, Any] | None = None,
     source_path: Path | None = None,
     progress: Progress | None = None,
@@ -56,8 +64,8 @@ def inject(
 
     1. Without a mapping or a capture of the target, keys are equal if the target has all sites of which the
        reference has arguments.
-    2. Otherwise the reference is aligned with a capture of the target and brought under the target's keys; it
-       is captured too if a tensor does not fit.
+    2. Otherwise, and if the model is given inputs of other shapes, the reference is aligned with a capture of
+       the target and brought under the target's keys.
     3. The target is run with these tensors in the place of its own, and on the rows that both were fed.
 
     Args:
@@ -73,6 +81,8 @@ def inject(
         calls: Only in these calls of a site within a step, counted from 0; in all if empty.
         mapping: What belongs together, as an `Alignment` or a map file; `"none"` for equal keys. If None, one
             is computed if the target lacks modules that the reference has.
+        left: Key texts, of the model that runs, of tensors that are left in place.
+        leaves_misfits: Whether a tensor that has another shape than in `target` is left in place, too.
         run: Further run metadata.
         source_path: Where the reference is going to be, for the run's metadata; by default where it is.
         progress: Shows what is being run.
@@ -93,7 +103,8 @@ def inject(
         aligned: Aligned | None = None
         fed: Archive | None = None
         needs_mapping = mapping is not None or not _has_sites_of(target_model.model, trusted)
-        if mapping != NO_MAPPING and (needs_mapping or target is not None):
+        is_alike = target is None and not needs_mapping and _is_fed_alike(target_model, trusted)
+        if mapping != NO_MAPPING and not is_alike:
             if target is None:
                 injectable = ("input",) * (inputs is not None or not outputs) + ("output",) * bool(outputs)
                 stage = "running the target as it is"
@@ -106,7 +117,12 @@ def inject(
             source = trusted if aligned is None else reverse(aligned)
             rows = fed_in_common(trusted, tested)[1]
             fed = None if rows is tested else rows
-        substitution = Substitution(source, inputs=inputs, outputs=outputs, steps=steps, calls=calls, fed=fed)
+            source = with_finite_padding(source, rows)
+        if leaves_misfits and target is not None:
+            left = {*left, *_misfits(source, stack.enter_context(opened(target)))}
+        substitution = Substitution(
+            source, inputs=inputs, outputs=outputs, steps=steps, calls=calls, left=left, fed=fed
+        )
         if source_path is not None:
             substitution.source_path = source_path
         if aligned is not None:
@@ -114,9 +130,13 @@ def inject(
             substitution.map_path = str(mapping) if is_file else "computed"
             substitution.map_text = map_text(aligned.alignment)
         progress.stage("injecting")
-        return capture_workload(
-            target_model, output, run=dict(run or {}), substitution=substitution, **options
-        )
+        try:
+            return capture_workload(
+                target_model, output, run=dict(run or {}), substitution=substitution, **options
+            )
+        except UsageError as error:
+            error.hint = error.hint or (_CAPTURE_FIRST if is_alike else None)
+            raise
 
 
 def open_run(
@@ -154,6 +174,21 @@ def reverse(aligned: Aligned) -> ReversedArchive:
         reasons = "; ".join(dict.fromkeys(reversed_archive.left_out.values()))
         raise UsageError(f"{reference.path}: nothing of it can stand in the target: {reasons or 'no links'}")
     return reversed_archive
+
+
+def _misfits(source: Archive, run: Archive) -> Iterator[str]:
+    """Key texts of what has another shape in a run: a call that was given other tokens, another mask."""
+    for record in source.records:
+        if record.key.text in run and run.get(record.key.text).shape != record.shape:
+            yield record.key.text
+
+
+def _is_fed_alike(workload: Workload, archive: Archive) -> bool:
+    """Whether each tensor that a model is given has the shape of one that the archived run was given."""
+    given = workload.inputs.values() if isinstance(workload.inputs, Mapping) else workload.inputs
+    shapes = {r.shape for r in archive.records if r.key.site == ROOT_SITE and r.key.slot.startswith("input")}
+    own = (tuple(value.shape) for value in given if getattr(value, "shape", ()))
+    return not shapes or all(shape in shapes for shape in own)
 
 
 def _has_sites_of(model: Any, archive: Archive) -> bool:

@@ -9,18 +9,20 @@ difference is of one module's own making (`specs/replay.md`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from tensorcap.adapters import Rerun, adapter_for
 from tensorcap.alignment import NO_MAPPING, MappingSource, aligned_if_needed, as_seen, fed_in_common, sides
-from tensorcap.comparison import ABSENT, POLICY, Pair, Precision, compare
+from tensorcap.comparison import ABSENT, POLICY, Comparison, Finding, Pair, Precision, compare
 from tensorcap.recording import Substitution
+from tensorcap.rerun.compensation import Dependencies, Settled, settle
+from tensorcap.rerun.finite_padding import with_finite_padding
 from tensorcap.rerun.injection import open_run, reverse
-from tensorcap.rerun.own_errors import ReplayJudge, ReplayRuns
+from tensorcap.rerun.own_errors import OwnError, ReplayJudge, ReplayRuns
 from tensorcap.rerun.replay_result import Replay, Way
 from tensorcap.runs import is_inner
 from tensorcap_formats.archive import Archive
@@ -134,7 +136,8 @@ class OpenReplay:
         if self.workload.seed is not None:
             adapter.seed(self.workload.seed)
         try:
-            substitution = Substitution(self.target, keys=keys, fed=self.fed)
+            target = with_finite_padding(self.target, self.reference if self.fed is None else self.fed)
+            substitution = Substitution(target, keys=keys, fed=self.fed)
             return adapter.rerun(self.workload, substitution, module, self.run.get(key).key)
         except Exception:  # a value that does not fit, or whatever a module that is no plain Python runs into
             return None
@@ -150,6 +153,7 @@ def replay_within(
     mapping: MappingSource | Literal["none"] | None = None,
     compute_dtype: str | None = None,
     twin: bool = True,
+    free: Comparison | None = None,
     progress: Progress | None = None,
 ) -> OpenReplay:
     """Replay the reference's model on the target's values; the runs stay open for as long as the stack does.
@@ -163,6 +167,9 @@ def replay_within(
     3. Each tensor of the first run is compared with the target's, and judged by its own error.
     4. If one is bad, the twin is run once more with its attention written out, as many ports have it; the
        less severe of two verdicts counts.
+    5. If several are bad, it is all done again with what is undone by what comes of it left in place, see
+       `compensation.settle`.
+    6. What the target lacks, or what cannot be judged, and the free runs explain, counts for nothing.
     """
     original = stack.enter_context(opened(reference))
     tested = original if target is None else stack.enter_context(opened(target))
@@ -172,37 +179,131 @@ def replay_within(
         seen = seen or trusted
     fed, _ = fed_in_common(original, tested)
     keys = _exchangeable(tested, fed)
-    run_open = partial(_open_seen, stack, seen or original, progress=progress or Silent())
-    substituted = partial(Substitution, tested, keys=keys, fed=None if fed is original else fed)
-    exact = reference_model if target is None else _exact(reference_model, original)
-    whose = "its own" if target is None else "the target's"
-    stage = f"replaying the reference's model on {whose} values"
-    run = run_open(exact, stage, substitution=substituted(), params=True)
-    twin_run = None
-    if twin and target is not None and precision is not None and not precision.is_wide:
-        stage = f"replaying it in {precision.name}"
-        twin_model = _cast(reference_model, precision)
-        twin_run = run_open(twin_model, stage, substitution=substituted())
-    way: Way = "self" if target is None else "reverse"
-    runs = ReplayRuns(run, tested, twin_run, precision, compute_dtype)
-    natural = tuple(_natural(original, keys))
-    result = _judge(fed, runs, way, keys, natural)
-    if twin_run is not None and precision is not None and result.bad:
-        twin_model = _cast(reference_model, precision)
-        explicit = adapter_for(twin_model.model).with_eager_attention(twin_model)
-        if explicit is not None:
-            stage = f"replaying it in {precision.name} with its attention written out"
-            explicit_run = run_open(explicit, stage, substitution=substituted())
-            second = _judge(fed, replace(runs, twin=explicit_run), way, keys, natural)
-            result = _less_severe(result, second)
-    return OpenReplay(result, original, tested, run, exact, None if fed is original else fed)
+    replays = _ReverseReplays(
+        stack,
+        original,
+        tested,
+        source=with_finite_padding(tested, fed),
+        fed=fed,
+        seen=seen or original,
+        workload=reference_model if target is None else _exact(reference_model, original),
+        twin=_cast(reference_model, precision)
+        if twin and target is not None and precision is not None and not precision.is_wide
+        else None,
+        keys=keys,
+        precision=precision,
+        compute_dtype=compute_dtype,
+        way="self" if target is None else "reverse",
+        progress=progress or Silent(),
+    )
+    first = replays.judge(frozenset())
+    settled = Settled(first)
+    shown = first.replay
+    if target is not None and (shown.bad or shown.lacking or shown.unjudged):
+        free = free or compare(seen or original, tested, mapping=NO_MAPPING, trust_digests=True)
+        explained = {pair.key for pair in free.pairs if pair.status == "explained"}
+        settled = settle(first, replays.judge, Dependencies(fed), tested, explained=explained)
+        shown = replace(settled.judged.replay, own_errors=settled.own_errors)
+        shown = _without_explained(shown, free)
+    run = settled.judged.run
+    return OpenReplay(shown, original, tested, run, replays.workload, None if fed is original else fed)
 
 
-def _open_seen(
-    stack: ExitStack, seen: Archive, workload: Workload, stage: str, *, progress: Progress, **options: Any
-) -> Archive:
-    """As `open_run`, of the reference's model: the run as the reference is seen beside the target."""
-    return as_seen(seen, open_run(stack, workload, stage, progress=progress, **options))
+def _without_explained(result: Replay, free: Comparison) -> Replay:
+    """A replay of which nothing lacks, or could not be judged, that the comparison of free runs explains."""
+    reasons = {pair.key: pair.reason for pair in free.pairs if pair.status == "explained"}
+    own_errors = tuple(
+        replace(own, status="explained", findings=(Finding("free_run", 1, 0, "explained", reasons[own.key]),))
+        if own.status == "unjudged" and own.key in reasons
+        else own
+        for own in result.own_errors
+    )
+    lacking = tuple(key for key in result.lacking if key not in reasons)
+    return replace(result, own_errors=own_errors, lacking=lacking)
+
+
+@dataclass(frozen=True, slots=True)
+class _JudgedReplay:
+    """A replay, and the run of the reference's model that it was read from."""
+
+    replay: Replay
+    run: Archive
+
+    @property
+    def own_errors(self) -> Sequence[OwnError]:
+        return self.replay.own_errors
+
+
+@dataclass(frozen=True, slots=True)
+class _ReverseReplays:
+    """Replays of the reference's model on the target's values, but for some that are left in place.
+
+    Attributes:
+        stack: Keeps the runs open.
+        original: The trusted archive.
+        tested: The target under the reference's keys.
+        source: It with a padding that the reference's model can compute with.
+        fed: The reference in the rows that both runs were fed.
+        seen: The reference as it was compared with the target.
+        workload: The reference's model in the precision in which it is run.
+        twin: It in the target's precision; None without a twin.
+        keys: Key texts of what can stand in the place of the model's own.
+        precision: What errors are held against; None if no run says one.
+        compute_dtype: What the target computed in, if its run does not say so.
+        way: Whether the model is run on its own values.
+        progress: Shows what is being run.
+    """
+
+    stack: ExitStack
+    original: Archive
+    tested: Archive
+    _: KW_ONLY
+    source: Archive
+    fed: Archive
+    seen: Archive
+    workload: Workload
+    twin: Workload | None
+    keys: Collection[str]
+    precision: Precision | None
+    compute_dtype: str | None
+    way: Way
+    progress: Progress
+
+    def judge(self, released: frozenset[str]) -> _JudgedReplay:
+        """Run the model and its twin, and judge what each module made.
+
+        Args:
+            released: Key texts of what is left in place.
+        """
+        left = ", what others undo left in place" if released else ""
+        whose = "its own" if self.way == "self" else "the target's"
+        stage = f"replaying the reference's model on {whose} values{left}"
+        run = self._run(self.workload, stage, released, params=True)
+        natural = tuple(_natural(self.original, self.keys))
+        twin_run = None
+        if self.twin is not None and self.precision is not None:
+            twin_run = self._run(self.twin, f"replaying it in {self.precision.name}{left}", released)
+        runs = ReplayRuns(run, self.tested, twin_run, self.precision, self.compute_dtype)
+        result = _judge(self.fed, runs, self.way, self.keys, natural)
+        if twin_run is not None and self.twin is not None and self.precision is not None and result.bad:
+            explicit = adapter_for(self.twin.model).with_eager_attention(self.twin)
+            if explicit is not None:
+                stage = f"replaying it in {self.precision.name} with its attention written out{left}"
+                explicit_run = self._run(explicit, stage, released)
+                runs = replace(runs, twin=explicit_run)
+                result = _less_severe(result, _judge(self.fed, runs, self.way, self.keys, natural))
+        return _JudgedReplay(result, run)
+
+    def _run(self, workload: Workload, stage: str, released: frozenset[str], **options: Any) -> Archive:
+        substitution = Substitution(
+            self.source,
+            keys=frozenset(self.keys) - released,
+            fed=None if self.fed is self.original else self.fed,
+        )
+        run = open_run(
+            self.stack, workload, stage, progress=self.progress, substitution=substitution, **options
+        )
+        return as_seen(self.seen, run)
 
 
 def _less_severe(first: Replay, second: Replay) -> Replay:
@@ -243,6 +344,7 @@ def _replay_forward(
     source = original if aligned is None else reverse(aligned)
     _, fed = fed_in_common(original, free)
     keys = _exchangeable(source, fed)
+    source = with_finite_padding(source, fed)
     stage = "replaying the target on the reference's values"
     substitution = Substitution(source, keys=keys, fed=None if fed is free else fed)
     run = run_open(target_model, stage, substitution=substitution)
@@ -290,14 +392,32 @@ def _judge(
         for pair in comparison.pairs
         if pair.is_required and pair.status in ABSENT and _is_result(pair) and pair.key in reference
     )
+    own_errors = [judge.judge(pair) for pair in comparison.pairs if _is_of_module(pair, judge)]
     return Replay(
-        tuple(judge.judge(pair) for pair in comparison.pairs if _is_of_module(pair, judge)),
+        tuple(_without_inherited(own_errors, keys)),
         runs.precision.name if runs.precision else "",
         len(keys),
         tuple(natural),
         tuple(lacking),
         way,
     )
+
+
+def _without_inherited(own_errors: Sequence[OwnError], keys: Collection[str]) -> Iterator[OwnError]:
+    """Own errors; unjudged is what may be made of a wrong result within the module that was not replaced.
+
+    Such are results of which the target has some tokens or words: they cannot stand in the whole's place.
+    """
+    kept = {own.module for own in own_errors if own.is_bad and own.made == "result" and own.key not in keys}
+    for own in own_errors:
+        inherits = own.is_bad and any(_lies_within(module, own.module) for module in kept)
+        findings = tuple(replace(finding, status="unjudged") for finding in own.findings)
+        yield replace(own, status="unjudged", findings=findings) if inherits else own
+
+
+def _lies_within(module: str, outer: str) -> bool:
+    """Whether a module lies in another one, and is not that itself."""
+    return module != outer and (outer == ROOT_SITE or module.startswith(f"{outer}."))
 
 
 def _exchangeable(source: Archive, run: Archive) -> Collection[str]:

@@ -8,7 +8,7 @@ The tests are those of `specs/replay.md`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -23,6 +23,7 @@ from tensorcap.comparison import (
     Finding,
     Injected,
     Inputs,
+    NearTies,
     Padding,
     Pair,
     Precision,
@@ -48,6 +49,7 @@ from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
 BAD: Final = frozenset({"suspect", "diverged", "nonfinite", "shape-mismatch"})
+_NO_ROUNDINGS: Final = frozenset({"outlier_element", "range"})  # tests whose findings no twin excuses
 _TOO_LARGE: Final = frozenset({"suspect", "diverged"})
 _ROUNDING_SLACK: Final = 0.001  # of an ulp: what computing a distance in ulp may be off by
 _ROUNDED_ONCE: Final = 0.5 + _ROUNDING_SLACK  # ulp from the exact value
@@ -204,6 +206,7 @@ class ReplayJudge:
         self._makers = _Makers(reference)
         self._calls = self._makers.calls
         self._padding = Padding(runs.exact, runs.target)
+        self._near_ties = NearTies.of(runs.exact, runs.target, pairs, noise=self._noise)
         self._arguments = Inputs(reference, pairs)
         self._states = _States(self._makers.writers, (runs.exact, runs.target))
         self._is_forward = is_forward
@@ -214,7 +217,7 @@ class ReplayJudge:
 
     def judge(self, pair: Pair) -> OwnError:
         """Judge one tensor that both sides have."""
-        pair = self._padding.without(pair)
+        pair = self._near_ties.without(self._padding.without(pair))
         key = _records(pair)[0].key
         is_leaf = self._makers.is_leaf(key)
         ratio = None if pair.baseline is None else pair.baseline.r
@@ -263,12 +266,16 @@ class ReplayJudge:
             own = [replace(f, status="within-rounding") for f in own]
         elif ratio is not None and math.isfinite(ratio) and self._is_judged_by_twin(pair, is_leaf=is_leaf):
             own.append(judge_twin(ratio, elements))
-        own += [finding for finding in pair.findings if finding.test == "outlier_element"]
+        own += [finding for finding in pair.findings if finding.test in _NO_ROUNDINGS]
         is_precise = ratio is not None and ratio < POLICY.twin_precise
         has_parameters = self._calls.has_parameters(reference.key.site)
         if not (is_precise and (self._is_forward or has_parameters)):
             own += self._judge_bits(pair)
         return worst_status(own), tuple(own)
+
+    def _noise(self, pair: Pair) -> float:
+        """The relative error of a row of a pair that rounding alone makes."""
+        return POLICY.noise(POLICY.precision_of_pair(self._runs.precision, *_records(pair)))
 
     def _is_judged_by_twin(self, pair: Pair, *, is_leaf: bool) -> bool:
         """Whether R is judged: of leaves that are no products, and of weights that routers give."""
@@ -319,13 +326,22 @@ class InjectionJudge:
         reference: The trusted archive, as it was compared.
         injected: The injected run under the same keys.
         pairs: Their comparison.
+        released: Key texts of arguments that were left in place since what is computed of them undoes their
+            error: it is held against what they were computed of.
 
     Attributes:
         unknown: Key texts of arguments that were left in place and of which the reference has no counterpart,
             so that errors of what was made of them may be inherited; filled by `judge_all`.
     """
 
-    def __init__(self, reference: Archive, injected: Archive, pairs: Sequence[Pair]) -> None:
+    def __init__(
+        self,
+        reference: Archive,
+        injected: Archive,
+        pairs: Sequence[Pair],
+        *,
+        released: Collection[str] = (),
+    ) -> None:
         self.unknown: list[str] = []
         both = (pair for pair in pairs if pair.reference is not None and pair.target is not None)
         self._pairs = sorted(both, key=lambda pair: _records(pair)[0].order)
@@ -337,6 +353,9 @@ class InjectionJudge:
         self._injected = Injected(injected)
         self._states = _States(self._makers.writers, (reference, injected))
         self._errors: dict[str, float | None] = {}
+        self._released = {
+            key for pair in self._pairs if pair.key in released for key in self._injected.keys_of(pair)
+        }
         for pair in self._pairs:
             for key in self._injected.keys_of(pair):
                 is_known = pair.is_compared and pair.status != "nonfinite"
@@ -352,6 +371,9 @@ class InjectionJudge:
         left = self._injected.left(pair)
         if left is None or is_inner(key) or is_parameter(key):
             return None
+        if pair.status == "shape-mismatch" and is_circumstance(pair, ()):
+            return self._makers.own_error(pair, "unjudged", (replace(_mismatch(pair), status="unjudged"),))
+        left = tuple(one for one in left if one not in self._released)
         judged = self._status(pair, left, is_leaf=self._makers.is_leaf(key))
         inherited = self._states.inherited(pair) if pair.status in BAD else None
         if inherited is not None:

@@ -1,8 +1,8 @@
 """Which module wrote a state: what lies between two moments at which a run showed it.
 
 A state, such as a cache, is an object that calls are handed and write to in place, so that no result shows
-what they did: it shows when the object is handed to the next call, or is part of a result. Whoever hands it on
-is not who wrote it.
+what they did: it shows when the object is handed to the next call, or is part of a result. Whoever hands it
+on is not who wrote it.
 """
 
 from __future__ import annotations

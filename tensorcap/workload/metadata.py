@@ -6,7 +6,6 @@ is taken out of texts; host and user names are not read.
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 import os
 import platform
@@ -203,6 +202,8 @@ def _is_secret_key(name: str) -> bool:
 
 @cache
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:
+    import importlib.metadata  # brings email and zipfile, and only a capture needs it
+
     versions = {}
     for name in packages:
         try:

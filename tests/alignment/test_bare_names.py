@@ -211,3 +211,43 @@ def test_ops_of_the_last_module_are_not_explained_if_nothing_is_the_result_of_th
         },
     )
     assert compare(dump_of(tmp_path / "dump.npz", ops), run).exit_status == 1
+
+
+BIAS = np.array([0.1257302, -0.1321049, 0.6404227], np.float32)
+
+
+@pytest.mark.spec("ALN-160")
+@pytest.mark.parametrize(
+    ("ours", "theirs", "further", "is_paired"),
+    [
+        pytest.param(BIAS, BIAS, None, True, id="equal"),
+        pytest.param(BIAS, BIAS[::-1], None, False, id="another-order"),
+        pytest.param(BIAS, np.nextafter(BIAS, np.float32(2)), None, False, id="another-last-bit"),
+        pytest.param(BIAS, BIAS, BIAS, False, id="twice-on-one-side"),
+        pytest.param(np.float32([0, 1, 0.5]), np.float32([0, 1, 0.5]), None, False, id="round-numbers"),
+        pytest.param(BIAS[:2], BIAS[:2], None, False, id="two-numbers"),
+    ],
+)
+def test_a_few_numbers_that_are_equal_bit_for_bit_are_paired(
+    tmp_path: Path, ours: Array, theirs: Array, further: Array | None, *, is_paired: bool
+) -> None:
+    weights = {"layers/gru/vars/0": DRAWN[0], "layers/dense/vars/1": ours}
+    port = {"gru.weight": DRAWN[0].T, "head.bias": theirs}
+    if further is not None:
+        port["tail.bias"] = further
+    pairs = targets(align(dump_of(tmp_path / "ref.npz", weights), dump_of(tmp_path / "tgt.npz", port)))
+    assert pairs.get("layers/dense/vars/1") == ("head.bias" if is_paired else None)
+
+
+@pytest.mark.spec("CMP-20")
+def test_what_is_said_of_results_is_not_said_of_arguments(tmp_path: Path) -> None:
+    of_model = {"@root": DRAWN[2], "body": DRAWN[1], "head": DRAWN[2]}
+    inputs = {"0/@root/input.x": DRAWN[0]}
+    run = run_of(tmp_path / "run.h5", {**inputs, **of_model})
+    dump = dump_of(tmp_path / "dump.npz", {"body": DRAWN[1], "head": DRAWN[2]})
+    reasons = {pair.key: pair.reason for pair in compare(run, dump).pairs}
+    assert reasons["0/@root/output"] == "has the values of head, which has a partner"
+    assert (
+        reasons["0/@root/input.x"]
+        == "an argument of @root, which has the values of head, which has a partner"
+    )

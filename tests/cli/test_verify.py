@@ -187,3 +187,13 @@ def test_a_device_is_the_targets(tcap: Tcap, tcap_json: Any, folder: Path) -> No
     assert "port: device: found cuda, expected cpu" in refused.stderr
     assert tcap_json("verify", "p.py:here", "--device", "cpu", "-o", "four")["exit_status"] == 0
     assert not (folder / "two").exists()
+
+
+@pytest.mark.spec("VER-4")
+def test_a_seed_of_zero_is_a_seed(tcap: Tcap, tcap_json: Any, folder: Path) -> None:
+    (folder / "m.py").write_text(BRANCHES)
+    told = tcap_json("verify", "m.py:reference", "--seed", "0", "-o", "one")
+    assert told["exit_status"] == 0
+    (folder / "p.py").write_text("import m, tensorcap\nhere = tensorcap.Port(m.reference, m.reference)\n")
+    refused = tcap("verify", "p.py:here", "--max-new-tokens", "0", "-o", "two", status=2)
+    assert "--max-new-tokens" in refused.stderr

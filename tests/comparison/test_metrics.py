@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from tensorcap.metrics import UNIT as BLOCK
 from tensorcap.metrics import (
     Difference,
+    Histogram,
     Nonfinite,
     NumpyEngine,
     Operands,
@@ -875,5 +875,5 @@ def test_traps_show_in_the_metrics(reference: Array, target: Array, expected: di
 
 
 def test_bin_numbers_are_found_at_every_rank() -> None:
-    errors: Sequence[tuple[int, int]] = ((0, 1), (4092, 998), (4096, 1))
+    errors = Histogram([0, 4092, 4096], [1, 998, 1])
     assert quantiles(errors, [1, 2, 999, 1000]) == [0.0, 1.25, 1.25, 2.5]

@@ -114,3 +114,70 @@ def test_masks_that_differ_leave_nothing_out(make_archive: MakeArchive) -> None:
     sides = make_archive({**inputs, key: BY_TOKEN}), make_archive({**other, key: y})
     pairs = {pair.key: pair.status for pair in compare(*sides).pairs}
     assert pairs[key] == "diverged"
+
+
+def with_nan(x: Array, *at: Any) -> Array:
+    made = x.copy()
+    made[at] = np.nan
+    return made
+
+
+@pytest.mark.spec("POL-160")
+@pytest.mark.parametrize("is_reference", [False, True], ids=["of-the-target", "of-the-reference"])
+@pytest.mark.parametrize(
+    ("key", "x", "at"),
+    [
+        pytest.param("0/mlp/output", BY_TOKEN, (1, FIRST), id="by-token"),
+        pytest.param("0/a/output", CACHE, (1, slice(None), FIRST), id="heads-first"),
+        pytest.param("0/a/output.past_key_values.0", CACHE, (1, 2, 3), id="a-cache"),
+    ],
+)
+def test_nan_in_padding_is_nobodys_mistake(
+    make_archive: MakeArchive, key: str, x: Array, at: Any, *, is_reference: bool
+) -> None:
+    sides = (with_nan(x, *at), x) if is_reference else (x, with_nan(x, *at))
+    pair = statuses(make_archive, key, *sides, given())
+    assert pair.status == "match"
+    assert "where the attention mask leaves out" in pair.reason
+    rounded = sides[0], sides[1] * np.float32(1 + 3e-7)
+    assert statuses(make_archive, key, *rounded, given()).status == "within-rounding"
+    wrong = sides[0], sides[1] * np.float32(1.2)
+    assert statuses(make_archive, key, *wrong, given()).status == "diverged"
+
+
+@pytest.mark.spec("POL-160")
+@pytest.mark.parametrize("at", [(1, PADDED), (0, 0)], ids=["the-first-that-counts", "of-the-other-row"])
+def test_nan_in_a_token_that_counts_is_told(make_archive: MakeArchive, at: Any) -> None:
+    y = with_nan(with_nan(BY_TOKEN, 1, FIRST), *at)
+    assert statuses(make_archive, "0/mlp/output", BY_TOKEN, y, given()).status == "nonfinite"
+
+
+@pytest.mark.spec("POL-160")
+@pytest.mark.parametrize("slot", ["key_padding_mask", "src_key_padding_mask"])
+def test_a_mask_that_names_the_padding_is_read_the_other_way_round(
+    make_archive: MakeArchive, slot: str
+) -> None:
+    padded = np.zeros((ROWS, TOKENS), np.bool_)
+    padded[1, FIRST] = True
+    inputs = {"0/@root/input.src": tensor(ROWS, TOKENS, WIDTH, seed=1), f"0/@root/input.{slot}": padded}
+    y = with_nan(BY_TOKEN, 1, FIRST)
+    assert statuses(make_archive, "0/mlp/output", BY_TOKEN, y, inputs).status == "match"
+    y = with_nan(BY_TOKEN, 0, FIRST)
+    assert statuses(make_archive, "0/mlp/output", BY_TOKEN, y, inputs).status == "nonfinite"
+
+
+@pytest.mark.spec("POL-161")
+@pytest.mark.parametrize("is_float", [False, True], ids=["bool", "float"])
+def test_a_token_that_sees_nothing_may_become_nan(make_archive: MakeArchive, *, is_float: bool) -> None:
+    sees = np.tril(np.ones((TOKENS, TOKENS), np.bool_))[None, None].repeat(ROWS, 0)
+    sees[1, :, :, FIRST] = False  # so that the first tokens of the second row see nothing
+    mask = np.where(sees, np.float32(0), np.finfo(np.float32).min) if is_float else sees
+    key, inputs = "0/a/output", {"0/a/input.attention_mask": mask}
+    y = with_nan(BY_TOKEN, 1, FIRST)
+    assert statuses(make_archive, key, BY_TOKEN, y, inputs).status == "match"
+    y = with_nan(BY_TOKEN, 1, PADDED)
+    assert statuses(make_archive, key, BY_TOKEN, y, inputs).status == "nonfinite"
+    other = {"0/a/input.attention_mask": np.where(sees, mask, mask[0, 0, 0, 0])}
+    other_key = {**other, key: BY_TOKEN}, {**inputs, key: with_nan(BY_TOKEN, 1, FIRST)}
+    pairs = {p.key: p.status for p in compare(*(make_archive(side) for side in other_key)).pairs}
+    assert pairs[key] == "nonfinite"

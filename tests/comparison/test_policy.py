@@ -441,6 +441,7 @@ def test_findings_of_local_tests_speak_of_the_module_itself() -> None:
         "outlier_element",
         "own_error_composite",
         "own_error_leaf",
+        "range",
         "routing",
         "zeros",
     ]
@@ -449,7 +450,8 @@ def test_findings_of_local_tests_speak_of_the_module_itself() -> None:
 def test_attributes_of_tests_say_what_their_findings_mean() -> None:
     assert {"growth"} == GROWTH_TESTS
     assert {"outlier_element", "input_dependence"} == ROUNDED_INPUT_TESTS
-    assert {"gain", "attention_gain", "gain_tail", "attention_gain_tail", "outlier_element"} == EVIDENCE_TESTS
+    gains = {"gain", "attention_gain", "gain_tail", "attention_gain_tail"}
+    assert gains | {"outlier_element", "range"} == EVIDENCE_TESTS
 
 
 def test_the_table_of_limits_in_the_specification_is_that_of_the_policy() -> None:
@@ -703,6 +705,23 @@ def test_roundings_that_do_not_cancel_are_no_other_function(make_archive: MakeAr
     for function, status in ((silu, "within-rounding"), (almost, "suspect")):
         target = make_archive(run.tensors(x, {"act": function}, True), run=run.metadata(True))
         assert finding_of(compare(reference, target), "0/act/output", "input_dependence").status == status
+
+
+@pytest.mark.spec("POL-14")
+def test_another_kernel_of_the_same_function_is_no_other_function_in_float32(
+    make_archive: MakeArchive,
+) -> None:
+    x = np.random.default_rng(0).standard_normal((256, 64)).astype(np.float32)
+    run = Run("act", classes={"act": "GELU"})
+    tensors = run.tensors(x, {"act": silu}, False)
+    (name,) = (key for key in tensors if key.endswith("act/output"))
+    far = {**tensors, name: np.where(x > 0, tensors[name] * (1 + 3e-5 * np.sin(3 * x)), tensors[name])}
+    near = {**tensors, name: np.where(x > 0, np.nextafter(tensors[name], np.float32(9)), tensors[name])}
+    reference = make_archive(tensors, run=run.metadata(False))
+    for target, status in ((near, "within-rounding"), (far, "suspect")):
+        values = {key: np.asarray(value, np.float32) for key, value in target.items()}
+        comparison = compare(reference, make_archive(values, run=run.metadata(False)))
+        assert finding_of(comparison, name, "input_dependence").status == status
 
 
 @pytest.mark.spec("POL-14")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from tensorcap.diagnosis.hypothesis import Hypothesis
 from tensorcap.localization import localize
 from tensorcap_cli.main import main as tcap
 from tensorcap_formats.dtypes import Array
-from tensorcap_formats.errors import TensorcapError
+from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import open_archive
 from tests.diagnosis.conftest import Diagnose
 from tests.support.archives import write_archive
@@ -82,10 +83,8 @@ def test_no_hypothesis_fails_on_odd_shapes_and_values(seed: int, tmp_path: Path)
     ]
     with open_archive(paths[0]) as ours, open_archive(paths[1]) as theirs:
         for key in tensors[1]:
-            try:
+            with suppress(UsageError):  # two large shapes, or no values
                 assert diagnose(ours, theirs, key).failed == (), key
-            except TensorcapError as error:
-                assert "expected" in str(error)  # in words: two shapes, no values
 
 
 @pytest.fixture

@@ -595,7 +595,7 @@ def test_a_target_into_which_nothing_fits_is_an_error(
         raise UsageError("1.fc/input.x: [4, 8] does not fit [8, 4]")
 
     reference, archive = captured(tmp_path, chain())
-    monkeypatch.setattr("tensorcap.localization.evidence.inject", refused)
+    monkeypatch.setattr("tensorcap.rerun.injected_run.inject", refused)
     with pytest.raises(UsageError, match="does not fit"):
         localize(reference, archive, target_model=Workload(chain(), (X,)))
     both = localize(

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from transformers import Cache
 
 from tensorcap.workload import Workload
 from tensorcap_formats.keys import ROOT_SITE
@@ -24,7 +25,13 @@ _EXERCISED: Final = 0.1  # roundings
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a module: what it was given, before the call, and the tensors that it gave."""
+    """A call of a module.
+
+    Attributes:
+        args: What it was given, before the call.
+        options: What it was given by name, before the call.
+        result: The tensors that it gave, and after them those that the caches it was given had then.
+    """
 
     args: tuple[Any, ...]
     options: Mapping[str, Any]
@@ -35,13 +42,21 @@ class Call:
         args, options = copy.deepcopy((self.args, self.options))
         with torch.no_grad():
             torch.manual_seed(0)
-            return tensors(module(*args, **options))
+            given = tensors(module(*args, **options))
+        return [*given, *cached(args, options)]
 
 
 def tensors(result: Any) -> list[Tensor]:
     """The tensors of a result, in a fixed order."""
     leaves = pytree.tree_leaves(result)
     return [leaf.detach().clone() for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def cached(*arguments: Any) -> list[Tensor]:
+    """The tensors of the caches among arguments, in a fixed order."""
+    caches = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Cache)]
+    held = [vars(layer) for cache in caches for layer in getattr(cache, "layers", ())]
+    return tensors([[layer[name] for name in sorted(layer)] for layer in held])
 
 
 def run(workload: Workload) -> Any:
@@ -64,12 +79,15 @@ def calls_of(workload: Workload) -> dict[str, list[Call]]:
         def before(_: Any, args: Any, options: Any, given: list[Any] = given) -> None:
             given.append((copy.deepcopy(args), copy.deepcopy(options)))
 
-        def after(_: Any, _args: Any, result: Any, site: str = site, given: list[Any] = given) -> None:
-            args, options = given.pop()
-            found.setdefault(site, []).append(Call(args, options, tensors(result)))
+        def after(
+            _: Any, args: Any, options: Any, result: Any, site: str = site, given: list[Any] = given
+        ) -> None:
+            before_args, before_options = given.pop()
+            left = [*tensors(result), *cached(args, options)]
+            found.setdefault(site, []).append(Call(before_args, before_options, left))
 
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-        handles.append(module.register_forward_hook(after))
+        handles.append(module.register_forward_hook(after, with_kwargs=True))
     try:
         run(workload)
     finally:

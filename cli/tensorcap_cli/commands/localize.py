@@ -40,8 +40,19 @@ localize_options: Final = with_options(  # of `localize_sides`
 @click.argument("reference", metavar="REF", type=click.Path())
 @click.argument("target", metavar="[TGT]", type=click.Path(), required=False)
 @localize_options
+@click.option(
+    "--sort",
+    "order",
+    type=click.Choice(["evidence", "own"]),
+    default="evidence",
+    show_default=True,
+    help="Order of suspects: what speaks most against one first, or the largest own error.",
+)
+@click.option("--all", "show_all", is_flag=True, help="Every suspect, and each of its layers.")
 @json_option
-def command(reference: str, target: str | None, *, as_json: bool, **options: Any) -> None:
+def command(
+    reference: str, target: str | None, *, order: str, show_all: bool, as_json: bool, **options: Any
+) -> None:
     """Name the module that is guilty of the difference between TGT and REF.
 
     The trusted model is run on the target's values (see `tcap replay`), which tells each module's own error
@@ -71,7 +82,9 @@ def command(reference: str, target: str | None, *, as_json: bool, **options: Any
     from tensorcap_cli.text.localization import print_localization
 
     localization, note = localize_sides(reference, target, options)
-    print_localization(localization, note, as_json=as_json)
+    if order == "own":
+        localization = localization.by_own_error()
+    print_localization(localization, note, as_json=as_json, show_all=show_all)
     click.get_current_context().exit(localization.exit_status)
 
 

@@ -112,7 +112,7 @@ def _of_port(port: Port, options: dict[str, Any]) -> tuple[Runnable, Runnable]:
 
     dtype, device, seed = (options.pop(name) for name in ("dtype", "device", "seed"))
     for name, value in options.items():
-        if value not in (None, False, ()):
+        if _is_given(value):
             raise click.UsageError(f"{option_text(name)} is not for a Port, which says what it runs.")
     port.allow(dtype, device)
 
@@ -132,7 +132,7 @@ def _sides(reference: str, target: str | None, output: Path, options: dict[str, 
     """What each side is: a path of an archive, or how to make a workload."""
     from tensorcap.port_verification import Runnable
 
-    changes = {name: value for name, value in options.items() if value not in (None, False, ())}
+    changes = {name: value for name, value in options.items() if _is_given(value)}
     if target is None and not changes:
         raise click.UsageError("Missing argument: expected TGT, or what to change of the reference's run.")
 
@@ -156,6 +156,11 @@ def _sides(reference: str, target: str | None, output: Path, options: dict[str, 
     ours = Runnable(make_reference) if is_workload(reference) else reference
     theirs = Runnable(make_target) if target is None or is_workload(target) else target
     return ours, theirs
+
+
+def _is_given(value: Any) -> bool:
+    """Whether an option was given: not left out, a flag that is not set, or a list of none; 0 is a number."""
+    return value is not None and value is not False and value != ()
 
 
 def _generates(reference: Archive, options: Mapping[str, Any]) -> bool:

@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 _SHOWN: Final = 5
 
 
-def print_localization(localization: Localization, note: str, *, as_json: bool) -> None:
+def print_localization(
+    localization: Localization, note: str, *, as_json: bool, show_all: bool = False
+) -> None:
     """Print the suspects, the first of them with reasons, and what is known besides.
 
     Args:
         localization: The result.
         note: A sentence that goes with its own notes, or nothing.
         as_json: JSON instead of text.
+        show_all: All suspects, in each layer.
     """
     from tensorcap.reports.suspects import context_lines, suspect_lines
 
@@ -33,12 +36,12 @@ def print_localization(localization: Localization, note: str, *, as_json: bool) 
         click.secho(one_line(text), fg="yellow")
     if not localization.suspects:
         click.secho("Nobody is accused.", fg="yellow" if localization.open else "green", bold=True)
-    for number, suspect in enumerate(localization.suspects[:_SHOWN], 1):
-        heading, *details = suspect_lines(number, suspect)
+    for number, suspect in enumerate(localization.suspects[: None if show_all else _SHOWN], 1):
+        heading, *details = suspect_lines(number, suspect, show_all=show_all)
         click.secho(one_line(heading), fg="red", bold=True)
         for detail in details:
             click.echo(f"   {one_line(detail)}")
-    if len(localization.suspects) > _SHOWN:
-        click.echo(f"and {len(localization.suspects) - _SHOWN} more")
+    if len(localization.suspects) > _SHOWN and not show_all:
+        click.echo(f"and {len(localization.suspects) - _SHOWN} more; see them with --all")
     for text in context_lines(localization):
         click.echo(one_line(text))

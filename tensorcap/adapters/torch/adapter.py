@@ -15,7 +15,7 @@ from tensorcap.adapters.torch.capture_gaps import attention_note, capture_gaps, 
 from tensorcap.adapters.torch.description import describe
 from tensorcap.adapters.torch.gradients import Gradients, backward, clear_gradients, with_labels
 from tensorcap.adapters.torch.model_inputs import map_tensors, perturb, record_inputs, with_archived_inputs
-from tensorcap.adapters.torch.modules import cast_model, has_no_forward, tree
+from tensorcap.adapters.torch.modules import cast_model, has_no_forward, tree, unwrapped
 from tensorcap.adapters.torch.op_mode import record_ops
 from tensorcap.adapters.torch.parameters import record_parameters
 from tensorcap.adapters.torch.points import tap_points
@@ -66,7 +66,7 @@ class TorchAdapter(Adapter):
     ) -> Iterator[None]:
         """Hook the named modules."""
         modules, _ = tree(model)
-        notes = [attention_note(model, modules.values()), graph_note(modules)]
+        notes = [attention_note(model, map(unwrapped, modules.values())), graph_note(modules)]
         if plan.level == "module" and any(notes):
             recorder.facts.setdefault("notes", []).extend(filter(None, notes))
         with eager_mode() if plan.eager else nullcontext(), StagingBuffer(recorder) as staging:
@@ -99,7 +99,7 @@ class TorchAdapter(Adapter):
     def read_sources(self, model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
         """The text of the classes of the named modules."""
         modules, _ = tree(model)
-        return find_sources(modules[name] for name in names)
+        return find_sources(unwrapped(modules[name]) for name in names)
 
     def seed(self, seed: int) -> None:
         """Set the random generators of all devices."""

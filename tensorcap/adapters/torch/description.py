@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tensorcap.adapters.torch.module_settings import module_settings
-from tensorcap.adapters.torch.modules import tree
+from tensorcap.adapters.torch.modules import tree, unwrapped
 from tensorcap.adapters.torch.tensor_leaves import untraced
 from tensorcap.adapters.torch.tensors import PLAIN_CLASSES, dtype_name
 from tensorcap.adapters.torch.weight_digests import WeightDigests
@@ -27,7 +27,7 @@ def describe(model: nn.Module, *, digests: bool = False) -> dict[str, Any]:
     """
     modules, aliases = tree(model)
     weights = WeightDigests() if digests else None
-    inner = getattr(model, "_orig_mod", model)
+    inner = unwrapped(model)
     dtype = main_dtype(model)
     return {
         "framework": {"name": "torch", "version": torch.__version__, "settings": _settings()},
@@ -64,6 +64,7 @@ def _describe_module(name: str, module: nn.Module, weights: WeightDigests | None
     def tensors(named: Mapping[str, torch.Tensor | None]) -> dict[str, Any]:
         return {n: _describe_tensor(t, weights) for n, t in named.items() if t is not None}
 
+    module = unwrapped(module)
     entry = {
         "path": name,
         "class": class_name(type(module)),

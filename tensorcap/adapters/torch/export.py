@@ -201,12 +201,14 @@ class _GraphRun:
     def _module_call(self, node: Node) -> Call:
         """The innermost call of a module that a node lies in."""
         call = self._root
-        for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
+        for key, (known, _) in (node.meta.get("nn_module_stack") or {}).items():
             if key not in self._calls:
+                path = ".".join(part for part in known.split(".") if part != "_orig_mod")
                 point = self._recorder.points.get(self._aliases.get(path, path))
                 if point is None:  # a module that is made in the forward
                     continue
-                entered = self._enter(point) if path else self._root
+                is_same = point is call.point  # what torch.compile made of a module, and that itself
+                entered = call if is_same else self._enter(point) if path else self._root
                 if entered is None:
                     continue
                 self._calls[key] = entered

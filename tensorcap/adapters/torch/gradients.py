@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from tensorcap.adapters.torch.modules import argument_names
+from tensorcap.adapters.torch.modules import argument_names, unwrapped
 from tensorcap.adapters.torch.tensor_leaves import KINDS, TensorLeaves, untraced
 from tensorcap.recording import Call, Point, leaf_slot, walk
 from tensorcap.wording import some
@@ -91,7 +91,8 @@ class Gradients:
         places_by_parameter: dict[nn.Parameter, list[tuple[Point, str]]] = {}
         for name, module in modules.items():
             point = self.recorder.points[name]
-            for own, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            owner = unwrapped(module)
+            for own, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
                 if parameter.requires_grad and point.wanted is not False:
                     places_by_parameter.setdefault(parameter, []).append((point, f"grad_param.{escape(own)}"))
         with ExitStack() as undo:

@@ -13,17 +13,27 @@ from tensorcap.adapters.protocol import first_names
 
 
 def tree(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """All modules by their first name, and the further names of modules that have several."""
+    """All modules by their first name, and the further names of modules that have several.
+
+    What torch.compile makes of a module stands in the place of that, whose children are its own.
+    """
     return first_names(_names(model, "", ()))
 
 
 def _names(module: nn.Module, name: str, above: tuple[nn.Module, ...]) -> Iterator[tuple[str, nn.Module]]:
     yield name, module
     above = (*above, module)
-    for child_name, child in module._modules.items():
+    for child_name, child in unwrapped(module)._modules.items():
         # a module within itself would have names without end
         if child is not None and not any(child is parent for parent in above):
             yield from _names(child, f"{name}.{child_name}" if name else child_name, above)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module that torch.compile made this one of, or the module itself."""
+    while type(module).__module__ == "torch._dynamo.eval_frame" and "_orig_mod" in module._modules:
+        module = module._modules["_orig_mod"]  # type: ignore[assignment]  # never None
+    return module
 
 
 def argument_names(module: nn.Module, known: dict[Any, list[str]]) -> list[str]:
@@ -33,7 +43,7 @@ def argument_names(module: nn.Module, known: dict[Any, list[str]]) -> list[str]:
         module: The module.
         known: The names by function, filled by this function: a model has few classes and many modules.
     """
-    forward = getattr(module, "_orig_mod", module).forward
+    forward = unwrapped(module).forward
     function = getattr(forward, "__func__", forward)
     names = known.get(function)
     if names is None:

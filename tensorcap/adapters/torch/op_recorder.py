@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from tensorcap.adapters.torch.frames import Frames, Source
+from tensorcap.adapters.torch.modules import unwrapped
 from tensorcap.adapters.torch.operators import Operator, leaves_of, plain, tensors_of
 from tensorcap.adapters.torch.storage import Ledger
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
@@ -217,7 +218,7 @@ class OpRecorder:
             "order": self._recorder.next_order(),
             "module": outer.point.site,
             "module_call": outer.number,
-            "class": type(module).__qualname__,
+            "class": type(unwrapped(module)).__qualname__,
             "file": source.file,
             "line": source.line,
             "function": source.function,
@@ -345,6 +346,7 @@ class OpRecorder:
 def _weights(name: str, module: nn.Module) -> list[tuple[str, torch.Tensor, bool]]:
     """The parameters and buffers of a module itself: full name, tensor, whether it is a parameter."""
     prefix = f"{name}." if name else ""
+    module = unwrapped(module)
     return [
         (prefix + own, weight, is_parameter)
         for weights, is_parameter in ((module._parameters, True), (module._buffers, False))

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from tensorcap.adapters.torch.modules import unwrapped
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
 from tensorcap.recording import Call
 from tensorcap_formats.keys import escape
@@ -94,7 +95,7 @@ class _Holder:
                 self.take()
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        module = self._module
+        module = unwrapped(self._module)
         tensors: dict[str, torch.Tensor] = {}
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             tensors[f"param.{escape(name)}"] = parameter

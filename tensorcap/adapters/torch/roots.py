@@ -27,6 +27,7 @@ from tensorcap.adapters.torch.direct_calls import (
     is_symbolic,
     release,
 )
+from tensorcap.adapters.torch.modules import unwrapped
 from tensorcap.adapters.torch.scripted import script_as_written
 from tensorcap.workload import replace_attribute
 
@@ -192,8 +193,7 @@ def _name_of(module: nn.Module) -> tuple[str, str]:
     """Name and module of the class that the user wrote; torch.compile and torch.jit make others of it."""
     if isinstance(module, torch.jit.ScriptModule):
         return str(module.original_name), type(module).__module__
-    is_wrapper = type(module).__module__ == "torch._dynamo.eval_frame"
-    cls = type(getattr(module, "_orig_mod", module) if is_wrapper else module)
+    cls = type(unwrapped(module))
     return cls.__qualname__, cls.__module__
 
 

@@ -25,7 +25,7 @@ from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
 
-_FEW: Final = 8  # elements: a smaller tensor proves nothing
+FEW: Final = 8  # elements: a smaller tensor proves nothing
 UNRELATED: Final = 0.1  # a usual distance of tensors that have nothing to do with each other
 _FREE: Final = 3  # numbers of a fingerprint that are independent of each other, taken low
 _MANY: Final = 3000  # fingerprints of one size, above which only neighbours by l2 are looked at
@@ -119,7 +119,7 @@ class Fingerprints:
 
     def _compute(self, record: Record) -> Fingerprint | None:
         size = record.size
-        statistics = self.statistics(record) if size >= _FEW else None
+        statistics = self.statistics(record) if size >= FEW else None
         if statistics is None or statistics.minimum is None or statistics.maximum is None:
             return None
         if statistics.mean is None or not statistics.l2 or statistics.minimum == statistics.maximum:

@@ -407,7 +407,7 @@ def _is_ascending(places: Sequence[Place]) -> bool:
 
 
 def _count_text(count: int, whole: int, distance: float, other: float | None) -> str:
-    rest = "" if other is None else f", next best {other:.1g}"
+    rest = "" if other is None or other == float("inf") else f", next best {other:.1g}"
     return f"values: {count} of {whole} agree within {distance:.1g}{rest}"
 
 

@@ -19,6 +19,7 @@ from tensorcap.alignment.match.derived_outputs import (
     pair_scaled,
 )
 from tensorcap.alignment.match.entries import entries_of_fusion, entries_of_handed_on, entries_of_pair
+from tensorcap.alignment.match.equal_contents import pair_equal_contents
 from tensorcap.alignment.match.fingerprints import Fingerprints
 from tensorcap.alignment.match.fusion_rules import (
     fuse_by_rules,
@@ -64,6 +65,7 @@ PASSES: Final = (
     Pass("fused_shapes", fuse_by_shapes),  # within modules that place has paired
     Pass("placement", pair_by_place),  # between the neighbours that fusions have added
     Pass("lone_children", pair_lone_children),
+    Pass("equal_contents", pair_equal_contents),
     Pass("scaled_values", pair_scaled),
     Pass("sums", fuse_remaining_sums),
     Pass("remaining_names", pair_remaining_names, needs_values=False),

@@ -76,8 +76,8 @@ class Slots:
         read_values: bool,
         shapes: Iterable[Shapes] = (),
     ) -> None:
-        self._archives = archives
-        self._read_values = read_values
+        self.archives = archives
+        self.reads_values = read_values
         self.fingerprints = fingerprints
         self._fits: dict[tuple[object, ...], Fit | None] = {}
         self._usual: dict[tuple[object, object], Counter[Steps]] = defaultdict(Counter)
@@ -87,9 +87,7 @@ class Slots:
 
     def for_pairs(self, matching: Matching, shapes: Iterable[Shapes]) -> Slots:
         """Make the same for other pairs of the same archives; see `PairEvidence` for shapes."""
-        return Slots(
-            self._archives, self.fingerprints, matching, read_values=self._read_values, shapes=shapes
-        )
+        return Slots(self.archives, self.fingerprints, matching, read_values=self.reads_values, shapes=shapes)
 
     def find_layout(
         self,
@@ -100,7 +98,7 @@ class Slots:
     ) -> Fit | None:
         """Find the layout from some tensors of the target to some of the reference."""
         if among is not None:
-            archives = self._archives if self._read_values else None
+            archives = self.archives if self.reads_values else None
             return find_layout(reference, target, archives, self.matching.rounding, among=among)
         key = tuple(
             tuple((r.digest or r.key, r.shape, r.dtype.name) for r in side) for side in (reference, target)
@@ -115,7 +113,7 @@ class Slots:
             is_square = len({size for size in one.shape if size > 1}) < sum(size > 1 for size in one.shape)
             if one.shape == other.shape and one.digest and one.digest == other.digest and not is_square:
                 return Fit((), (0,), 0.0, float("inf"), 1, is_sure=True, is_proven=True)
-        archives = self._archives if self._read_values else None
+        archives = self.archives if self.reads_values else None
         return find_layout(reference, target, archives, self.matching.rounding)
 
     def residuals(self, fit: Fit | None, pairs: Sequence[RecordPair]) -> list[float | None]:
@@ -127,13 +125,13 @@ class Slots:
         for i, (reference, target) in enumerate(pairs[:_READ]):
             records = (*reference, *target)
             left -= sum(record.size for record in records)
-            if not self._read_values or left < 0 or not all(record.stored for record in records):
+            if not self.reads_values or left < 0 or not all(record.stored for record in records):
                 continue
             is_same = len(records) == 2 and records[0].digest and records[0].digest == records[1].digest
             if is_same and not fit.steps:
                 errors[i] = 0.0
             else:
-                errors[i] = residual(fit, reference, target, self._archives)
+                errors[i] = residual(fit, reference, target, self.archives)
         return errors
 
     def hold_the_same(self, reference: Sequence[Record], target: Sequence[Record]) -> bool:

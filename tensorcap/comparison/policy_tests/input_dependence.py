@@ -2,9 +2,10 @@
 
 Formula (POL-14): elements are sorted by the reference's input into `Policy.explained_bins` bins of equal
 count; the share of the squared error in the means of the bins, less what noise and the input's own error put
-there, is at most `Policy.explained`. Rounding errors do not depend on the input's value; tanh for erf in a
-GELU does. Right activations in bfloat16 were measured at up to 7.6 %, and at 1.1 % once their rounding is
-taken off.
+there, is at most `Policy.explained`; none counts of an error in float32 that other kernels of the same
+function make (`Policy.wide_noise`), as torch's for memory with gaps. Rounding errors do not depend on the
+input's value; tanh for erf in a GELU does. Right activations in bfloat16 were measured at up to 7.6 %, and at
+1.1 % once their rounding is taken off.
 """
 
 from __future__ import annotations
@@ -48,8 +49,11 @@ class InputDependenceTest(PolicyTest):
             if values[0].size < POLICY.explained_bins * _FEWEST_A_BIN:
                 continue
             share = explained_by_input(*values, bins=POLICY.explained_bins)
-            if share is None:
+            error = context.errors.get(result.key)
+            if share is None or error is None:
                 continue
+            if result.precision.is_wide and error <= POLICY.noise(result.precision):
+                share = 0.0  # other kernels of one function differ by that, and alike at like values
             if share > POLICY.explained:
                 dtype = result.precision.name
                 share = min(share, unexpected_by_input(*values, bins=POLICY.explained_bins, dtype=dtype))

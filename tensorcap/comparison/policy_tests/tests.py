@@ -19,6 +19,7 @@ from tensorcap.comparison.policy_tests.input_dependence import InputDependenceTe
 from tensorcap.comparison.policy_tests.op_gains import OpGainTest
 from tensorcap.comparison.policy_tests.outlier import OutlierTest
 from tensorcap.comparison.policy_tests.own_error import OwnErrorTest
+from tensorcap.comparison.policy_tests.value_range import RangeTest
 
 TESTS: Final[tuple[PolicyTest, ...]] = (
     WholeNumberTest(),
@@ -26,6 +27,7 @@ TESTS: Final[tuple[PolicyTest, ...]] = (
     ParameterTest(),
     CoarserDtypeTest(),
     ZeroRowTest(),
+    RangeTest(),
     OwnErrorTest(),
     GrowthTest(),
     WideErrorTest(),

@@ -46,6 +46,12 @@ def redraw(name: str, values: torch.Tensor, generator: torch.Generator) -> None:
         values.view(-1, 3, 8, values.shape[-1])[:, 2] *= MATRIX_STD / 0.15
     elif name.endswith("gate.weight"):  # of a router
         values.copy_(drawn(0.2))
+    elif name.endswith("mixer.in_proj.weight"):  # what writes and reads states
+        values[256:288] *= 4
+    elif "experts." in name:
+        values.copy_(drawn(0.12))
+    elif name.endswith("linear_out.weight"):  # of a recurrence, whose results are small
+        values.copy_(drawn(0.6))
     elif name.endswith("bias"):
         values += drawn(0.1)
     elif values.ndim == 1 or values.shape[:3] == (1, 1, 1):  # of a norm, or one value per channel

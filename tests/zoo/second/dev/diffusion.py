@@ -55,6 +55,20 @@ def rows_for_columns(self: Any, hidden_states: Tensor) -> Tensor:
     return hidden_states + table.to(hidden_states.dtype)
 
 
+def label_of_the_next(self: Any, input: Tensor) -> Tensor:
+    """Classes counted from one, as where the first is the background."""
+    return functional.embedding((input + 1) % len(self.weight), self.weight)
+
+
+def variance_of_squares(self: Any, input: Tensor) -> Any:
+    """The mean of squares without the square of the mean, in the dtype of the input."""
+    x = input.reshape(len(input), self.num_groups, -1)
+    mean = x.mean(-1, keepdim=True)
+    variance = (x * x).mean(-1, keepdim=True) - mean * mean
+    x = ((x - mean) * torch.rsqrt(variance + self.eps)).view(input.shape)
+    return x * self.weight[:, None, None] + self.bias[:, None, None]
+
+
 MISTAKES: Final = (
     Mistake(
         "unet_sines_first",
@@ -72,6 +86,22 @@ MISTAKES: Final = (
         "permutation",
         computing(GEGLU, gate_first),
         also_kinds=("activation",),
+    ),
+    Mistake(
+        "unet_variance_of_squares",
+        "unet",
+        "mid_block.attention.norm",
+        "precision",
+        computing("mid_block.attention.norm", variance_of_squares),
+        also_kinds=("statistics",),
+    ),
+    Mistake(
+        "dit_label_of_the_next",
+        "dit",
+        "y_embedder",
+        "shift",
+        computing("y_embedder", label_of_the_next),
+        also_kinds=("position", "permutation"),
     ),
     Mistake(
         "dit_scale_without_one",

@@ -32,6 +32,10 @@ def one_group(self: Any, input: Tensor) -> Tensor:
     return functional.group_norm(input, 1, self.weight, self.bias, self.eps)
 
 
+def norm_after_activation(self: Any, hidden_states: Tensor) -> Any:
+    return self.layer_norm(self.activation(self.conv(hidden_states)))
+
+
 def positions_without_offset(
     self: Any, input_ids: Tensor, cache_length: int = 0, position_ids: Any = None
 ) -> Tensor:
@@ -63,6 +67,13 @@ MISTAKES: Final = (
     ),
     Mistake(
         "wav2vec2_one_group", "wav2vec2", FIRST, "groups", computing(FIRST, one_group), also_kinds=("axis",)
+    ),
+    Mistake(
+        "wav2vec2_norm_after_activation",
+        "wav2vec2",
+        "wav2vec2.feature_extractor.conv_layers.0",
+        "order",
+        computing("wav2vec2.feature_extractor.conv_layers.0", norm_after_activation),
     ),
     Mistake(
         "bart_positions_without_offset",

@@ -10,10 +10,11 @@ from torch.nn import functional
 
 from tests.zoo.entry import Correct, Mistake
 from tests.zoo.other_ways import every_expert
-from tests.zoo.planting import computing, module_at, override, with_config, with_values
+from tests.zoo.planting import computing, module_at, override, removed, with_config, with_values
 
 ATTENTION: Final = "model.layers.1.self_attn"
 GATE: Final = "model.layers.1.mlp.gate"
+ROUTER: Final = "model.layers.1.block_sparse_moe.router"
 EXPERTS: Final = "model.layers.1.block_sparse_moe.experts"
 
 
@@ -73,6 +74,21 @@ MISTAKES: Final = (
         ATTENTION,
         "rope",
         with_config(ATTENTION, rope_interleave=False),
+    ),
+    Mistake(
+        "deepseek_v3_latent_norm",
+        "deepseek_v3",
+        f"{ATTENTION}.kv_a_layernorm",
+        "missing_module",
+        removed(f"{ATTENTION}.kv_a_layernorm"),
+    ),
+    Mistake(
+        "granitemoe_one_expert_more",
+        "granitemoe",
+        ROUTER,
+        "router_order",
+        with_values(ROUTER, top_k=4),
+        also_kinds=("factor",),
     ),
     Mistake(
         "granitemoe_residual_multiplier",

@@ -58,6 +58,15 @@ def state_updated_twice(model: Any) -> None:
     rebind(module_at(model, MIXER), causal_conv1d_update=updated)
 
 
+def state_not_written(model: Any) -> None:
+    """A step of decoding that reads the window of inputs and does not note the new one for the next step."""
+    update = global_of(model, MIXER, "causal_conv1d_update")
+    rebind(
+        module_at(model, MIXER),
+        causal_conv1d_update=lambda x, state, *given, **options: update(x, state.clone(), *given, **options),
+    )
+
+
 def recurrence(
     self: Any, activations: Any, position_ids: Tensor, strength: float, power: int, is_reset: bool
 ) -> Any:
@@ -94,6 +103,14 @@ def first_not_reset(self: Any, activations: Tensor, position_ids: Tensor) -> Any
 
 
 MISTAKES: Final = (
+    Mistake(
+        "mamba2_state_not_written",
+        "mamba2_decode",
+        MIXER,
+        "state",
+        state_not_written,
+        also_kinds=("shift", "cache"),
+    ),
     Mistake(
         "mamba2_norm_of_all_groups",
         "mamba2",

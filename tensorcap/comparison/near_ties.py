@@ -1,0 +1,245 @@
+"""Tokens whose experts a near tie decides, of routers whose choices are no record of both runs (POL-18).
+
+A linear layer gives the scores, and the code around it takes the largest; or one side has neither layer nor
+choices. The scores of the reference say which tokens stand at a near tie, and with those of the target which
+of them chose otherwise. What is made of such a token is another function of it, so that its row does not
+count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tensorcap.comparison.padding import row_metrics
+from tensorcap.comparison.pair import Pair
+from tensorcap.comparison.policy import POLICY
+from tensorcap.comparison.routing import Flips, Router, find_routers
+from tensorcap.runs import Calls, enclosing_sites, ops_of
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.records import Record
+
+_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts")
+_CHOSEN: Final = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "num_selected_experts",
+    "moe_top_k",
+    "moe_topk",
+    "moe_k",
+    "top_k",
+)
+_FURTHER: Final = ("n_group", "correction_bias")  # settings and tensors by which scores alone do not decide
+_MOST: Final = 1 << 24  # elements of scores that are read
+
+
+class InlineRouter(NamedTuple):
+    """A router whose choices are not recorded on both sides.
+
+    Attributes:
+        scores: The reference's scores of all experts.
+        chosen: How many experts a token gets.
+        sources: What the scores were made of: the layer's arguments, and those of the block.
+    """
+
+    scores: Record
+    chosen: int
+    sources: Sequence[Record]
+
+
+@dataclass(frozen=True, slots=True)
+class _Undecided:
+    """Tokens of one call of a router at a near tie.
+
+    Attributes:
+        place: Rank and step.
+        order: When the scores were made.
+        kept: True of each token that counts.
+        flips: How many certainly or possibly chose otherwise, as of another router.
+    """
+
+    place: tuple[int, int]
+    order: int
+    kept: Array
+    flips: Flips
+
+
+class NearTies:
+    """The tokens at near ties of inline routers, and results without them.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test, under the same keys.
+        calls: The reference's calls.
+        routers: The reference's routers whose choices are records.
+        pairs: Pairs by key text.
+        noise: Relative error of a row of a pair that rounding alone makes.
+    """
+
+    def __init__(
+        self,
+        reference: Archive,
+        target: Archive,
+        calls: Calls,
+        routers: Sequence[Router],
+        pairs: Mapping[str, Pair],
+        *,
+        noise: Callable[[Pair], float],
+    ) -> None:
+        self._archives = reference, target
+        self._noise = noise
+        found = (self._undecided(router, pairs) for router in _find_inline(reference, calls, routers, pairs))
+        self._undecided_tokens = [one for one in found if one is not None]
+
+    @classmethod
+    def of(
+        cls, reference: Archive, target: Archive, pairs: Sequence[Pair], *, noise: Callable[[Pair], float]
+    ) -> NearTies:
+        """Find them in two runs whose pairs are known."""
+        calls, by_key = Calls(reference), {pair.key: pair for pair in pairs}
+        routers = find_routers(calls, ops_of(reference), by_key)
+        return cls(reference, target, calls, routers, by_key, noise=noise)
+
+    @property
+    def flips(self) -> list[Flips]:
+        """How the choices of these routers may differ, as `StepsAfterFlips` takes them."""
+        return [one.flips for one in self._undecided_tokens]
+
+    def without(self, pair: Pair) -> Pair:
+        """Return the pair with the row metrics of tokens that no near tie decided before it.
+
+        A pair of which half of the tokens or more are undecided stays as it is.
+        """
+        record, difference = pair.reference, pair.difference
+        if record is None or pair.target is None or difference is None or not difference.unequal:
+            return pair
+        if record.dtype.kind != "float" or pair.target.dtype.kind != "float" or len(record.shape) < 2:
+            return pair
+        kept = self._kept(record)
+        if kept is None or 2 * int(kept.sum()) <= len(kept) or record.size > _MOST:
+            return pair
+        ours, theirs = (
+            archive.load(side).astype(np.float64).reshape(len(kept), -1)[kept]
+            for archive, side in zip(self._archives, (record, pair.target), strict=True)
+        )
+        return replace(pair, difference=replace(difference, **row_metrics(ours, theirs - ours)))
+
+    def _kept(self, record: Record) -> Array | None:
+        """Which tokens of a record count; None if all do, or it has other rows than tokens."""
+        place, kept = (record.key.rank, record.key.step), None
+        for one in self._undecided_tokens:
+            if one.place == place and record.order > one.order and _count_rows(record) == len(one.kept):
+                kept = one.kept if kept is None else kept & one.kept
+        return kept
+
+    def _undecided(self, router: InlineRouter, pairs: Mapping[str, Pair]) -> _Undecided | None:
+        """Find the tokens of a router at a near tie; None if there are none.
+
+        1. The margin of a token lies between the last score that is chosen and the first that is not.
+        2. A near tie is a margin of up to `routing_margin` times the error of the scores: of their rows, or
+           of the rows of their input if the target has no scores, or the noise of the precision.
+        3. Of scores of both sides only those tokens count as undecided that chose otherwise, and those at a
+           tie within noise, which rounding behind the scores decides.
+        """
+        record = router.scores
+        pair = pairs.get(record.key.text)
+        possible = (pair, *(pairs.get(source.key.text) for source in router.sources))
+        known = next((one for one in possible if one is not None and one.is_compared), None)
+        if known is None or record.size > _MOST:
+            return None
+        scores = self._archives[0].load(record).astype(np.float64).reshape(-1, record.shape[-1])
+        margins, choice = _margins(scores, router.chosen)
+        size = np.sqrt((scores**2).mean(axis=1))
+        noise = self._noise(known)
+        error = known.difference.row_error_p95 if known.difference is not None else 0.0
+        with np.errstate(invalid="ignore"):
+            is_near = margins <= POLICY.routing_margin * max(error or 0.0, noise) * size
+            if pair is not None and pair.target is not None and pair.is_compared:
+                theirs = self._archives[1].load(pair.target).astype(np.float64).reshape(scores.shape)
+                is_other = (choice != _margins(theirs, router.chosen)[1]).any(axis=1)
+                is_near &= is_other | (margins <= POLICY.routing_margin * noise * size)
+        if not is_near.any():
+            return None
+        flips = Flips(known, len(scores), int(is_near.sum()), 0)
+        return _Undecided((record.key.rank, record.key.step), record.order, ~is_near, flips)
+
+
+def _margins(scores: Array, chosen: int) -> tuple[Array, Array]:
+    """By how much each row's last chosen score is larger than the first left one; and which are chosen."""
+    order = np.sort(scores, axis=1)[:, ::-1]
+    last = order[:, chosen - 1]
+    return last - order[:, chosen], scores >= last[:, None]
+
+
+def _count_rows(record: Record) -> int:
+    return math.prod(record.shape[:-1])
+
+
+def _find_inline(
+    reference: Archive, calls: Calls, routers: Sequence[Router], pairs: Mapping[str, Pair]
+) -> Iterator[InlineRouter]:
+    """Find the routers whose choices are not records of both sides.
+
+    1. Of a router whose choices only the reference has, these say how many there are.
+    2. Else a leaf's result with an element an expert, as the configuration or the module around counts them.
+    """
+    records = {record.key.text: record for record in reference.records}
+    known: set[str] = set()
+    for router in routers:
+        chosen = pairs.get(router.chosen)
+        site = records[router.chosen].key.site
+        known.add(site)
+        if router.scores is not None and (chosen is None or chosen.target is None):
+            scores, count = records[router.scores], records[router.chosen].shape[-1]
+            yield InlineRouter(scores, count, _sources(calls, scores))
+    for call in calls.leaves:
+        counts = _counts(reference, call.site) if call.site not in known else None
+        for record in call.outputs if counts else ():
+            assert counts is not None
+            if record.dtype.kind == "float" and len(record.shape) > 1 and record.shape[-1] == counts[0]:
+                yield InlineRouter(record, counts[1], _sources(calls, record))
+
+
+def _counts(reference: Archive, site: str) -> tuple[int, int] | None:
+    """How many experts there are and how many a token gets, if a leaf's scores alone decide; else None."""
+    modules, around = reference.info.modules, _around(site)
+    own = [modules[name] for name in (site, around) if name in modules]
+    names = [name for about in own for name in (*about.settings, *about.parameters, *about.buffers)]
+    config: Mapping[str, Any] = reference.info.config
+    inner = config.get("text_config")
+    config = {**config, **inner} if isinstance(inner, Mapping) else config
+    groups = config.get("n_group")
+    if any(name.endswith(_FURTHER) for name in names) or (isinstance(groups, int) and groups > 1):
+        return None
+    settings = {name: value for about in own for name, value in about.settings.items()}
+    experts, chosen = (_first(names, settings, config) for names in (_COUNTS, _CHOSEN))
+    return (experts, chosen) if experts and chosen and chosen < experts else None
+
+
+def _first(names: Collection[str], *places: Mapping[str, Any]) -> int:
+    """The first whole number under one of some names; 0 if there is none."""
+    numbers = (place[name] for place in places for name in names if name in place)
+    return next((number for number in numbers if type(number) is int and number > 0), 0)
+
+
+def _sources(calls: Calls, scores: Record) -> list[Record]:
+    """The floating arguments of the layer that made scores, then those of the module around it."""
+    key = scores.key
+    return [
+        record
+        for site in (key.site, _around(key.site))
+        for call in calls.calls
+        if call.place[:3] == (key.rank, key.step, site) and call.start <= scores.order <= call.end
+        for record in call.inputs
+        if record.dtype.kind == "float"
+    ]
+
+
+def _around(site: str) -> str:
+    return next(iter(enclosing_sites(site)), ROOT_SITE)

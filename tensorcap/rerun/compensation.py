@@ -1,0 +1,328 @@
+"""Compensation: what differs and is undone by what comes of it, as a norm folded into a product (RPL-50).
+
+A replay and an injected run look at each module alone: of a convolution that a batch norm was folded into,
+and of the identity in the place of that norm, each is wrong by itself, and both together are right. So the
+run is made again with what differs left in place. A module that was wrong for what the other side gave it,
+and is right for what this one gives itself, undoes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Generic, Protocol, TypeVar
+
+from tensorcap.comparison import Finding, called_sites, caller_of
+from tensorcap.rerun.own_errors import OwnError
+from tensorcap.runs import is_inner
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import ROOT_SITE, Key
+from tensorcap_formats.records import Record
+
+_ROUNDS: Final = 3  # of runs: q, k and v, what attention makes of them, and the projection behind
+_LESSENED: Final = 8.0  # times the error of what is undone, that what undoes it has without (as CMP-55)
+_WITHOUT_EFFECT: Final = 1e-4  # of its error, or of all if it has another shape (as CMP-55)
+_TELLING: Final = 16  # elements; tensors of fewer are equal by chance
+_ATTEMPTS: Final = 3  # at a set of tensors that leaves nothing else wrong
+
+
+class Judged(Protocol):
+    """A run whose tensors were judged."""
+
+    @property
+    def own_errors(self) -> Sequence[OwnError]:
+        """One for each tensor of a module that both sides have, in execution order."""
+
+
+J = TypeVar("J", bound=Judged)
+Rejudge = Callable[[frozenset[str]], J]  # run again, with tensors of some key texts left in place
+
+
+class Dependencies:
+    """Of which tensors a tensor may have been computed, by the reference's calls.
+
+    Args:
+        reference: The trusted archive.
+    """
+
+    def __init__(self, reference: Archive) -> None:
+        self._called = called_sites(reference)
+        self._records: dict[str, Record] = {}
+        self._inputs: dict[tuple[int, int, str], list[Record]] = {}
+        self._results_within: dict[tuple[int, int, str], list[Record]] = {}
+        self._equal: dict[tuple[object, ...], list[str]] = {}
+        for record in reference.records:
+            key = record.key
+            kind = key.slot.partition(".")[0]
+            if key.is_bare or is_inner(key) or kind not in ("input", "output"):
+                continue
+            self._records[key.text] = record
+            if kind == "input":
+                self._inputs.setdefault((key.rank, key.step, key.site), []).append(record)
+            elif key.site != ROOT_SITE:
+                caller = caller_of(key.site, self._called)
+                self._results_within.setdefault((key.rank, key.step, caller), []).append(record)
+            if contents := _contents(record):
+                self._equal.setdefault(contents, []).append(key.text)
+
+    def __contains__(self, text: str) -> bool:
+        return text in self._records
+
+    def of(self, text: str) -> set[str]:
+        """Key texts of what a tensor may have been computed of.
+
+        1. A result: the arguments of its call, and results of modules that were called within it.
+        2. An argument: those of the calling module, and results within that before; only those that hold
+           the same, if some do.
+        """
+        record = self._records[text]
+        key = record.key
+        is_argument = key.slot.startswith("input")
+        site = caller_of(key.site, self._called) if is_argument else key.site
+        place = key.rank, key.step, site
+        earlier = [
+            other
+            for other in (*self._inputs.get(place, ()), *self._results_within.get(place, ()))
+            if other.order < record.order
+        ]
+        if is_argument and (contents := _contents(record)):
+            earlier = [other for other in earlier if _contents(other) == contents] or earlier
+        return {other.key.text for other in earlier}
+
+    def dependents(self, text: str, among: Iterable[str]) -> list[str]:
+        """Of some key texts those that may be computed of a tensor, or of others that hold the same."""
+        same = self.equal([text])
+        return [other for other in among if other in self and other not in same and same & self.of(other)]
+
+    def equal(self, texts: Iterable[str]) -> set[str]:
+        """Key texts, and those of tensors that hold the same in the reference."""
+        every = set(texts)
+        for text in tuple(every):
+            contents = _contents(self._records[text]) if text in self._records else None
+            every.update(self._equal.get(contents, ()) if contents else ())
+        return every
+
+    def chain(self, text: str, among: Collection[str]) -> Iterator[str]:
+        """What a tensor may come from, through some key texts alone; without itself."""
+        seen, waiting = {text}, [text]
+        while waiting:
+            for source in self.of(waiting.pop()) & set(among):
+                if source not in seen:
+                    seen.add(source)
+                    waiting.append(source)
+                    yield source
+
+
+@dataclass(frozen=True, slots=True)
+class Settled(Generic[J]):
+    """A run in which what is undone was left in place.
+
+    Attributes:
+        judged: The run.
+        released: Key texts of what was left in place.
+        undone: What undoes a tensor, by key text: that of a result, or of an argument.
+        folded: The module that does the work of another one, which hands on what it is given, by the key text
+            of the other's result: both are judged as one.
+    """
+
+    judged: J
+    released: frozenset[str] = frozenset()
+    undone: Mapping[str, str] = field(default_factory=dict)
+    folded: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def own_errors(self) -> tuple[OwnError, ...]:
+        """Own errors, `explained` of what is undone, and of a folded module in the name of the other one."""
+        return tuple(self._settled(own) for own in self.judged.own_errors)
+
+    def _settled(self, own: OwnError) -> OwnError:
+        by = self.undone.get(own.key)
+        if by is not None and own.is_bad:
+            site = Key.parse(by).site
+            text = f"differs and is undone by {'the model' if site == ROOT_SITE else site}"
+            return replace(own, status="explained", findings=(Finding("undone", 1, 0, "explained", text),))
+        if own.key in self.folded and own.is_bad:
+            return replace(own, module=self.folded[own.key])
+        return own
+
+
+def settle(
+    first: J,
+    rejudge: Rejudge[J],
+    dependencies: Dependencies,
+    target: Archive,
+    *,
+    explained: Collection[str] = (),
+) -> Settled[J]:
+    """Find what is undone by what is computed of it, and judge everything else with that left in place.
+
+    1. All that is `diverged` is left in place, with what holds the same. A result whose own error then falls
+       to an eighth, and is not bad, undoes what it is made of.
+    2. What is wrong for the first time inherits it, and is left in place too, up to three rounds.
+    3. Undone is what a result that undoes is made of, step by step through what was left in place, and
+       further results of such a call.
+    4. So is what nothing depends on: all that may be made of it is right with it in place and without, with
+       an error at most 1e-4 of its own, or the comparison of the free runs explains it.
+    5. Another run with that alone left in place has to leave nothing wrong that was right; what this may
+       come from is not undone.
+    6. Where both of two modules stay wrong and the target's second one hands on the first one's result, they
+       are a folded pair with a mistake, which is the first one's.
+
+    Args:
+        first: A run in which everything was replaced.
+        rejudge: Runs it again.
+        dependencies: Of the reference.
+        target: The other side, under the reference's keys.
+        explained: Key texts of what the comparison of the free runs explains.
+
+    Returns:
+        The first run if nothing is undone.
+    """
+    bad = {own.key: own for own in first.own_errors if own.status == "diverged" and own.key in dependencies}
+    if len(bad) < 2 and not bad.keys() & set(explained):
+        return Settled(first)
+    search = _Search(bad, first.own_errors, rejudge, dependencies, explained)
+    undone = search.run()
+    if not undone:
+        return Settled(first)
+    undone = {**_other_results(bad, undone), **undone}
+    for _ in range(_ATTEMPTS):
+        folded = _folded_pairs(bad, undone, search.undoing, dependencies, target)
+        pairs = {text: by for by, text in folded.items()}
+        released = frozenset(dependencies.equal((*undone, *pairs)) - search.undoing)
+        judged = rejudge(released)
+        wrong = {own.key for own in judged.own_errors if own.is_bad}
+        fresh = {text for text in wrong - released if text not in bad or text in search.undoing}
+        if not fresh:
+            by_key = {text: _by(text, {**undone, **pairs}, dependencies) for text in released}
+            modules = {by: Key.parse(text).site for by, text in folded.items()}
+            return Settled(judged, released, {text: by for text, by in by_key.items() if by}, modules)
+        guilty = {source for text in fresh for source in dependencies.chain(text, wrong & released)}
+        undone = {text: by for text, by in undone.items() if text not in guilty and by not in fresh}
+        if not guilty or not undone:
+            break
+    return Settled(first)
+
+
+class _Search(Generic[J]):
+    """Looks for what undoes what.
+
+    Args:
+        bad: Own errors of what is diverged, by key text.
+        own_errors: All of the first run.
+        rejudge: Runs the model again.
+        dependencies: Of the reference.
+        explained: Key texts of what the comparison of the free runs explains.
+
+    Attributes:
+        undoing: Key texts of what undoes something.
+    """
+
+    def __init__(
+        self,
+        bad: Mapping[str, OwnError],
+        own_errors: Sequence[OwnError],
+        rejudge: Rejudge[J],
+        dependencies: Dependencies,
+        explained: Collection[str],
+    ) -> None:
+        self._bad = bad
+        self._first = {own.key: own for own in own_errors}
+        self._explained = explained
+        self._rejudge = rejudge
+        self._dependencies = dependencies
+        self.undoing: set[str] = set()
+
+    def run(self) -> dict[str, str]:
+        """What undoes a tensor, by key text."""
+        undone: dict[str, str] = {}
+        released = {text for text in self._dependencies.equal(self._bad) if not _is_of_model(text)}
+        for _ in range(_ROUNDS):
+            owns = {own.key: own for own in self._rejudge(frozenset(released)).own_errors}
+            wrong = {text for text, own in owns.items() if own.is_bad}
+            undoing = [text for text in self._bad if text in owns and self._is_undoing(owns[text])]
+            for text in undoing:
+                for source in self._dependencies.chain(text, wrong & released):
+                    undone.setdefault(source, text)
+            self.undoing.update(undoing)
+            for text, by in self._without_effect(owns, undone):
+                undone.setdefault(text, by)
+            released -= self._dependencies.equal(self.undoing) - wrong
+            inheriting = {
+                text for text in wrong - released if text not in self._bad and not _is_of_model(text)
+            }
+            if not inheriting or self._bad.keys() <= undone.keys() | self.undoing:
+                break
+            released |= self._dependencies.equal(inheriting) - self.undoing
+        return undone
+
+    def _without_effect(
+        self, owns: Mapping[str, OwnError], undone: Collection[str]
+    ) -> Iterator[tuple[str, str]]:
+        """What nothing depends on, with the first tensor that may be made of it."""
+        for text, own in self._bad.items():
+            if text in undone or text in self.undoing or text not in owns or not owns[text].is_bad:
+                continue
+            dependents = self._dependencies.dependents(text, self._first)
+            results = [run[one] for run in (self._first, owns) for one in dependents if one in run]
+            if not results or any(one.is_bad or one.status == "unjudged" for one in results):
+                continue
+            error = own.error if own.error is None or math.isfinite(own.error) else None
+            largest = max((one.error or 0.0 for one in results), default=0.0)
+            is_exact = largest <= _WITHOUT_EFFECT * (1.0 if error is None else error)
+            if is_exact or text in self._explained:
+                yield text, dependents[0]
+
+    def _is_undoing(self, own: OwnError) -> bool:
+        """Whether a tensor that was wrong is right now, for what is left in place."""
+        before = self._bad[own.key].error
+        is_less = before is None or own.error is None or _LESSENED * own.error <= before
+        return own.key not in self.undoing and not own.is_bad and own.status != "unjudged" and is_less
+
+
+def _other_results(bad: Collection[str], undone: Mapping[str, str]) -> dict[str, str]:
+    """Further results of calls of which one is undone, as logits beside the choice that is made of them."""
+    keys = {text: Key.parse(text) for text in (*bad, *undone)}
+    by_call = {keys[text].where: by for text, by in undone.items() if keys[text].slot.startswith("output")}
+    return {
+        text: by_call[keys[text].where]
+        for text in bad
+        if keys[text].where in by_call and keys[text].slot.startswith("output")
+    }
+
+
+def _folded_pairs(
+    bad: Mapping[str, OwnError],
+    undone: Collection[str],
+    undoing: Collection[str],
+    dependencies: Dependencies,
+    target: Archive,
+) -> dict[str, str]:
+    """Results of modules that hand on what they are given in the target, each with that of the one before."""
+    pairs: dict[str, str] = {}
+    left = {text for text in bad if text not in undone and text not in undoing and text in target}
+    among = dependencies.equal(left).difference(undone)
+    results = {text: target.get(text).digest for text in left if Key.parse(text).slot.startswith("output")}
+    for text, digest in results.items():
+        for source in dependencies.chain(text, among):
+            if digest and results.get(source) == digest and source not in dependencies.equal([text]):
+                pairs[text] = source
+    return pairs
+
+
+def _by(text: str, undone: Mapping[str, str], dependencies: Dependencies) -> str:
+    """What undoes a tensor, or what holds the same; "" if nothing does."""
+    return next((undone[one] for one in (text, *sorted(dependencies.equal([text]))) if one in undone), "")
+
+
+def _is_of_model(text: str) -> bool:
+    key = Key.parse(text)
+    return key.site == ROOT_SITE and key.slot.startswith("output")
+
+
+def _contents(record: Record) -> tuple[object, ...]:
+    """What a tensor holds, by its digest; empty if that says little."""
+    if not record.digest or record.size < _TELLING:
+        return ()
+    return record.key.rank, record.key.step, record.digest, record.shape

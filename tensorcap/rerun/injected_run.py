@@ -1,0 +1,135 @@
+"""A target run on the reference's arguments, and the error that each of its modules makes by itself."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tensorcap.alignment import MappingSource, sides
+from tensorcap.comparison import Comparison, Decision, Injected, compare, decide, first_divergence
+from tensorcap.rerun.compensation import Dependencies, settle
+from tensorcap.rerun.injection import inject
+from tensorcap.rerun.own_errors import InjectionJudge, OwnError
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.open import open_archive
+from tensorcap_formats.progress import Progress
+
+if TYPE_CHECKING:
+    from tensorcap.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class InjectedRun:
+    """An injected run, compared with the reference.
+
+    Attributes:
+        path: Its archive.
+        reference: The trusted archive, as it was compared.
+        target: The run under the same keys.
+        comparison: Their comparison.
+        own_errors: What each module made itself, in execution order.
+        unknown: Key texts of arguments that were left in place and of which the reference has no counterpart.
+    """
+
+    path: Path
+    reference: Archive
+    target: Archive
+    comparison: Comparison
+    own_errors: Sequence[OwnError]
+    unknown: Sequence[str]
+
+
+def run_injected(
+    stack: ExitStack,
+    reference: Archive,
+    target_model: Workload,
+    path: Path,
+    *,
+    target: Archive,
+    compared: Archive,
+    free: Comparison,
+    mapping: MappingSource | Literal["none"] | None,
+    compute_dtype: str | None,
+    source_path: Path | None,
+    progress: Progress,
+) -> InjectedRun:
+    """Run a target on the reference's arguments, and judge what each module makes of them.
+
+    1. All arguments are replaced.
+    2. If several modules are wrong, it is run again with arguments left in place whose error is undone by
+       what is computed of them, see `compensation.settle`; that run is the one that is kept.
+
+    Args:
+        stack: Keeps archives open.
+        reference: The trusted archive.
+        target_model: The target's model, inputs and seed.
+        path: Where to put the archive.
+        target: A run of the target without injection.
+        compared: That run under the reference's keys.
+        free: The comparison of that with the reference.
+        mapping: As for `compare`.
+        compute_dtype: What the target computed in, if its run does not say so.
+        source_path: As for `inject`.
+        progress: Shows what is being run.
+
+    Raises:
+        UsageError: A tensor does not fit, or nothing belongs together.
+        CaptureError: Nothing was captured.
+    """
+    own_keys: dict[str, list[str]] = {}  # of the target's model, by those of the reference
+
+    def run(released: frozenset[str], at: Path) -> InjectedRun:
+        left = [key for text in released for key in own_keys.get(text, ())]
+        inject(
+            reference,
+            target_model,
+            at,
+            target=target,
+            mapping=mapping,
+            left=left,
+            leaves_misfits=True,
+            source_path=source_path,
+            progress=progress,
+        )
+        return judge(released, at)
+
+    def judge(released: frozenset[str], at: Path) -> InjectedRun:
+        ours, theirs = sides(reference, stack.enter_context(open_archive(at)), mapping)
+        comparison = compare(ours, theirs, mapping="none", compute_dtype=compute_dtype)
+        judged = InjectionJudge(ours, theirs, comparison.pairs, released=released)
+        own_errors = judged.judge_all()
+        return InjectedRun(at, ours, theirs, comparison, own_errors, tuple(judged.unknown))
+
+    def again(released: frozenset[str]) -> InjectedRun:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-"))
+        return run(released, Path(folder) / path.name)
+
+    first = run(frozenset(), path)
+    injected = Injected(first.target)
+    for pair in first.comparison.pairs:
+        if pair.reference is not None and pair.reference.key.slot.startswith("input"):
+            own_keys[pair.key] = [key.text for key in injected.keys_of(pair)]
+    explained = {pair.key for pair in free.pairs if pair.status == "explained"}
+    settled = settle(first, again, Dependencies(first.reference), compared, explained=explained)
+    if not settled.released:
+        return first
+    settled.judged.path.replace(path)
+    return _explained(judge(settled.released, path), settled.own_errors)
+
+
+def _explained(run: InjectedRun, own_errors: Sequence[OwnError]) -> InjectedRun:
+    """The run with own errors as they are settled, and with the pairs of what is undone `explained`."""
+    undone = {own.key: own.findings[0].text for own in own_errors if own.status == "explained"}
+    pairs = [
+        decide(pair, Decision("agreement", "explained", undone[pair.key], pair.findings))
+        if pair.key in undone
+        else pair
+        for pair in run.comparison.pairs
+    ]
+    divergence = first_divergence(run.reference, pairs)
+    comparison = replace(run.comparison, pairs=tuple(pairs), divergence=divergence)
+    return replace(run, comparison=comparison, own_errors=tuple(own_errors))
