@@ -140,6 +140,8 @@ class Parts:
 
     def of_batches(self, batches: Values) -> Parts:
         """Keep some of the sequences."""
+        if len(batches) == len(self.q):
+            return self
 
         def kept(values: Values | None) -> Values | None:
             return values if values is None or len(values) != len(self.q) else values[batches]

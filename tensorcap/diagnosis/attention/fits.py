@@ -19,9 +19,10 @@ from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.golden_section import RATIO
 from tensorcap.diagnosis.values import Values, number_text
 
-_STEPS: Final = 24
+_STEPS: Final = 32  # of a golden section: 2e-7 of the range
+_STEPS_EACH: Final = 20  # of one that is for each head
 _NAME_TOLERANCE: Final = 0.01  # by which a fitted scale is named
-_GRID: Final = 48  # numbers of a table that are tried before one is refined
+_GRID: Final = 24  # numbers of a table that are tried before one is refined
 _SHOWN: Final = 16  # heads that a text has
 
 
@@ -44,7 +45,7 @@ def _minimise(low: float, high: float, error: Callable[[float], float]) -> float
     """Find the number of the least error by golden section; one attention each step."""
     inner, outer = high - RATIO * (high - low), low + RATIO * (high - low)
     errors = error(inner), error(outer)
-    for _ in range(2 * _STEPS):
+    for _ in range(_STEPS):
         if errors[0] < errors[1]:
             high, outer, inner = outer, inner, outer - RATIO * (outer - low)
             errors = error(inner), errors[0]
@@ -138,7 +139,7 @@ def _minimise_each(sample: Sample, rows: Values, parts: Parts, usual: Core) -> V
         return np.asarray(((sample.compute(Variant("", "", other, usual)) - rows) ** 2).sum(axis=(0, 2)))
 
     low, high = np.full(count, -math.log(64)), np.full(count, math.log(64))
-    for _ in range(_STEPS):
+    for _ in range(_STEPS_EACH):
         inner, outer = high - RATIO * (high - low), low + RATIO * (high - low)
         is_inner = errors(inner) < errors(outer)
         low, high = np.where(is_inner, low, inner), np.where(is_inner, outer, high)

@@ -13,6 +13,7 @@ from tensorcap.diagnosis.attention.recognition import Sample, recognise
 from tensorcap.diagnosis.attention.variants import Variant, list_variants
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.hypothesis import LESSENED, Hypothesis, inherited_error
+from tensorcap.diagnosis.values import Values, relative_error
 
 _ROUNDINGS: Final = 12.0  # that it may leave: scores, their softmax and the result are rounded
 _HOPEFUL: Final = (
@@ -59,17 +60,17 @@ def propose_attention_cores(context: PairContext) -> Iterator[Hypothesis]:
     if not attention.is_of_reference:
         yield inherited_error(target, baseline, reference)
     sample = Sample.of(attention)
-    before = sample.error(usual)
+    few = sample.compute(usual)
+    before = relative_error(sample.target, few)
     variants = list(list_variants(attention.usual, attention.theirs, attention.ours, context))
 
-    def propose(variant: Variant, *, tried: int, is_hopeful: bool) -> Hypothesis:
-        predicted = attention.compute(variant) if is_hopeful else sample.compute(variant)
+    def propose(variant: Variant, predicted: Values, *, tried: int, is_whole: bool) -> Hypothesis:
         return Hypothesis(
             variant.kind,
             variant.text,
-            target if is_hopeful else sample.target,
+            target if is_whole else sample.target,
             predicted,
-            baseline if is_hopeful else sample.compute(usual),
+            baseline if is_whole else few,
             parameters=variant.parameters,
             log_alternatives=math.log(max(tried, 1)) + variant.log_alternatives,
             hint=_HINTS[variant.kind],
@@ -77,15 +78,19 @@ def propose_attention_cores(context: PairContext) -> Iterator[Hypothesis]:
             roundings=_ROUNDINGS,
         )
 
-    errors = {at: sample.error(variant) for at, variant in enumerate(variants)}
-    hopeful = [at for at in sorted(errors, key=lambda at: errors[at]) if errors[at] <= _HOPEFUL * before]
-    hopeful = hopeful[:_MOST_HOPEFUL]
+    results = [sample.compute(variant) for variant in variants]
+    errors = [relative_error(sample.target, result) for result in results]
+    order = sorted(range(len(variants)), key=lambda at: (not math.isfinite(errors[at]), errors[at]))
+    hopeful = [at for at in order if errors[at] <= _HOPEFUL * before][:_MOST_HOPEFUL]
     for at, variant in enumerate(variants):
-        yield propose(variant, tried=len(variants), is_hopeful=at in hopeful)
-    yield propose(fit_scale(context, attention, sample), tried=len(variants), is_hopeful=True)
-    least = min(errors.values(), default=math.inf)
+        is_whole = at in hopeful
+        predicted = attention.compute(variant) if is_whole else results[at]
+        yield propose(variant, predicted, tried=len(variants), is_whole=is_whole)
+    fitted = [fit_scale(context, attention, sample)]
+    least = min([*(errors[at] for at in hopeful), sample.error(fitted[0])])
     if least > max(_ROUNDINGS * context.rounding, _CLEAR * before):
         fits = fit_angles(attention, sample), fit_each_head(attention, sample), see_by_rule(attention)
-        fitted = list(itertools.chain.from_iterable(fits))
-        for variant in fitted:
-            yield propose(variant, tried=len(variants) + len(fitted), is_hopeful=True)
+        fitted += itertools.chain.from_iterable(fits)
+    for variant in fitted:
+        tried = len(variants) + len(fitted)
+        yield propose(variant, attention.compute(variant), tried=tried, is_whole=True)

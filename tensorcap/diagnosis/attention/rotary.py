@@ -49,9 +49,9 @@ def turn_pairs(x: Values, angles: Values, layout: str, start: int = 0) -> Values
     first, second = slice(start, start + half), slice(start + half, start + 2 * half)
     if layout == "pairs":
         first, second = slice(start, start + 2 * half, 2), slice(start + 1, start + 2 * half, 2)
-    turned = np.array(x)
-    turned[..., first] = x[..., first] * angles.real - x[..., second] * angles.imag
-    turned[..., second] = x[..., second] * angles.real + x[..., first] * angles.imag
+    turned, cosines, sines = np.array(x), np.array(angles.real), np.array(angles.imag)
+    turned[..., first] = x[..., first] * cosines - x[..., second] * sines
+    turned[..., second] = x[..., second] * cosines + x[..., first] * sines
     return turned
 
 
