@@ -36,7 +36,8 @@ def fit_scale(context: PairContext, attention: Attention, sample: Sample) -> Var
         text = f"scores of the target are scaled by {number_text(factor, 1.0)} times what the reference has"
         text += f", which is {names[0]}" if names else ""
         core = replace(usual, scale=usual.scale * factor)
-        return Variant("attention-scale", text, attention.theirs, core, parameters=1)
+        facts = {"factor": factor, "equals": list(names)}
+        return Variant("attention-scale", text, attention.theirs, core, parameters=1, facts=facts)
 
     return scaled(_minimise(-math.log(64), math.log(64), lambda at: sample.error(scaled(at))))
 

@@ -74,7 +74,7 @@ def propose_attention_cores(context: PairContext) -> Iterator[Hypothesis]:
             parameters=variant.parameters,
             log_alternatives=math.log(max(tried, 1)) + variant.log_alternatives,
             hint=_HINTS[variant.kind],
-            facts={"reference": asdict(attention.usual), "target": asdict(variant.core)},
+            facts={"reference": asdict(attention.usual), "target": asdict(variant.core), **variant.facts},
             roundings=_ROUNDINGS,
         )
 

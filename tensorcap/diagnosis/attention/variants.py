@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,6 +31,7 @@ class Variant:
         core: How.
         parameters: Count of numbers that were fitted.
         log_alternatives: Of choices that were made to find it, as in `Hypothesis`.
+        facts: What was fitted, as in `Hypothesis`.
     """
 
     kind: str
@@ -39,6 +40,7 @@ class Variant:
     core: Core
     parameters: int = 0
     log_alternatives: float = 0.0
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def list_variants(usual: Core, parts: Parts, ours: Parts, context: PairContext) -> Iterator[Variant]:
