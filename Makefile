@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := hf,zarr,compress
 
-.PHONY: demo test test-slow zoo ablate golden check clean
+.PHONY: demo test test-slow zoo ablate golden upgrades trained check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -25,6 +25,13 @@ ablate: $(VENV)/.installed-dev
 # Hold what this tree prints and writes against a commit: make golden REF=main. Only for changes that are none of behaviour.
 golden: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.golden.run --ref $(REF)
+
+# Models under transformers 4.57 and 5, in environments of their own (3 GB), and a trained model from a package (83 MB).
+upgrades: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.upgrades.run
+
+trained: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.trained.run
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check

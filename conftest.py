@@ -39,6 +39,8 @@ NEEDED_BY = {
         "tests/support/models.py",
         "tests/support/transformers_models.py",
         "tests/test_cases_capture.py",
+        "tests/trained",
+        "tests/upgrades",
         "tests/zoo",
     ],
     "transformers": [
@@ -67,6 +69,8 @@ NEEDED_BY = {
         "tests/localization/test_verifying.py",
         "tests/support/transformers_models.py",
         "tests/max/test_decoder.py",
+        "tests/trained",
+        "tests/upgrades",
         "tests/zoo",
     ],
     "zarr": [

@@ -29,6 +29,7 @@ from tensorcap.alignment.views import (
     OrderedArchive,
     ReversedArchive,
     as_seen,
+    is_elsewhere,
 )
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "fed_in_common",
     "fitting",
     "in_reference_layout",
+    "is_elsewhere",
     "map_text",
     "order_between",
     "parse_values",

@@ -146,6 +146,11 @@ def _computed_record(sources: Sequence[Record], key: Key, dtype: DType, shape: S
     return replace(record, digest="", statistics=None)
 
 
+def is_elsewhere(key: Key) -> bool:
+    """Whether a key is that of a target's record which nothing was mapped to, beside one of its name."""
+    return key.site.startswith(f"{_UNMAPPED}:")
+
+
 def _elsewhere(key: Key) -> Key:
     return replace(key, site=inner_site(_UNMAPPED, key.site)) if key.slot else Key(f"{_UNMAPPED}:{key.site}")
 

@@ -7,6 +7,7 @@ then what decides: `exact`, `thresholds`, `calibration`, `judge` with `policy` a
 then the rest: `divergence`, `warnings`, `blind_spots`, `baseline`, `explanation`, `preflight`.
 """
 
+from tensorcap.comparison.agreement import explain_as
 from tensorcap.comparison.baseline import label_of
 from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import CALIBRATED, Calibration, kind_of
@@ -25,6 +26,7 @@ from tensorcap.comparison.exact import judge_by_metadata
 from tensorcap.comparison.examination import Examination
 from tensorcap.comparison.explanation import Explanation, explain
 from tensorcap.comparison.injected import Injected
+from tensorcap.comparison.mapping_provenance import BY_VALUES
 from tensorcap.comparison.near_ties import NearTies
 from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import (
@@ -60,6 +62,7 @@ from tensorcap.comparison.weight_grids import find_weight_grid
 
 __all__ = [
     "ABSENT",
+    "BY_VALUES",
     "CALIBRATED",
     "EVIDENCE_TESTS",
     "GREEN",
@@ -106,6 +109,7 @@ __all__ = [
     "digest_warnings",
     "error_of",
     "explain",
+    "explain_as",
     "find_weight_grid",
     "first_divergence",
     "is_circumstance",

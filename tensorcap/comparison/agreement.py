@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tensorcap.alignment import MappedArchive
+from tensorcap.comparison.divergence import first_divergence
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
 from tensorcap.comparison.pairing import Absences, Selection
 from tensorcap.comparison.ranking import error_of
@@ -15,6 +18,9 @@ from tensorcap.wording import some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key, module_of
 from tensorcap_formats.records import Record
+
+if TYPE_CHECKING:
+    from tensorcap.comparison.comparison import Comparison
 
 _MISSING: Final[tuple[Status, ...]] = ("missing-in-target", "never-called", "not-capturable", "unmapped")
 _DIFFERENT: Final[tuple[Status, ...]] = ("suspect", "diverged", "shape-mismatch")
@@ -41,8 +47,19 @@ def explain_by_agreement(
         pairs: Their pairs, judged.
         selection: What a user asked for; nothing explains that a required record is missing.
     """
-    if not any(pair.status in (*_MISSING, *_DIFFERENT) for pair in pairs):
-        return list(pairs)
+    judged = list(pairs)
+    while any(pair.status in (*_MISSING, *_DIFFERENT) for pair in judged):
+        more = _explained_once(reference, target, judged, selection)
+        if all(one is other for one, other in zip(judged, more, strict=True)):
+            break
+        judged = more  # what is explained is in the way of nothing else
+    return judged
+
+
+def _explained_once(
+    reference: Archive, target: Archive, pairs: Sequence[Pair], selection: Selection
+) -> list[Pair]:
+    """Explain what the statuses of all other pairs allow, as they are."""
     agreement = _Agreement(reference, target, pairs)
 
     def explained(pair: Pair) -> Pair:
@@ -57,11 +74,41 @@ def explain_by_agreement(
                 and (why := agreement.why_not_captured(pair.reference.key))
             ):
                 return decide(pair, Decision("agreement", "not-capturable", f"in the target: {why}"))
+        elif pair.status in _DIFFERENT and (places := agreement.other_places(pair)):
+            return _named(pair, places)
         elif pair.status in _DIFFERENT and pair.is_required and not _is_of_another_layer(pair, target):
             reason = agreement.why_different(pair)
         return decide(pair, Decision("agreement", "explained", reason, pair.findings)) if reason else pair
 
     return [explained(pair) for pair in pairs]
+
+
+def _named(pair: Pair, places: str) -> Pair:
+    """A pair that stays what it is, with the names of what both sides hold in its place."""
+    if places in pair.reason:
+        return pair
+    reason = f"{pair.reason}; {places}" if pair.reason else places
+    return decide(pair, Decision("agreement", pair.status, reason, pair.findings))
+
+
+def explain_as(comparison: Comparison, free: Comparison, reference: Archive) -> Comparison:
+    """Make `explained` what an injected run lacks or has in another shape, as the run without injection.
+
+    Args:
+        comparison: Of a run in which values were replaced, so that nothing is explained by what follows.
+        free: Of the same model, with its own values.
+        reference: The trusted archive, as it was compared.
+    """
+    reasons = {pair.key: pair.reason for pair in free.pairs if pair.status == "explained"}
+
+    def explained(pair: Pair) -> Pair:
+        is_of_structure = pair.status in (*_MISSING, "shape-mismatch")
+        if not is_of_structure or pair.key not in reasons:
+            return pair
+        return decide(pair, Decision("agreement", "explained", reasons[pair.key], pair.findings))
+
+    pairs = tuple(map(explained, comparison.pairs))
+    return replace(comparison, pairs=pairs, divergence=first_divergence(reference, pairs))
 
 
 def _is_of_another_layer(pair: Pair, target: Archive) -> bool:
@@ -169,6 +216,29 @@ class _Agreement:
             return f"it differs, and what {_name(around[0])} makes of it agrees"
         return ""
 
+    def other_places(self, pair: Pair) -> str:
+        """What a result of the model that differs is on both sides, if it is two other tensors that agree.
+
+        The model computes the same then, and returns something else under the name: no result that what it
+        is computed from must lead to. "" if it is not so.
+        """
+        record, tested = pair.reference, pair.target
+        if record is None or tested is None or record.key.site != ROOT_SITE or not is_result(record.key):
+            return ""
+        ours, theirs = self._equal_and_agreeing(record), self._agreeing_in_target.get(_contents(tested))
+        if not (ours and theirs and self._has_digests):
+            return ""
+        return f"the reference returns {ours[0].key} there, the target what {theirs} holds, and both agree"
+
+    @cached_property
+    def _agreeing_in_target(self) -> dict[tuple[object, ...], str]:
+        """Keys of pairs that agree by what their record of the target holds."""
+        agreeing: dict[tuple[object, ...], str] = {}
+        for pair in self._pairs if self._target.trusts_digests else ():
+            if pair.target is not None and pair.is_green and _is_telling(pair.target):
+                agreeing.setdefault(_contents(pair.target), pair.key)
+        return agreeing
+
     def _takers_of(self, pair: Pair) -> Sequence[Pair]:
         """Arguments that hold a tensor: itself, if it is one."""
         record = pair.reference
@@ -201,7 +271,8 @@ class _Agreement:
         return bool(every) and all(map(_agree, results)) and _is_much_smaller(every, error, _UNDONE)
 
     def _is_model_green(self, key: Key) -> bool:
-        return _agree(self._results.get((key.rank, key.step, ROOT_SITE), ()))
+        results = self._results.get((key.rank, key.step, ROOT_SITE), ())
+        return _agree([pair for pair in results if pair.is_green or not self.other_places(pair)])
 
     @cached_property
     def _agreeing(self) -> dict[tuple[object, ...], list[Pair]]:
@@ -302,8 +373,12 @@ def _agree(results: Sequence[Pair]) -> bool:
 
 
 def _is_much_smaller(results: Sequence[Pair], error: float | None, factor: float) -> bool:
-    """Whether the largest error of results is that much smaller than an error; None for another shape."""
-    largest = max((error_of(result) or 0.0 for result in results), default=0.0)
+    """Whether the largest error of results is that much smaller than an error; None for another shape.
+
+    What is explained has no say, and one result at least has to be green.
+    """
+    errors = [error_of(result) or 0.0 for result in results if result.status != "explained"]
+    largest = max(errors, default=math.inf)
     return largest <= (_EXACT if error is None else error / factor)
 
 

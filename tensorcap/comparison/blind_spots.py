@@ -153,6 +153,8 @@ def _growth(
         record = pair.reference
         if record is None or not pair.is_inexact or is_gradient(record.key) or is_parameter(record.key):
             continue  # no part of the forward pass
+        if pair.target is not None and "bool" in (record.dtype.kind, pair.target.dtype.kind):
+            continue  # masks of two kinds, which have no error in numbers
         by_depth.setdefault(calls.depth(record), []).append(pair)
     growth: list[DepthError] = []
     inputs = 0.0

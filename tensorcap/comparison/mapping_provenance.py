@@ -15,6 +15,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.records import Record
 
+BY_VALUES: Final = "Paired by values"
 _NAMED: Final = 3  # tensors in one sentence
 
 
@@ -84,7 +85,7 @@ def value_warnings(target: Archive) -> Iterator[str]:
     if moved:
         more = f", … {len(moved)} in all" if len(moved) > _NAMED else ""
         yield (
-            "Paired by values, since the target's records of these names hold others: "
+            f"{BY_VALUES}, since the target's records of these names hold others: "
             f"{', '.join(moved[:_NAMED])}{more}."
         )
 

@@ -151,6 +151,9 @@ class Policy:
         core_tail: Limits of test `attention_gain_tail`.
         expert_row: Limits of test `attention_gain_tail` of the worst row of experts.
         second_look: How many times smaller a robust error may be than the measured one and still count.
+        function_error: Largest relative error, no unit, of a prediction from half of a leaf's elements by
+            which the others are a function of its input. Smooth functions and kinks at thousands of points
+            are predicted a hundred times better, norms and sums over elements are off by a tenth and more.
         outlier: Test `outlier_element`: how many times the row error an outlier may be.
         outlier_spread: The same: how many times the median the worst rows may be and still count as usual.
         envelope: Test `growth`: `e0 * rho * sqrt(e1 + e2 * n)` at block n.
@@ -188,6 +191,7 @@ class Policy:
     core_tail: Limits = Limits(4.0, 5.0)
     expert_row: Limits = Limits(10.0, 25.0)
     second_look: float = 2.0
+    function_error: float = 1e-2
     outlier: float = 25.0
     outlier_spread: float = 5.0
     envelope: tuple[float, float, float] = (2.0, 4.0, 30.0)

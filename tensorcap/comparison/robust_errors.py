@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from tensorcap.comparison.pair import Pair
+from tensorcap.comparison.policy import POLICY
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.records import Record
@@ -85,6 +86,49 @@ class RobustErrors:
         tails = [float(np.quantile(of_rows, 0.95)) for of_rows in errors]
         rows = np.max(errors[:-1], axis=0), errors[-1]
         return RobustError(tuple(medians[:-1]), medians[-1], tuple(tails[:-1]), tails[-1], False, rows)
+
+    def through_function(self, source: Pair, result: Pair) -> RobustError | None:
+        """Measure the error that the reference's own function makes of the target's input (POL-100).
+
+        1. The reference's elements are points of the function of a leaf that has no parameters; of half of
+           them it is predicted at the others.
+        2. If the prediction is off by more than `POLICY.function_error`, there is no such function.
+        3. Else its values at the target's input, less those at the reference's, are what the input brings
+           along: more than its relative error if large inputs have small results, as those of a GELU.
+
+        Args:
+            source: The pair of the leaf's one input.
+            result: The pair of its result, of the same shape.
+
+        Returns:
+            The error of the result beside that; None if there is no function, or not all is finite.
+        """
+        records = source.reference, source.target, result.reference, result.target
+        archives = (*self._archives, *self._archives)
+        values = [sample(a, r) for a, r in zip(archives, records, strict=True) if r is not None]
+        if len(values) < len(records) or not np.isfinite(values).all():
+            return None
+        given, tested_given, right, tested = values
+        points, places = np.unique(given, return_index=True)
+        results = right[places]
+        predicted = np.interp(points[1::2], points[::2], results[::2])
+        size = float(np.linalg.norm(results))
+        if np.linalg.norm(predicted - results[1::2]) > POLICY.function_error * size:
+            return None
+        rows = -1, records[2].shape[-1] if records[2] is not None and records[2].shape else 1
+        squares = [
+            (difference.reshape(rows) ** 2).sum(axis=1)
+            for difference in (np.interp(tested_given, points, results) - right, tested - right, right)
+        ]
+        inputs, output = (np.sqrt(_ratio(errors, squares[2])) for errors in squares[:2])
+        medians, tails = np.median([inputs, output], axis=1), np.quantile([inputs, output], 0.95, axis=1)
+        return RobustError(
+            (float(medians[0]),),
+            float(medians[1]),
+            (float(tails[0]),),
+            float(tails[1]),
+            has_measured_rows(result),
+        )
 
     def _matrices(self, pair: Pair) -> tuple[Array, Array]:
         """Read both sides of a pair as float64, rows along the last axis."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tensorcap.alignment import MappingSource, sides
-from tensorcap.comparison import Comparison, Decision, Injected, compare, decide, first_divergence
+from tensorcap.comparison import Comparison, Decision, Injected, compare, decide, explain_as, first_divergence
 from tensorcap.rerun.compensation import Dependencies, settle
 from tensorcap.rerun.injection import inject
 from tensorcap.rerun.own_errors import InjectionJudge, OwnError
@@ -100,6 +100,7 @@ def run_injected(
     def judge(released: frozenset[str], at: Path) -> InjectedRun:
         ours, theirs = sides(reference, stack.enter_context(open_archive(at)), mapping)
         comparison = compare(ours, theirs, mapping="none", compute_dtype=compute_dtype)
+        comparison = explain_as(comparison, free, ours)
         judged = InjectionJudge(ours, theirs, comparison.pairs, released=released)
         own_errors = judged.judge_all()
         return InjectedRun(at, ours, theirs, comparison, own_errors, tuple(judged.unknown))

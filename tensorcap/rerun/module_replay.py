@@ -165,6 +165,8 @@ def replay_within(
     1. The model is run, in float32 at least, with the target's tensors in the place of its own.
     2. So is a copy in the target's precision (the twin), which says how much the computation rounds itself.
     3. Each tensor of the first run is compared with the target's, and judged by its own error.
+       Modules that the model calls more or less often than the reference did are left out of all this: no
+       number says which of their calls belong together.
     4. If one is bad, the twin is run once more with its attention written out, as many ports have it; the
        less severe of two verdicts counts.
     5. If several are bad, it is all done again with what is undone by what comes of it left in place, see
@@ -197,6 +199,11 @@ def replay_within(
         progress=progress or Silent(),
     )
     first = replays.judge(frozenset())
+    unpaired = _unlike_calls(original, first.run) if target is not None else {}
+    if unpaired:
+        left = {key for key in keys if Key.parse(key).site not in unpaired}
+        replays = replace(replays, keys=left, unpaired=tuple(unpaired))
+        first = replays.judge(frozenset())
     settled = Settled(first)
     shown = first.replay
     if target is not None and (shown.bad or shown.lacking or shown.unjudged):
@@ -252,6 +259,7 @@ class _ReverseReplays:
         compute_dtype: What the target computed in, if its run does not say so.
         way: Whether the model is run on its own values.
         progress: Shows what is being run.
+        unpaired: Modules whose calls do not correspond to those of the reference, which nothing is said of.
     """
 
     stack: ExitStack
@@ -268,6 +276,7 @@ class _ReverseReplays:
     compute_dtype: str | None
     way: Way
     progress: Progress
+    unpaired: tuple[str, ...] = ()
 
     def judge(self, released: frozenset[str]) -> _JudgedReplay:
         """Run the model and its twin, and judge what each module made.
@@ -292,7 +301,7 @@ class _ReverseReplays:
                 explicit_run = self._run(explicit, stage, released)
                 runs = replace(runs, twin=explicit_run)
                 result = _less_severe(result, _judge(self.fed, runs, self.way, self.keys, natural))
-        return _JudgedReplay(result, run)
+        return _JudgedReplay(_without(result, self.unpaired), run)
 
     def _run(self, workload: Workload, stage: str, released: frozenset[str], **options: Any) -> Archive:
         substitution = Substitution(
@@ -304,6 +313,21 @@ class _ReverseReplays:
             self.stack, workload, stage, progress=self.progress, substitution=substitution, **options
         )
         return as_seen(self.seen, run)
+
+
+def _unlike_calls(reference: Archive, run: Archive) -> dict[str, None]:
+    """The modules that both runs called, and not equally often, as another version of their code may."""
+    ours, theirs = (
+        {point.site: point.calls for point in archive.info.points if point.calls and not point.slots}
+        for archive in (reference, run)
+    )
+    return {site: None for site, calls in ours.items() if theirs.get(site, calls) != calls}
+
+
+def _without(result: Replay, unpaired: tuple[str, ...]) -> Replay:
+    """Leave out what modules made whose calls do not correspond, and name these."""
+    own_errors = tuple(own for own in result.own_errors if Key.parse(own.key).site not in unpaired)
+    return replace(result, own_errors=own_errors, unpaired=unpaired)
 
 
 def _less_severe(first: Replay, second: Replay) -> Replay:

@@ -26,6 +26,8 @@ class Replay:
         way: `self` if the reference's model was run on its own tensors, `reverse` if on the target's,
             `forward` if the target was run on the reference's.
         lacks_twin: Whether no twin says how much the reference's model rounds itself, though it would matter.
+        unpaired: Modules that the model calls more or less often than the reference did, and which are
+            left out.
     """
 
     own_errors: tuple[OwnError, ...]
@@ -35,6 +37,7 @@ class Replay:
     lacking: tuple[str, ...]
     way: Way
     lacks_twin: bool = False
+    unpaired: tuple[str, ...] = ()
 
     @property
     def is_self(self) -> bool:
@@ -76,6 +79,11 @@ class Replay:
         if self.natural:
             count = counted(len(self.natural), "argument")
             notes.append(f"Without one in the {others}, and so left natural: {count} of the {whose}.")
+        if self.unpaired:
+            notes.append(
+                f"The model calls {some(self.unpaired)} more or less often than the reference's run did, as "
+                "another version of its code: not replayed."
+            )
         if self.lacking:
             count = counted(len(self.lacking), "result")
             notes.append(f"Not in the target, and so not judged: {count}, first {self.lacking[0]}.")

@@ -349,7 +349,7 @@ def test_an_argument_shares_the_reason_of_the_site_that_gave_it(tmp_path: Path) 
     one = {"0/r/output": Z, "0/b/input.cos": Z, "0/b/output": Y}
     alignment, _, _ = _proposed(tmp_path, one, {"0/v/output": Y})
     site, argument = _left(alignment, "r"), _left(alignment, "b/input.cos")
-    assert argument.reason == f"is what r gave: {site.reason}"
+    assert argument.reason == f"it is what r gave: {site.reason}"
     assert argument.is_explained == site.is_explained
 
 
@@ -408,7 +408,10 @@ def test_an_unmatched_argument_is_explained_by_its_values(tmp_path: Path) -> Non
     one = {"0/a/output": X, "0/b/input.x": X, "0/b/input.mask": Z, "0/b/output": Y}
     alignment, _, _ = _proposed(tmp_path, one, {"0/u/output": X, "0/v/output": Y})
     known = _left(alignment, "b/input.x")
-    assert (known.reason, known.is_explained) == ("is a/output, which has a partner", True)
+    assert (known.reason, known.is_explained) == (
+        "it holds what a/output holds, which has a counterpart",
+        True,
+    )
     harmless = _left(alignment, "b/input.mask")
     assert harmless.reason == "no counterpart was found at v, and what comes of it agrees"
     assert harmless.is_explained

@@ -500,7 +500,7 @@ def test_what_was_never_called_and_what_repeats_values_is_explained(tmp_path: Pa
     alignment = propose(reference, _archive(tmp_path / "tgt.h5", one)).alignment
     told = {left.places: left.reason for left in alignment.left_over}
     assert told[("vision",)] == "never called"
-    assert told[("layers.0.dropout",)].startswith("has the values of layers.{0}.mlp")
+    assert told[("layers.0.dropout",)].startswith("it has the values of layers.{0}.mlp")
     assert _unexplained(alignment) == []
 
 

@@ -218,3 +218,41 @@ class TestDifferent:
         }
         found = compare(run_of(), run_of(other=wrong), rtol=0.02)
         assert statuses(found, "0/block.attn.q/output", "0/block.norm/output") == ["match", "diverged"]
+
+    @pytest.mark.spec("CMP-90")
+    @pytest.mark.parametrize(("factor", "status"), [(1.0, "explained"), (1.1, "shape-mismatch")])
+    def test_what_is_handed_on_and_explained_is_in_the_way_of_nothing_else(
+        self, run_of: Make, factor: float, status: str
+    ) -> None:
+        """Biases with a row for each sequence, which a block returns for the next, and those without."""
+        bias, cross = RNG.normal(size=(2, 2, 4, 8, 8)).astype(np.float32)
+        keys = ("0/block.attn/input.bias", "0/block.attn/output.2", "0/block/output.1", "0/block/output.2")
+        reference = run_of(other={**dict.fromkeys(keys[:3], bias), keys[3]: cross})
+        results = {"0/block.attn/output.0": Y * factor, "0/block/output": LOGITS * factor}
+        other = {**dict.fromkeys(keys[:3], bias[:1]), keys[3]: cross[:1], **results}
+        found = compare(reference, run_of(other=other))
+        assert statuses(found, keys[0]) == [status]
+        assert (found.exit_status == 0) == (status == "explained")
+        if status == "explained":
+            assert statuses(found, *keys) == ["explained"] * 4
+
+    @pytest.mark.spec("CMP-91")
+    @pytest.mark.parametrize(("returned", "status"), [(Y, "explained"), (Y * 1.5, "diverged")])
+    def test_a_result_that_another_tensor_is_returned_for_hides_no_difference_and_undoes_none(
+        self, run_of: Make, returned: Any, status: str
+    ) -> None:
+        reference = run_of(other={"0/@root/output": LOGITS, "0/@root/output.pooled": Q})
+        folded = dict.fromkeys(
+            ("0/block.norm/output", "0/block.attn/input.hidden", "0/block.attn.q/input.x"), Y
+        )
+        found = compare(reference, run_of(other={**folded, "0/@root/output.pooled": returned}))
+        assert statuses(found, "0/@root/output.pooled") == ["diverged"]
+        assert statuses(found, "0/block.norm/output") == [status]
+        assert found.exit_status == 1
+        if status == "explained":
+            assert found.divergence is not None
+            assert found.divergence.pair.key == "0/@root/output.pooled"
+            assert (
+                "returns 0/block.attn.q/output there, the target what 0/block.attn/output.0 holds"
+                in reason(found, "0/@root/output.pooled")
+            )

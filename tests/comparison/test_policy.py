@@ -679,6 +679,32 @@ def test_a_second_look_that_does_not_show_what_was_measured_clears_nothing(make_
     assert finding_of(compare(*sides), "0/m/output", "gain_tail").status == "diverged"
 
 
+@pytest.mark.spec("POL-100")
+@pytest.mark.parametrize(
+    ("function", "factor", "statuses"),
+    [
+        pytest.param(lambda x: x / (1 + np.exp(-x)), 1.0, {"within-rounding"}, id="right"),
+        pytest.param(lambda x: x / (1 + np.exp(-x)), 1.2, {"suspect", "diverged"}, id="scaled"),
+        pytest.param(
+            lambda x: x * np.linspace(1, 3, 256)[:, None], 1.2, {"diverged"}, id="no-function-of-elements"
+        ),
+    ],
+)
+def test_what_a_function_makes_of_its_inputs_error_is_not_its_own(
+    make_archive: MakeArchive, function: Callable[[Array], Array], factor: float, statuses: set[str]
+) -> None:
+    is_small = normal(256, 64, seed=8) > 0  # where silu is not flat
+    x = (np.where(is_small, 0.5, -12) + 0.1 * normal(256, 64)).astype(np.float32)
+    given = (x + np.where(is_small, 0.03, 0.001) * normal(256, 64, seed=5)).astype(np.float32)
+    run = {"modules": [{"path": "act", "class": "SiLU", "parameters": {}}], **BF16}
+    reference, target = (
+        make_archive({"0/act/input.x": x_, "0/act/output": y.astype(np.float32)}, run=run)
+        for x_, y in ((x, function(x)), (given, factor * function(given)))
+    )
+    finding = finding_of(compare(reference, target), "0/act/output", "gain")
+    assert finding.status in statuses, finding
+
+
 @pytest.mark.spec("POL-14")
 def test_another_function_shows_in_the_error_by_the_input(make_archive: MakeArchive) -> None:
     def almost(x: Array) -> Array:

@@ -74,6 +74,49 @@ def test_a_wrong_module_is_named_and_what_inherits_is_not(tmp_path: Path) -> Non
     assert found.exit_status == 1
 
 
+class Biased(nn.Module):
+    """Adds a bias that has a row for each row of its input, or one for all; its activation may be inlined."""
+
+    def __init__(self, *, has_rows: bool) -> None:
+        super().__init__()
+        self.has_rows = has_rows
+        self.fc = nn.Linear(8, 8)
+        self.add = Addition()
+        if has_rows:
+            self.act = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = torch.linspace(0, 1, 8)[None]
+        hidden: Tensor = self.add(self.fc(x), bias.expand(4, 8) if self.has_rows else bias)
+        return self.act(hidden) if self.has_rows else nn.functional.silu(hidden)
+
+
+class Addition(nn.Module):
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        return x + bias
+
+
+@pytest.mark.spec("LCL-40")
+@pytest.mark.parametrize("factor", [1.0, 1.2])
+def test_what_a_port_lacks_or_has_in_another_shape_is_explained_beside_an_injected_run_too(
+    tmp_path: Path, factor: float
+) -> None:
+    def made(*, has_rows: bool) -> Workload:
+        torch.manual_seed(0)
+        return Workload(nn.Sequential(*(Biased(has_rows=has_rows) for _ in range(2))).eval(), (X,))
+
+    port = made(has_rows=False)
+    with torch.no_grad():
+        port.model[1].fc.weight.mul_(factor)
+    found = verify(made(has_rows=True), port, tmp_path / "report")
+    assert found.injected is not None
+    statuses = {pair.key: pair.status for pair in found.injected.pairs}
+    assert [one.module for one in found.suspects[:1]] == ([] if factor == 1 else ["1.fc"])
+    assert found.exit_status == (factor != 1)
+    if factor == 1:
+        assert statuses["0/1.add/input.bias"] == statuses["0/1.act/input.input"] == "explained"
+
+
 def test_the_summary_names_both_classes_of_an_exchanged_module(tmp_path: Path) -> None:
     model = chain()
     model[1].act = nn.GELU()

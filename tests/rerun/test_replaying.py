@@ -193,6 +193,56 @@ def test_a_result_that_the_target_lacks_is_no_success(captured: Any, tmp_path: P
         assert unread.endswith("tensors are identical by recorded digest: their bytes were not read.")
 
 
+class Tables(nn.Module):
+    """Two tables: each of a module of its own, or one module that is called twice, the other table first."""
+
+    def __init__(self, is_upgraded: bool) -> None:
+        super().__init__()
+        self.is_upgraded = is_upgraded
+        self.table = Table() if is_upgraded else Table(2.0)
+        if not is_upgraded:
+            self.local_table = Table(3.0)
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_upgraded:
+            local, whole = self.table(x, 3.0), self.table(x, 2.0)
+        else:
+            whole, local = self.table(x), self.local_table(x)
+        out: torch.Tensor = self.one(x) * whole + self.other(x) * local
+        return out
+
+
+class Table(nn.Module):
+    def __init__(self, base: float = 0.0) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, x: torch.Tensor, base: float = 0.0) -> torch.Tensor:
+        return torch.cos(torch.arange(x.shape[-1]) / (base or self.base))
+
+
+@pytest.mark.spec("RPL-30")
+@pytest.mark.parametrize("factor", [1.0, 1.1])
+def test_calls_of_a_module_that_another_version_calls_more_often_are_not_replayed(
+    tmp_path: Path, factor: float
+) -> None:
+    def made(is_upgraded: bool) -> Workload:
+        torch.manual_seed(0)
+        return Workload(Tables(is_upgraded).eval(), (torch.linspace(-1, 1, 32).reshape(4, 8),))
+
+    reference, target = tmp_path / "ref.h5", tmp_path / "tgt.h5"
+    capture_workload(made(False), reference)
+    port = made(True)
+    with torch.no_grad():
+        port.model.other.weight.mul_(factor)
+    capture_workload(port, target)
+    found = localize(reference, target, reference_model=made(True))  # the code that was upgraded
+    assert [one.module for one in found.suspects] == ([] if factor == 1 else ["other"])
+    assert found.exit_status == (factor != 1)
+    assert any("calls table more or less often" in note for note in found.notes)
+
+
 @pytest.mark.spec("RPL-4")
 def test_archives_with_nothing_in_common_are_refused(captured: Any, tmp_path: Path) -> None:
     reference, _ = captured(None)

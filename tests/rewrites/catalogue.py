@@ -151,7 +151,7 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
                     continue
                 if isinstance(module, nn.Embedding):
                     parameter.copy_(0.3 * normal(parameter))
-                elif parameter.ndim == 1:
+                elif parameter.ndim < 2:
                     start = 0.0 if name.endswith("bias") else parameter
                     parameter.copy_(start + 0.2 * normal(parameter))
                 elif parameter.ndim == 2:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _NAMES: Final = 6
 _GROUPS: Final = 8
-_NUMBER: Final = re.compile(r"(?<=[.])\d+(?=[.@/ ,]|$)")  # of a layer
+_NUMBER: Final = re.compile(r"(?<=[.])(\d+|\{\d+\})(?=[.@/ ,]|$)")  # of a layer
 
 
 def is_absent_place(pair: Pair) -> bool:
@@ -44,7 +44,10 @@ def print_absent(comparison: Comparison, examination: Examination) -> frozenset[
             "  What may be missing is left out with --exclude GLOB; --require GLOB names what may not."
         )
     if explained:
-        what = f"{counted(len(explained), 'tensor')} of the reference, which the target does without"
+        what = (
+            f"{counted(len(explained), 'tensor')} of the reference, which the target lacks or has otherwise, "
+            "with results that agree"
+        )
         _print_head("EXPLAINED", what)
         _print_groups([pair for pair in explained if not _is_place(pair)], has_status=False)
     _print_places([*filter(_is_place, (*absent, *explained)), *places], examination)
@@ -53,8 +56,10 @@ def print_absent(comparison: Comparison, examination: Examination) -> frozenset[
 
 def _is_place(pair: Pair) -> bool:
     """Whether it is of a place within a module's code."""
+    from tensorcap.alignment import is_elsewhere
+
     record = pair.reference or pair.target
-    return record is not None and is_inner(record.key)
+    return record is not None and is_inner(record.key) and not is_elsewhere(record.key)
 
 
 def _print_head(title: str, text: str) -> None:

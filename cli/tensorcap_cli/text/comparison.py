@@ -14,12 +14,15 @@ from tensorcap_cli.text.output import class_text, cut, number_text, print_headin
 from tensorcap_cli.text.pair import print_details, print_extras, print_location, print_origin
 from tensorcap_cli.text.preflight import print_brief_preflight
 from tensorcap_cli.text.rows import print_modules, print_pairs
+from tensorcap_formats.keys import ROOT_SITE, Key
 
 if TYPE_CHECKING:
     from tensorcap.comparison import Comparison, Examination, Pair
     from tensorcap.runs import ArchiveSummary
 
 _WORST: Final = 3
+_MOVED: Final = 4
+_ROOT: Final = "the model"
 _LONGEST: Final = 60  # characters of a value
 _UNJUDGED: Final = "Unjudged: give --rtol or --atol to say what error is allowed."
 
@@ -43,8 +46,13 @@ def print_report(
         by_module: A table of the errors by class of module, too.
         metrics: Columns in place of the usual ones.
     """
+    from tensorcap.comparison import BY_VALUES
+
     for warning in comparison.warnings:
-        click.secho(f"WARNING: {one_line(warning)}", fg="red", bold=True)
+        if comparison.exit_status == 0 and warning.startswith(BY_VALUES):
+            click.echo(f"note: {one_line(warning)}")  # how it is right, not what may be wrong
+        else:
+            click.secho(f"WARNING: {one_line(warning)}", fg="red", bold=True)
     click.echo(f"reference  {side_text(comparison.reference)}")
     click.echo(f"target     {side_text(comparison.target)}")
     if not comparison.is_of_archives:
@@ -77,10 +85,32 @@ def _print_mapping(comparison: Comparison) -> None:
     click.echo(f"mapping    {mapping.path or 'computed'}: {mapped} ({evidence or 'none'})")
     if mapping.reference.explained:
         click.echo(f"           {mapping.reference.explained} have no counterpart, which is explained")
+    _print_moved(comparison)
     for tokens in mapping.tokens:
         click.echo(f"           {one_line(tokens)}")
     if mapping.path == "" and not mapping.tokens:
         click.echo("           tcap align tells it all, and writes a map to edit")
+
+
+def _print_moved(comparison: Comparison) -> None:
+    """Print which modules have another path in the target: layers together, and without equal ends."""
+    moved: dict[str, None] = {}
+    for pair in comparison.pairs:
+        sources = pair.origin.target if pair.origin and pair.reference else ()
+        if len(sources) != 1 or pair.reference is None or pair.reference.key.is_bare:
+            continue
+        sites = pair.reference.key.site, Key.parse(sources[0]).site
+        place, other = ([_ROOT, *(s.split(".") if s != ROOT_SITE else [])] for s in sites)
+        while len(place) > 1 and len(other) > 1 and place[-1] == other[-1]:
+            place, other = place[:-1], other[:-1]
+        if place != other:
+            texts = (
+                ".".join("{i}" if p.isdigit() else p for p in path[1:] or path) for path in (place, other)
+            )
+            moved[" is ".join(texts)] = None
+    if moved:
+        more = f"; {len(moved) - _MOVED} more" if len(moved) > _MOVED else ""
+        click.echo(f"           {one_line('in the target ' + '; '.join(list(moved)[:_MOVED]))}{more}")
 
 
 def _print_limits(comparison: Comparison) -> None:
@@ -208,7 +238,8 @@ def _print_values(comparison: Comparison) -> None:
     click.echo(f"note: {len(differences)} arguments or results that are no tensors differ:")
     for value in differences[:5]:
         within = ", within the tolerance" if value.is_within else ""
-        texts = (one_line(cut(repr(side), _LONGEST)) for side in (value.reference, value.target))
+        sides = (value.reference, value.target)  # None: it was, or was not given at all
+        texts = ("none" if side is None else one_line(cut(repr(side), _LONGEST)) for side in sides)
         click.echo(f"  {value.key}: {' in the reference, '.join(texts)} in the target{within}")
     if len(differences) > 5:
         click.echo(f"  … {len(differences) - 5} more")

@@ -84,7 +84,11 @@ def _short_items(items: Sequence[Item]) -> str:
 
 
 def _short_item(item: Item) -> str:
-    from tensorcap.comparison.preflight import side_texts
+    from tensorcap.comparison.preflight import item_text, side_texts
 
+    if item.kind == "hyperparameters":
+        return item_text(item).removesuffix(".")
     ours, theirs = side_texts(item, 24)
+    if item.kind == "modules" and ours == item.name:
+        return f"class {one_line(item.name)} ({theirs} in the target)"
     return f"{one_line(item.name)} ({ours} / {theirs})"

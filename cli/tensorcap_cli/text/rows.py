@@ -160,6 +160,8 @@ def _cell(pair: Pair, examination: Examination, name: str) -> str:
     if name == "r":
         return number_text(pair.baseline.r if pair.baseline else None, 3)
     d = pair.difference
+    if d is not None and pair.status == "match" and _is_of_two_kinds(pair):
+        return DASH  # of masks that say the same
     if d is None:
         is_measure = name not in ("cosine", "pearson", "mismatches")
         return number_text(_IDENTICAL.get(name, 0), 3) if pair.status == "identical" and is_measure else DASH
@@ -167,6 +169,12 @@ def _cell(pair: Pair, examination: Examination, name: str) -> str:
     if name in ("cosine", "pearson"):
         return cosine_text(value)
     return upper_text(value, 3) if name in ("needed_rtol", "needed_atol") else number_text(value, 3)
+
+
+def _is_of_two_kinds(pair: Pair) -> bool:
+    """Whether one side is a bool and the other is not."""
+    kinds = [record.dtype.kind for record in (pair.reference, pair.target) if record is not None]
+    return (kinds[0] == "bool") != (kinds[-1] == "bool")
 
 
 def _logit_cell(logits: LogitDifference | None, name: str) -> str:

@@ -141,9 +141,15 @@ class Unmatched:
             same = by_digest.get(record.digest)
             if same is not None and same.key.site in left:
                 known = left[same.key.site]
-                yield record, (f"is what {fold(known.places[0])[0]} gave: {known.reason}", known.is_explained)
+                yield (
+                    record,
+                    (f"it is what {fold(known.places[0])[0]} gave: {known.reason}", known.is_explained),
+                )
             elif same is not None:
-                yield record, (f"is {fold(place_of(same))[0]}, which has a partner", True)
+                yield (
+                    record,
+                    (f"it holds what {fold(place_of(same))[0]} holds, which has a counterpart", True),
+                )
             elif place in places and key.step not in steps:
                 yield record, (f"the {SIDE_NAMES[1 - i]} has no step {key.step}", True)
             elif place in places:
@@ -180,7 +186,7 @@ class Unmatched:
         known = [other for other in group if matching.has_partner(i, other)]
         if known:
             template = side.by_site[known[0]][0]
-            return f"has the values of {template.name}, which has a partner", True
+            return f"it has the values of {template.name}, which has a counterpart", True
         uncalled = self._explain_uncalled(i, side.module(site))
         if uncalled and matching.is_confirmed(i, site):
             return f"{uncalled}, and what comes of it agrees", True
@@ -193,7 +199,7 @@ class Unmatched:
             known = [other for other in near if matching.has_partner(1 - i, other)]
             if known:
                 owner = f"{matching.sides[1 - i].by_site[known[0]][0].name} of the {other_side}"
-                return f"has the values of {owner}, which has another partner", True
+                return f"it has the values of {owner}, which has another counterpart", True
             if not near and matching.is_confirmed(i, site):
                 return f"nothing in the {other_side} has its values, and what comes of them agrees", True
         elif side.by_site[site][0].slot and matching.is_confirmed(i, site):

@@ -215,6 +215,9 @@ class _Gains:
         is_green = finding.status == "within-rounding" and (tail is None or tail.status == "within-rounding")
         if not is_green and not is_aligned:
             robust = self._context.robust_errors(sources, pair, is_centred)
+            if not is_core and self._may_be_function(site, sources, pair):
+                through = self._context.robust_errors.through_function(sources[0], pair)
+                robust += [through] if through is not None else []
             second = RobustVerdict(
                 robust, precision, together, judge_of_tail, is_core=is_core, elements=count
             )
@@ -222,6 +225,11 @@ class _Gains:
             if tail is not None and tails is not None:
                 tail, _, _ = second.of(tail, tails, is_tail=True)
         yield Gain(site, pair, inputs, output, finding, tail)
+
+    def _may_be_function(self, site: str, sources: Sequence[Pair], result: MeasuredPair) -> bool:
+        """Whether a leaf may be a function of each element of its one input."""
+        shapes = [pair.reference.shape for pair in sources if pair.reference is not None]
+        return shapes == [result.reference.shape] and not self._calls.has_parameters(site)
 
     def _tail_errors(
         self, sources: Sequence[Pair], result: MeasuredPair, together: Callable[[Sequence[float]], float]

@@ -156,7 +156,7 @@ def _compare_weights(reference: Archive, target: Archive, kind: WeightKind) -> I
         outcome.open[f"{len(lost)} without a counterpart in the {side}"] += 0
         if kind == "parameters":
             text = f"The {side} lacks {len(lost)} parameters of the other: {some(lost)}."
-            has_it = (0, 1) if side == "reference" else (1, 0)
+            has_it = ("absent", "there") if side == "reference" else ("there", "absent")
             yield make_item(kind, lost[0], *has_it, text, explains=False, rank=2)
     if outcome.open:
         raise UnknownError(_open_text(outcome.open))
