@@ -242,6 +242,7 @@ class RunInfo:
         steps: Count of steps; None if unknown.
         phases: Of each step `prefill`, `decode` or `forward`, "" if unknown.
         threads: Of each step the thread that began it, if there were several; -1 if unknown.
+        threaded_sites: Sites that several threads called in one step.
         stopped: Where recording stopped at its limit of bytes; None if it did not.
         injected: The injection; None for a run of its own values.
         error: The error that the run ended with; None if nothing is known.
@@ -269,6 +270,7 @@ class RunInfo:
     steps: int | None = None
     phases: tuple[str, ...] = ()
     threads: tuple[int, ...] = ()
+    threaded_sites: tuple[str, ...] = ()
     stopped: StopInfo | None = None
     injected: InjectionInfo | None = None
     error: ErrorInfo | None = None
@@ -308,6 +310,7 @@ class RunInfo:
             ),
             phases=tuple(_text(phase) or "" for phase in _list(run.get("phases"))),
             threads=tuple(n if type(n) is int else -1 for n in _list(run.get("threads"))),
+            threaded_sites=tuple(s for s in _list(run.get("threaded_sites")) if isinstance(s, str)),
         )
 
 

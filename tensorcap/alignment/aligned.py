@@ -30,7 +30,7 @@ from tensorcap.alignment.match import (
 )
 from tensorcap.alignment.names import Rules, graph_rules, names_results, read_rules
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_fitting
-from tensorcap.alignment.step_order import in_step_order
+from tensorcap.alignment.step_order import in_thread_order
 from tensorcap.alignment.tokens import TokenAlignment
 from tensorcap.alignment.views import GatheredArchive, MappedArchive, OrderedArchive, apply_mapping
 from tensorcap.runs import ArchiveSummary, PartialArchive, is_inner
@@ -240,7 +240,7 @@ def sides(
         ReadError: A file cannot be read.
     """
     if not isinstance(target, MappedArchive):
-        target = in_step_order(reference, target)
+        target = in_thread_order(reference, target)
     trusted, tested = _paired_sides(reference, target, mapping)
     lacks_order = tested.is_ordered and not trusted.is_ordered
     if lacks_order and any(record.key.text in trusted for record in tested.records):

@@ -2,7 +2,8 @@
 
 In come two archives with equal keys (`tensorcap.alignment` makes them so); out comes a `Comparison`. Read
 `pair` (the data, and `decide`, the one place that sets a status), `pairing`, `pipeline` (the whole way);
-then what decides: `exact`, `thresholds`, `calibration`, `judge` with `policy` and `policy_tests`, `routing`;
+then what decides: `exact`, `thresholds`, `calibration`, `judge` with `policy` and `policy_tests`, `routing`,
+`near_ties`;
 then the rest: `divergence`, `warnings`, `blind_spots`, `baseline`, `explanation`, `preflight`.
 """
 
@@ -57,6 +58,7 @@ from tensorcap.comparison.ranking import by_error, by_module, contents, error_of
 from tensorcap.comparison.robust_errors import sample
 from tensorcap.comparison.thresholds import METRICS, KeyThresholds, Thresholds, judge_metric, metric_named
 from tensorcap.comparison.warnings import digest_warnings
+from tensorcap.comparison.weight_grids import find_weight_grid
 
 __all__ = [
     "ABSENT",
@@ -108,6 +110,7 @@ __all__ = [
     "error_of",
     "explain",
     "explain_as",
+    "find_weight_grid",
     "first_divergence",
     "is_circumstance",
     "json_pieces",

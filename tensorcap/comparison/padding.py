@@ -63,7 +63,7 @@ class Padding:
         inputs = [r for r in reference.records if r.key.site == ROOT_SITE and r.key.slot.startswith("input.")]
         for record in inputs:
             key = record.key
-            tokens = (_MASKS | _PADDINGS).get(key.slot)
+            tokens = {**_MASKS, **_PADDINGS}.get(key.slot)
             kept = None if tokens is None else self._tokens(record)
             if kept is None or tokens is None or kept.all():
                 continue
@@ -154,11 +154,11 @@ class Padding:
             if record.digest in digests or len(digests) >= _MOST_MASKS or key.text not in target:
                 continue
             digests.add(record.digest or key.text)
-            sides = [attends(a, a.get(key)) if a.get(key).stored else None for a in self._archives]
-            if any(side is None for side in sides) or not np.array_equal(*sides):
+            ours, theirs = (attends(a, a.get(key)) if a.get(key).stored else None for a in self._archives)
+            if ours is None or theirs is None or not np.array_equal(ours, theirs):
                 seen[place] = np.ones((0, 0), bool)  # not the same on both sides
                 continue
-            sees = np.asarray(sides[0]).reshape(record.shape).any(axis=(1, 3))
+            sees: Array = np.asarray(ours.reshape(record.shape).any(axis=(1, 3)))
             before = seen.get(place, sees)
             seen[place] = before | sees if before.shape == sees.shape else np.ones((0, 0), bool)
         for place, kept in seen.items():

@@ -187,7 +187,9 @@ class _Run:
         mapped = target if isinstance(target, MappedArchive) else None
         precision = POLICY.precision_of_runs(reference.info, target.info, self.compute_dtype)
         if precision is not None and self.compute_dtype is None:
-            precision = quantised_precision(reference.info, target.info, precision)
+            precision = quantised_precision(
+                reference.info, target.info, precision, reference.records if reference.is_ordered else ()
+            )
         if self.calibration is not None:
             _require_precision(self.calibration, precision)
         judged = with_hints(self._by_metadata(target, pairs), reference, target)

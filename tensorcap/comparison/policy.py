@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, Final
 
 from tensorcap.comparison.pair import Finding, Status
+from tensorcap.runs import is_state
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.json_values import json_value
@@ -105,12 +106,15 @@ class Precision:
         unit: `u`, half the distance from 1 to the next value, no unit.
         rounding: `rho`, the relative error of one rounding of many values, no unit.
         weights: What the weights were rounded to, if that is coarser, as `int8`; else "".
+        weights_from: By step, the order of execution in the reference of the first result that such weights
+            make, from which on they count; empty if that is not known, so that they count everywhere.
     """
 
     name: str
     unit: float
     rounding: float
     weights: str = ""
+    weights_from: tuple[tuple[int, int], ...] = ()
 
     @property
     def text(self) -> str:
@@ -121,6 +125,13 @@ class Precision:
             'float32 with int8 weights'
         """
         return f"{self.name} with {self.weights} weights" if self.weights else self.name
+
+    def has_weights(self, record: Record) -> bool:
+        """Whether rounded weights count for a record of the reference: their module's, or what follows."""
+        if not self.weights_from or not self.weights or is_state(record.key):
+            return bool(self.weights)
+        first = dict(self.weights_from).get(record.key.step)
+        return first is not None and record.order >= first
 
     @property
     def is_wide(self) -> bool:
@@ -248,8 +259,11 @@ class Policy:
             target: The record under test; one of both is inexact.
 
         Returns:
-            That of the runs, or of the coarser record if that is coarser.
+            That of the runs, or of the coarser record if that is coarser; of what comes before the first
+            rounded weights that of the runs without them.
         """
+        if runs is not None and runs.weights and not runs.has_weights(reference):
+            runs = self.precision(runs.name)
         if reference.dtype is target.dtype:
             coarsest = reference.dtype.name
         else:

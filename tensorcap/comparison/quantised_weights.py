@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
+from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import ModuleInfo, RunInfo, TensorInfo
 
 _BITS: Final[Mapping[str, int]] = {"int8": 8, "uint8": 8, "int32": 32}  # dtypes that hold packed weights
@@ -18,28 +19,50 @@ _MATRIX: Final = 2  # axes
 _PEAK: Final = 4.0  # largest weight of a group over their RMS: of 64 to 16,384 normal values 2.5 to 4.2
 
 
-def quantised_precision(reference: RunInfo, target: RunInfo, precision: Precision) -> Precision:
+def quantised_precision(
+    reference: RunInfo, target: RunInfo, precision: Precision, records: Collection[Record] = ()
+) -> Precision:
     """Return the precision that a target with quantised weights can agree in; the runs' own without any.
 
     A weight of b bits is rounded to `2^(b - 1) - 1` steps of its group's largest value, with an error that is
-    spread evenly over a step: an RMS of `step / sqrt(12)`, which a matrix product hands on whole.
+    spread evenly over a step: an RMS of `step / sqrt(12)`, which a matrix product hands on whole. It counts
+    for what such a module makes, and for what comes after that in the same step.
 
     Args:
         reference: What the reference's metadata say.
         target: What the target's metadata say, with sites under the reference's names.
         precision: What both runs computed in.
+        records: The reference's, if they have an order of execution; without them it counts everywhere.
     """
-    bits = min(_quantised_bits(reference, target), default=None)
-    if bits is None:
+    quantised = dict(_quantised_bits(reference, target))
+    if not quantised:
         return precision
+    bits = min(quantised.values())
     rounding = _PEAK / ((2 ** (bits - 1) - 1) * math.sqrt(12))
     if rounding <= precision.rounding:
         return precision
-    return replace(precision, unit=rounding / POLICY.rounding, rounding=rounding, weights=f"int{bits}")
+    return replace(
+        precision,
+        unit=rounding / POLICY.rounding,
+        rounding=rounding,
+        weights=f"int{bits}",
+        weights_from=_first_results(records, quantised),
+    )
 
 
-def _quantised_bits(reference: RunInfo, target: RunInfo) -> Iterator[int]:
-    """Yield the bits of each weight of the target that holds whole numbers in the place of floats.
+def _first_results(records: Collection[Record], sites: Collection[str]) -> tuple[tuple[int, int], ...]:
+    """By step, when the first of some modules gave a result; nothing if one of them never did."""
+    first: dict[int, int] = {}
+    called = set()
+    for record in records:
+        if record.key.slot.startswith("output") and record.key.site in sites:
+            called.add(record.key.site)
+            first[record.key.step] = min(record.order, first.get(record.key.step, record.order))
+    return tuple(first.items()) if all(site in called for site in sites) else ()
+
+
+def _quantised_bits(reference: RunInfo, target: RunInfo) -> Iterator[tuple[str, int]]:
+    """Yield site and bits of each weight of the target that holds whole numbers in the place of floats.
 
     A table of indices beside a weight is none, nor is one in a module that has no weight.
     """
@@ -50,9 +73,9 @@ def _quantised_bits(reference: RunInfo, target: RunInfo) -> Iterator[int]:
             trusted = reference.modules[site]
             count = max(map(_count, _matrices(trusted, UNIT_ROUNDOFFS)), default=0)
             if integers and floats < count and not any(_matrices(trusted, _BITS)):
-                yield min(_COMMON, key=lambda bits: abs(bits - integers / count))
+                yield site, min(_COMMON, key=lambda bits: abs(bits - integers / count))
         elif any(_matrices(module, _BYTES)) and floats < integers / _COMMON[0]:
-            yield _COMMON[0]
+            yield site, _COMMON[0]
 
 
 def _matrices(module: ModuleInfo, dtypes: Container[str]) -> Iterator[TensorInfo]:

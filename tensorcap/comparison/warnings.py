@@ -71,6 +71,12 @@ def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
             "Several threads called the model of the reference, so that chance numbered its steps: those of "
             "the target are paired with them by what they were given, if threads called it too."
         )
+    if threaded := [site for site in reference.info.threaded_sites if site in target.info.threaded_sites]:
+        names = ", ".join(threaded[:3]) + (", …" if len(threaded) > 3 else "")
+        yield (
+            f"Several threads called {names} in one step, so that chance numbered the calls: those of the "
+            "target are paired with the reference's by what they were given."
+        )
     unlike = _unlike_inputs(reference.info.inputs, target.info.inputs)
     if unlike:
         yield f"The two runs were fed different inputs: {', '.join(unlike)}."

@@ -145,7 +145,7 @@ class PairContext:
 
     @property
     def is_parameter(self) -> bool:
-        """Whether it is a parameter or a buffer, whose axes are no tokens; in a file without slots by its name."""
+        """Whether it is a parameter or a buffer, which has no tokens; in a file without slots by its name."""
         key = self.reference.key
         if key.slot:
             return key.slot.startswith(_PARAMETERS)

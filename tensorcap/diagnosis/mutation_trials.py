@@ -199,8 +199,8 @@ def _order_experts(context: PairContext, call: RepeatedCall) -> Iterator[Hypothe
 def _weigh_inputs_of_experts(context: PairContext, call: RepeatedCall) -> Iterator[Hypothesis]:
     """Propose that weights of experts multiply what these are given, and not what they return.
 
-    The module is given tokens, the experts that each chose, and the weights of these. The call is made once for
-    each choice, with tokens times its weight and a weight of 1 for it alone; the results are summed.
+    The module is given tokens, the experts that each chose, and the weights of these. The call is made once
+    for each choice, with tokens times its weight and a weight of 1 for it alone; the results are summed.
     """
     r = context.r
     values = {slot: theirs for slot, _, theirs in context.inputs if theirs.ndim}
@@ -225,7 +225,7 @@ def _weigh_inputs_of_experts(context: PairContext, call: RepeatedCall) -> Iterat
         total += result
     yield context.propose(
         "router-inputs",
-        f"the target is what {call.rerun.class_name} makes with weights of experts that multiply their inputs",
+        f"the target is what {call.rerun.class_name} makes if weights of experts multiply their inputs",
         total,
         hint="Weights of experts are applied before the experts on one side, and behind them on the other.",
         facts={"weights": weights[0]},

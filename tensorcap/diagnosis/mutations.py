@@ -61,6 +61,11 @@ _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {  # by a part of their names;
     "experts_per_tok": ("router-differs", "Another count of experts is chosen."),
     "decoder": ("position-offset", "A decoder looks back only, an encoder both ways; their tables differ."),
     "bucket": ("position-offset", "The table of relative positions is divided otherwise."),
+    "rope": (
+        "rotary-layout",
+        "The layout of rotary embeddings: halves on one side, interleaved pairs on the other.",
+    ),
+    "residual_connection": ("term-exchanged", "The residual is taken from before or behind the norm."),
     "scal": ("factor", ""),
     "factor": ("factor", ""),
     "multiplier": ("factor", ""),

@@ -276,8 +276,8 @@ def _propose_signs(context: PairContext) -> Iterator[Hypothesis]:
 def _find_nearest(r: Values, t: Values) -> Values:
     """Find, for each slice of `t` along the first axis, the nearest slice of `r`.
 
-    Of slices of `r` that are equal each is taken once as long as there are some: among repeated heads an order
-    is one all the same.
+    Of slices of `r` that are equal each is taken once as long as there are some: among repeated heads an
+    order is one all the same.
     """
     size = len(r)
     ours, theirs = r.reshape(size, -1), t.reshape(size, -1)

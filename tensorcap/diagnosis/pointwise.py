@@ -8,11 +8,12 @@ from typing import Final
 
 import numpy as np
 
+from tensorcap.comparison import find_weight_grid
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.golden_section import minimize_over_logarithm
 from tensorcap.diagnosis.hypothesis import Hypothesis
 from tensorcap.diagnosis.values import Values, number_text, relative_error
-from tensorcap_formats.float_formats import FLOAT_FORMATS, rounded
+from tensorcap_formats.float_formats import FLOAT_FORMATS, UNIT_ROUNDOFFS, rounded
 
 _LEAST_AT_LIMIT: Final = 3  # elements that share the extreme value of a tensor that is limited
 _NARROW: Final = ("bfloat16", "float16", "tf32", "float8_e4m3fn", "float8_e5m2")
@@ -106,6 +107,16 @@ def _propose_roundings(context: PairContext) -> Iterator[Hypothesis]:
         text = f"the reference is the target rounded to {dtype}"
         hint = f"The target keeps more precision than {dtype}, in which the reference is."
         yield Hypothesis("not-rounded", text, r, rounded(t, dtype), t, hint=hint, facts=facts)
+    unit = UNIT_ROUNDOFFS.get(context.target.dtype.name, 0.0)
+    grid = find_weight_grid(r, t, unit) if context.is_parameter else None
+    if grid is not None:
+        yield context.propose(
+            "rounded",
+            f"the target is the reference rounded to {grid.text}",
+            grid.rounded,
+            hint=f"The target is quantised to int{grid.bits}, and made floats again.",
+            facts={"dtype": f"int{grid.bits}", "scale": grid.scope},
+        )
     for dtype, largest in (("float8_e4m3fn", FLOAT_FORMATS["float8_e4m3fn"].largest), ("int8", 127.0)):
         scale = np.abs(r).max() / largest
         if scale:

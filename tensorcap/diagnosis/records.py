@@ -34,6 +34,7 @@ def propose_other_records(context: PairContext) -> Iterator[Hypothesis]:
     for slot, ours, theirs in context.inputs:
         if theirs.size == context.t.size and not np.array_equal(ours.reshape(-1), context.r.reshape(-1)):
             yield _identity(context, slot, theirs)
+    yield from _propose_skipped_modules(context)
     yield from _propose_equal_records(context)
     yield from _propose_terms(context)
     yield from _propose_exchanges(context)
@@ -48,6 +49,42 @@ def _identity(context: PairContext, slot: str, values: Values) -> Hypothesis:
         hint="The module does nothing: it is skipped, replaced or an identity.",
         facts={"slot": slot},
     )
+
+
+def _propose_skipped_modules(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose that a module is skipped: the target hands on what it is given in the place of its result.
+
+    1. In the reference the tensor is the result of another module's call, which the target does not make.
+    2. What that call is given is the target's own tensor, if it has the one of these bytes, else the
+       reference's.
+    """
+    reference, archive, target = context.reference, context.reference_archive, context.target_archive
+    if not reference.digest:
+        return
+    of_step = [
+        r for r in archive.records if (r.key.step, r.key.rank) == (reference.key.step, reference.key.rank)
+    ]
+    for result in of_step:
+        is_result = result.key.slot.startswith("output") and ":" not in result.key.site
+        if not is_result or result.digest != reference.digest or result.row == reference.row:
+            continue
+        if result.key.text in target:
+            continue
+        for given in of_step:
+            is_argument = given.key.where == result.key.where and given.key.slot.startswith("input")
+            if not is_argument or given.size != context.target.size or not given.stored:
+                continue
+            same = [r.key.text for r in of_step if given.digest and r.digest == given.digest]
+            own = next((target.get(text) for text in same if text in target), None)
+            has_own = own is not None and own.stored and own.size == given.size
+            values = values_of(target, own) if own is not None and has_own else values_of(archive, given)
+            yield context.propose(
+                "skipped",
+                f"the target has what {result.key.site} is given in the place of its result",
+                values.reshape(context.t.shape),
+                hint=f"{result.key.site} is skipped: the target does not call it.",
+                facts={"module": result.key.site, "key": given.key.text},
+            )
 
 
 def _propose_equal_records(context: PairContext) -> Iterator[Hypothesis]:

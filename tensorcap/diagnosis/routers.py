@@ -140,11 +140,13 @@ def _propose_weights_of_chosen(
 
     The indices of the chosen are recorded beside; what is not is how they were chosen, as within groups.
 
-    1. The function of the scores, whether weights are renormalised, and the factor that make the reference are
-       found, without the bias.
-    2. Proposed of the target's scores are all others, and those with the bias.
+    1. Both sides are sorted, since orders of the chosen may differ.
+    2. The function of the scores, whether weights are renormalised, the factor and the bias that make the
+       reference are found.
+    3. Proposed of the target's scores are others, of which one thing differs.
     """
-    shape = context.r.shape
+    count = context.r.shape[-1]
+    r, t = (_largest(side.reshape(len(z), count), count) for side in (context.r, context.t))
     indices = _read_indices(context, len(z), z.shape[1])
     biases: dict[str, Values] = {"": np.zeros(z.shape[1])}
     for name, (ours, _) in context.read_parameters().items():
@@ -156,7 +158,8 @@ def _propose_weights_of_chosen(
     def weigh(scores: Values, chosen: Values, way: tuple[str, bool, float, str]) -> Values:
         function, is_renormalised, factor, bias = way
         weights = np.take_along_axis(_FUNCTIONS[function](scores) + biases[bias], chosen, axis=1)
-        return rounded(factor * (_renormalise(weights) if is_renormalised else weights), dtype).reshape(shape)
+        weights = _renormalise(weights) if is_renormalised else weights
+        return _largest(rounded(factor * weights, dtype), count)
 
     dtype = context.reference.dtype.name
     ways = [
@@ -166,13 +169,13 @@ def _propose_weights_of_chosen(
         for factor in factors
         for bias in biases
     ]
-    errors = {way: relative_error(context.r, weigh(z, indices[0], way)) for way in ways}
+    errors = {way: relative_error(r, weigh(z, indices[0], way)) for way in ways}
     usual = min(errors, key=lambda way: errors[way])
     if errors[usual] > context.tolerance():
         return
     dtype = context.target.dtype.name
     baseline = weigh(own, indices[1], usual)
-    yield inherited_error(context.t, baseline, context.r)
+    yield inherited_error(t, baseline, r)
     for way in ways:
         if sum(one != other for one, other in zip(way, usual, strict=True)) != 1:
             continue
@@ -185,7 +188,7 @@ def _propose_weights_of_chosen(
         yield Hypothesis(
             "router-bias" if is_of_bias else "routed-scaling" if factor != usual[2] else "router-order",
             text,
-            context.t,
+            t,
             weigh(own, indices[1], way),
             baseline,
             log_alternatives=math.log(len(ways)),
@@ -217,7 +220,7 @@ def _read_indices(context: PairContext, rows: int, experts: int) -> tuple[Values
             archive, ours = context.reference_archive, context.reference_archive.get(at)
         sides = values_of(archive, ours), values_of(context.target_archive, theirs)
         reference, target = (side.reshape(rows, -1).astype(np.int64) for side in sides)
-        if all(0 <= side.min() and side.max() < experts for side in (reference, target)):
+        if size and all(side.min() >= 0 and side.max() < experts for side in (reference, target)):
             return reference, target
     return None
 

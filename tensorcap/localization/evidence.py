@@ -28,6 +28,7 @@ from tensorcap.comparison import (
 from tensorcap.localization.suspect import By
 from tensorcap.rerun import BAD, InjectedRun, OpenReplay, OwnError, replay_within, run_injected
 from tensorcap.runs import Calls, StateWriters, is_inner, is_parameter
+from tensorcap.wording import some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 RerunCall = Callable[[str, str], "Rerun | None"]
 
+_FAR_ABOVE: Final = 10.0  # times the total error: errors add up as roots of squares, and hardly cancel so far
 _MOST: Final = 8  # suspects by archives alone: of more, none stands out
 _MADE: Final = {
     "result": "its own result",
@@ -101,6 +103,43 @@ class EvidenceSource:
     own_errors: Sequence[OwnError] = ()
     unjudged: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+class Totals:
+    """The errors of the free runs, which an error that a module makes itself does not exceed.
+
+    A module that gives the reference's values in the free run is not wrong if it gives others for arguments
+    that it was not made for: a pair of arguments that do not belong together, a factor that the one side has
+    in another module.
+
+    Args:
+        free: The comparison of the free runs.
+
+    Attributes:
+        exceeded: Key texts of own errors that lie far above the total ones.
+    """
+
+    def __init__(self, free: Comparison) -> None:
+        self._errors = {pair.key: pair.row_error for pair in free.pairs if pair.is_compared}
+        self.exceeded: dict[str, None] = {}
+
+    def are_exceeded_by(self, own: OwnError) -> bool:
+        """Whether an own error lies far above the total one; if so, it is noted."""
+        total = self._errors.get(own.key)
+        if total is None or own.error is None or own.error <= _FAR_ABOVE * total:
+            return False
+        self.exceeded[own.key] = None
+        return True
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know of them, a sentence or none."""
+        if not self.exceeded:
+            return ()
+        return (
+            f"{some(list(self.exceeded))}: differs far less in the free run than with values of the other "
+            "side, which therefore do not belong there; nobody is accused of it.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +219,7 @@ def gather_evidence(
         except UsageError as error:  # nothing that the target has can stand in the reference
             replay_error = error
         else:
-            sources.append(evidence_of_replay(opened_replay))
+            sources.append(evidence_of_replay(opened_replay, free))
     if target_model is not None:
         path = injected_path
         if path is None:
@@ -203,18 +242,24 @@ def gather_evidence(
         except UsageError as error:  # a tensor does not fit, or nothing belongs together
             injection_error = error
         else:
-            sources.append(evidence_of_injection(injection))
+            sources.append(evidence_of_injection(injection, free))
     if not sources:
         sources.append(evidence_of_archives(*compared, free))
     return GatheredEvidence(sources, injection, replay_error, injection_error)
 
 
-def evidence_of_replay(opened_replay: OpenReplay) -> EvidenceSource:
-    """What the reference's model shows that was run on the target's values."""
-    result = opened_replay.replay
+def evidence_of_replay(opened_replay: OpenReplay, free: Comparison) -> EvidenceSource:
+    """What the reference's model shows that was run on the target's values.
+
+    Args:
+        opened_replay: Its run.
+        free: The comparison of the free runs: an own error far above the total one accuses nobody.
+    """
+    result, totals = opened_replay.replay, Totals(free)
     bad: dict[str, list[OwnError]] = {}
     for own in result.bad:
-        bad.setdefault(own.module, []).append(own)
+        if not totals.are_exceeded_by(own):
+            bad.setdefault(own.module, []).append(own)
     return EvidenceSource(
         "replay",
         opened_replay.run,
@@ -222,32 +267,49 @@ def evidence_of_replay(opened_replay: OpenReplay) -> EvidenceSource:
         opened_replay.rerun_call,
         _ranked(bad, Calls(opened_replay.reference), "is wrong for what the target gave it"),
         result.own_errors,
-        unjudged=(*result.lacking, *(own.key for own in result.unjudged)),
-        notes=result.notes,
+        unjudged=(*result.lacking, *(own.key for own in result.unjudged), *totals.exceeded),
+        notes=(*result.notes, *totals.notes),
     )
 
 
-def evidence_of_injection(run: InjectedRun) -> EvidenceSource:
+def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
     """What a target shows that was run on the reference's arguments.
 
     Results are natural, so that an error goes on into what the code around a module makes of it: evidence
     against a module that has an earlier suspect within it adds nothing.
+
+    Args:
+        run: The injected run.
+        free: The comparison of the free runs: an own error far above the total one accuses nobody.
     """
+    totals = Totals(free)
     bad: dict[str, list[OwnError]] = {}
     for own in run.own_errors:
+        if own.is_bad and totals.are_exceeded_by(own):
+            continue
         if own.is_bad and (own.module in bad or not any(is_within(module, own.module) for module in bad)):
             bad.setdefault(own.module, []).append(own)
     evidence = _ranked(bad, Calls(run.reference), "is wrong though it was given the reference's tensors")
     if not evidence:
-        evidence = _of_divergence(run.reference, run.comparison)
-    notes: tuple[str, ...] = ()
+        first = _of_divergence(run.reference, run.comparison)
+        evidence = tuple(one for one in first if not totals.exceeded.keys() & set(one.keys))
+    notes = totals.notes
     if run.unknown:
-        notes = (
+        notes += (
             "Arguments that were left as they were and are not known in the reference: "
             f"{len(run.unknown)}, first {run.unknown[0]}; errors of what was made of them may be "
             "inherited.",
         )
-    return EvidenceSource("injection", run.reference, run.target, None, evidence, run.own_errors, notes=notes)
+    return EvidenceSource(
+        "injection",
+        run.reference,
+        run.target,
+        None,
+        evidence,
+        run.own_errors,
+        unjudged=tuple(totals.exceeded),
+        notes=notes,
+    )
 
 
 def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) -> EvidenceSource:

@@ -55,7 +55,7 @@ def rank_suspects(
     """
     free_errors = _FreeErrors(free, noise)
     calls = Calls(reference)
-    suspects = []
+    suspects: list[Suspect] = []
     diagnosed = Counter[tuple[object, ...]]()  # suspects of each place
     for merged in _merge(sources):
         suspect = _suspect(merged, None, free_errors, calls, noise)
@@ -63,7 +63,8 @@ def rank_suspects(
         if diagnosed[place] < _DIAGNOSED and (place in +diagnosed or len(+diagnosed) < _DIAGNOSED):
             diagnosed[place] += 1
             suspect = _suspect(merged, _diagnose(merged, compute_dtype), free_errors, calls, noise)
-        suspects.append(suspect)
+        if all(suspect.module != other.module for other in suspects):
+            suspects.append(suspect)
     suspects = group_suspects(suspects)
     suspects.sort(key=lambda suspect: suspect.cause == NOISE_CAUSE)
     own_errors = sources[0].own_errors
@@ -172,13 +173,18 @@ def _suspect(
     calls: Calls,
     noise: Noise | None,
 ) -> Suspect:
-    """Describe a suspect; its cause is noise, else the mistake that explains it, else what R means."""
+    """Describe a suspect; its cause is noise, else the mistake that explains it, else what R means.
+
+    A module that is skipped is suspected itself, not the one whose code should have called it.
+    """
     evidence = merged.evidence
     module, key = evidence.module, evidence.keys[0]
     inherited, total = free_errors.of_module(module)
     floor = None if noise is None else noise.errors.get(key)
     error = evidence.own if evidence.own is not None else total
     mistake = find_mistake(examined)
+    if mistake is not None and mistake.kind == "skipped":
+        module = str(mistake.facts["module"])
     cause, reason = mistake.kind if mistake else "", evidence.reason
     if floor and (error is None or error <= _NOISE * floor):
         cause = NOISE_CAUSE

@@ -110,6 +110,8 @@ class Recorder:
         self._step = _Step(0)
         self._is_step_begun = False
         self._threads: list[int] = []  # that began each step
+        self._callers: dict[str, tuple[int, int]] = {}  # by site: step and thread of its last call
+        self.threaded: dict[str, None] = {}  # sites that several threads called in one step
         self._last_call: Call | None = None
         self.failure: TensorcapError | None = None
         self.is_paused = False
@@ -194,6 +196,8 @@ class Recorder:
                 self._is_step_begun = True
                 self._threads.append(threading.get_ident())
             call = self._count(point, token)
+            if not is_outermost:
+                self._note_caller(call)
         stack.append(call)
         return call
 
@@ -270,6 +274,14 @@ class Recorder:
         if step.number > self.last_step:
             self.last_step = step.number
         return call
+
+    def _note_caller(self, call: Call) -> None:
+        """Note if several threads call a site in one step, so that chance numbers its calls."""
+        site, caller = call.point.site, (call.step, threading.get_ident())
+        step, thread = self._callers.get(site, caller)
+        if step == caller[0] and thread != caller[1]:
+            self.threaded[site] = None
+        self._callers[site] = caller
 
     def leave(self, point: Point, token: int) -> Call | None:
         """End the call that began with this token; calls inside it that did not return are dropped."""

@@ -16,6 +16,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from tensorcap.comparison import Finding, called_sites, caller_of
 from tensorcap.rerun.own_errors import OwnError
 from tensorcap.runs import is_inner
+from tensorcap.wording import name_numbers, name_pattern
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
@@ -52,6 +53,7 @@ class Dependencies:
         self._inputs: dict[tuple[int, int, str], list[Record]] = {}
         self._results_within: dict[tuple[int, int, str], list[Record]] = {}
         self._equal: dict[tuple[object, ...], list[str]] = {}
+        self._of: dict[str, frozenset[str]] = {}  # once asked for
         for record in reference.records:
             key = record.key
             kind = key.slot.partition(".")[0]
@@ -69,14 +71,18 @@ class Dependencies:
     def __contains__(self, text: str) -> bool:
         return text in self._records
 
-    def of(self, text: str) -> set[str]:
+    def of(self, text: str) -> frozenset[str]:
         """Key texts of what a tensor may have been computed of.
 
         1. A result: the arguments of its call, and results of modules that were called within it.
         2. An argument: those of the calling module, and results within that before; only those that hold
            the same, if some do.
         """
-        record = self._records[text]
+        if text not in self._of:
+            self._of[text] = frozenset(self._sources(self._records[text]))
+        return self._of[text]
+
+    def _sources(self, record: Record) -> Iterator[str]:
         key = record.key
         is_argument = key.slot.startswith("input")
         site = caller_of(key.site, self._called) if is_argument else key.site
@@ -88,12 +94,16 @@ class Dependencies:
         ]
         if is_argument and (contents := _contents(record)):
             earlier = [other for other in earlier if _contents(other) == contents] or earlier
-        return {other.key.text for other in earlier}
+        yield from (other.key.text for other in earlier)
 
     def dependents(self, text: str, among: Iterable[str]) -> list[str]:
         """Of some key texts those that may be computed of a tensor, or of others that hold the same."""
         same = self.equal([text])
-        return [other for other in among if other in self and other not in same and same & self.of(other)]
+        return [
+            other
+            for other in among
+            if other in self and other not in same and not same.isdisjoint(self.of(other))
+        ]
 
     def equal(self, texts: Iterable[str]) -> set[str]:
         """Key texts, and those of tensors that hold the same in the reference."""
@@ -103,11 +113,25 @@ class Dependencies:
             every.update(self._equal.get(contents, ()) if contents else ())
         return every
 
+    def is_of_leaf(self, text: str) -> bool:
+        """Whether a tensor is the result of a module within which none is called."""
+        key = Key.parse(text)
+        is_result = key.slot.startswith("output")
+        return is_result and (key.rank, key.step, key.site) not in self._results_within
+
+    def first(self, texts: Iterable[str]) -> int:
+        """The order of the first of some tensors."""
+        return min((self._records[text].order for text in texts), default=-1)
+
+    def since(self, order: int, texts: Iterable[str]) -> list[str]:
+        """Those of some tensors that are not before an order of execution."""
+        return sorted(text for text in texts if self._records[text].order >= order)
+
     def chain(self, text: str, among: Collection[str]) -> Iterator[str]:
         """What a tensor may come from, through some key texts alone; without itself."""
         seen, waiting = {text}, [text]
         while waiting:
-            for source in self.of(waiting.pop()) & set(among):
+            for source in self.of(waiting.pop()).intersection(among):
                 if source not in seen:
                     seen.add(source)
                     waiting.append(source)
@@ -157,9 +181,9 @@ def settle(
 ) -> Settled[J]:
     """Find what is undone by what is computed of it, and judge everything else with that left in place.
 
-    1. All that is `diverged` is left in place, with what holds the same. A result whose own error then falls
-       to an eighth, and is not bad, undoes what it is made of.
-    2. What is wrong for the first time inherits it, and is left in place too, up to three rounds.
+    1. Results of leaves that are `diverged` are left in place, with what holds the same. A tensor whose own
+       error then falls to an eighth, and is not bad, undoes what it is made of.
+    2. What else is wrong then may inherit it, and is left in place too, up to three rounds.
     3. Undone is what a result that undoes is made of, step by step through what was left in place, and
        further results of such a call.
     4. So is what nothing depends on: all that may be made of it is right with it in place and without, with
@@ -187,21 +211,24 @@ def settle(
     if not undone:
         return Settled(first)
     undone = {**_other_results(bad, undone), **undone}
+    folded = _folded_pairs(bad, undone, search.undoing, dependencies, target)
+    undone = {**_of_other_layers(first.own_errors, bad, undone, search.undoing), **undone}
+    undone = {**{text: by for by, text in folded.items()}, **undone}
     for _ in range(_ATTEMPTS):
-        folded = _folded_pairs(bad, undone, search.undoing, dependencies, target)
-        pairs = {text: by for by, text in folded.items()}
-        released = frozenset(dependencies.equal((*undone, *pairs)) - search.undoing)
+        released = frozenset(dependencies.equal(undone) - search.undoing)
         judged = rejudge(released)
         wrong = {own.key for own in judged.own_errors if own.is_bad}
         fresh = {text for text in wrong - released if text not in bad or text in search.undoing}
         if not fresh:
-            by_key = {text: _by(text, {**undone, **pairs}, dependencies) for text in released}
-            modules = {by: Key.parse(text).site for by, text in folded.items()}
+            by_key = {text: _by(text, undone, dependencies) for text in released}
+            modules = {by: Key.parse(text).site for by, text in folded.items() if text in undone}
             return Settled(judged, released, {text: by for text, by in by_key.items() if by}, modules)
         guilty = {source for text in fresh for source in dependencies.chain(text, wrong & released)}
-        undone = {text: by for text, by in undone.items() if text not in guilty and by not in fresh}
-        if not guilty or not undone:
+        left = {text: by for text, by in undone.items() if text not in guilty and by not in fresh}
+        search.undoing -= fresh
+        if not left or len(left) == len(undone):
             break
+        undone = left
     return Settled(first)
 
 
@@ -232,30 +259,50 @@ class _Search(Generic[J]):
         self._explained = explained
         self._rejudge = rejudge
         self._dependencies = dependencies
+        self._firsts: dict[str, int] = {}  # order of the first tensor that one undoes
         self.undoing: set[str] = set()
 
     def run(self) -> dict[str, str]:
         """What undoes a tensor, by key text."""
         undone: dict[str, str] = {}
-        released = {text for text in self._dependencies.equal(self._bad) if not _is_of_model(text)}
+        leaves = [text for text in self._bad if self._dependencies.is_of_leaf(text)]
+        first = self._dependencies.equal(leaves or self._bad)
+        released = {text for text in first if not _is_of_model(text)}
         for _ in range(_ROUNDS):
             owns = {own.key: own for own in self._rejudge(frozenset(released)).own_errors}
             wrong = {text for text, own in owns.items() if own.is_bad}
             undoing = [text for text in self._bad if text in owns and self._is_undoing(owns[text])]
-            for text in undoing:
-                for source in self._dependencies.chain(text, wrong & released):
-                    undone.setdefault(source, text)
             self.undoing.update(undoing)
+            for text in (one for one in self._bad if one in self.undoing):
+                chain = set(self._dependencies.chain(text, wrong & released))
+                start = self._firsts.setdefault(text, self._dependencies.first(chain))
+                for source in self._dependencies.since(start, chain):  # what comes before grew from a mistake
+                    undone.setdefault(source, text)
             for text, by in self._without_effect(owns, undone):
                 undone.setdefault(text, by)
             released -= self._dependencies.equal(self.undoing) - wrong
-            inheriting = {
-                text for text in wrong - released if text not in self._bad and not _is_of_model(text)
-            }
-            if not inheriting or self._bad.keys() <= undone.keys() | self.undoing:
+            inheriting = {text for text in wrong - released - self.undoing if not _is_of_model(text)}
+            if not inheriting:
                 break
-            released |= self._dependencies.equal(inheriting) - self.undoing
+            released |= self._dependencies.equal(self._next(inheriting, wrong)) - self.undoing
         return undone
+
+    def _next(self, inheriting: Collection[str], wrong: Collection[str]) -> Iterator[str]:
+        """What is to be left in place next, of what inherits an error.
+
+        What comes of a tensor that may yet be right, since what it is made of is still replaced, has to wait:
+        it would carry a mistake there on to what follows.
+        """
+        waiting = {
+            text
+            for text in self._bad
+            if text in wrong and not self._dependencies.of(text).isdisjoint(inheriting)
+        }
+        for text in (one for one in self._first if one in inheriting):
+            if self._dependencies.of(text).isdisjoint(waiting):
+                yield text
+            else:
+                waiting.add(text)
 
     def _without_effect(
         self, owns: Mapping[str, OwnError], undone: Collection[str]
@@ -292,6 +339,28 @@ def _other_results(bad: Collection[str], undone: Mapping[str, str]) -> dict[str,
     }
 
 
+def _of_other_layers(
+    own_errors: Sequence[OwnError],
+    bad: Collection[str],
+    undone: Mapping[str, str],
+    undoing: Collection[str],
+) -> dict[str, str]:
+    """What is undone in other layers, and in this one is not, since what would undo it has a mistake, too.
+
+    Both are judged as one there: what differs alike in all layers is left in place, and its user is accused.
+    """
+    patterns = {(name_pattern(text), name_pattern(by)) for text, by in undone.items()}
+    by_name = {_layer(text): text for text in bad if text not in undoing}
+    more: dict[str, str] = {}
+    for text in (own.key for own in own_errors if own.key not in undone and own.key not in undoing):
+        name, numbers = _layer(text)
+        for pattern, by in sorted(patterns):
+            user = by_name.get((by, numbers))
+            if name == pattern and user is not None and user != text:
+                more.setdefault(text, user)
+    return more
+
+
 def _folded_pairs(
     bad: Mapping[str, OwnError],
     undone: Collection[str],
@@ -305,7 +374,7 @@ def _folded_pairs(
     among = dependencies.equal(left).difference(undone)
     results = {text: target.get(text).digest for text in left if Key.parse(text).slot.startswith("output")}
     for text, digest in results.items():
-        for source in dependencies.chain(text, among):
+        for source in sorted(dependencies.chain(text, among)):
             if digest and results.get(source) == digest and source not in dependencies.equal([text]):
                 pairs[text] = source
     return pairs
@@ -314,6 +383,11 @@ def _folded_pairs(
 def _by(text: str, undone: Mapping[str, str], dependencies: Dependencies) -> str:
     """What undoes a tensor, or what holds the same; "" if nothing does."""
     return next((undone[one] for one in (text, *sorted(dependencies.equal([text]))) if one in undone), "")
+
+
+def _layer(text: str) -> tuple[str, tuple[int, ...]]:
+    """The pattern of a key text, and the numbers of its layer."""
+    return name_pattern(text), tuple(name_numbers(text))
 
 
 def _is_of_model(text: str) -> bool:

@@ -38,6 +38,7 @@ from tensorcap.comparison import (
 )
 from tensorcap.rerun.replay_tests import (
     judge_bits,
+    judge_narrowing,
     judge_other_values,
     judge_replayed,
     judge_twin,
@@ -266,6 +267,8 @@ class ReplayJudge:
             own = [replace(f, status="within-rounding") for f in own]
         elif ratio is not None and math.isfinite(ratio) and self._is_judged_by_twin(pair, is_leaf=is_leaf):
             own.append(judge_twin(ratio, elements))
+        if not self._is_forward and self._is_kept_wide(reference.key, target):
+            own.append(judge_narrowing(target.dtype.name))
         own += [finding for finding in pair.findings if finding.test in _NO_ROUNDINGS]
         is_precise = ratio is not None and ratio < POLICY.twin_precise
         has_parameters = self._calls.has_parameters(reference.key.site)
@@ -286,6 +289,17 @@ class ReplayJudge:
         is_as_wide = twin.get(key.text).dtype == target.dtype
         minimum = None if statistics is None else statistics.minimum
         return is_as_wide and minimum is not None and float(minimum) >= 0
+
+    def _is_kept_wide(self, key: Key, target: Record) -> bool:
+        """Whether the model keeps a result exactly in float32 in that precision, and the target rounds it."""
+        twin = self._runs.twin
+        if twin is None or key.text not in twin or not key.slot.startswith("output"):
+            return False
+        record, units = twin.get(key.text), POLICY.units
+        is_narrower = record.dtype.name in units and units.get(target.dtype.name, 0.0) > units["float32"]
+        if not is_narrower or units[record.dtype.name] > units["float32"] or record.shape != target.shape:
+            return False
+        return np.array_equal(self._runs.exact.load(self._runs.exact.get(key.text)), twin.load(record))
 
     def _judge_bits(self, pair: Pair) -> list[Finding]:
         """Judge the bits of leaves that compute a tensor of another of its shape: activations and norms."""

@@ -51,6 +51,12 @@ def judge_twin(ratio: float, elements: int) -> Finding:
     return limits.finding("twin_ratio", ratio, text)
 
 
+def judge_narrowing(dtype: str) -> Finding:
+    """Judge a result that is rounded where the model in that precision keeps it in float32, to the bit."""
+    text = f"rounded to {dtype}, where the reference's model in that precision keeps it in float32"
+    return Finding("twin_ratio", math.inf, POLICY.twin_ratio.green, "suspect", text)
+
+
 def rounds_less(ratio: float, elements: int) -> bool:
     """Whether a result was rounded less than the model itself rounds it in that precision."""
     return ratio < POLICY.twin_precise / POLICY.widened_by(elements)

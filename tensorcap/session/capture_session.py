@@ -370,6 +370,8 @@ class Capture:
             outcome["phases"] = [recorder.phases.get(step, "forward") for step in steps]
         if len(set(recorder.threads)) > 1:
             outcome["threads"] = recorder.threads
+        if recorder.threaded:
+            outcome["threaded_sites"] = list(recorder.threaded)
         if self.substitution is not None:
             outcome["injected"] = self.substitution.describe()
         if recorder.stopped is not None:

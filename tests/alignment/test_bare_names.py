@@ -213,6 +213,7 @@ def test_ops_of_the_last_module_are_not_explained_if_nothing_is_the_result_of_th
     assert compare(dump_of(tmp_path / "dump.npz", ops), run).exit_status == 1
 
 
+ROUND = np.array([0, 1, 0.5], np.float32)
 BIAS = np.array([0.1257302, -0.1321049, 0.6404227], np.float32)
 
 
@@ -224,7 +225,7 @@ BIAS = np.array([0.1257302, -0.1321049, 0.6404227], np.float32)
         pytest.param(BIAS, BIAS[::-1], None, False, id="another-order"),
         pytest.param(BIAS, np.nextafter(BIAS, np.float32(2)), None, False, id="another-last-bit"),
         pytest.param(BIAS, BIAS, BIAS, False, id="twice-on-one-side"),
-        pytest.param(np.float32([0, 1, 0.5]), np.float32([0, 1, 0.5]), None, False, id="round-numbers"),
+        pytest.param(ROUND, ROUND, None, False, id="round-numbers"),
         pytest.param(BIAS[:2], BIAS[:2], None, False, id="two-numbers"),
     ],
 )

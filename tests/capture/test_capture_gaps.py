@@ -478,7 +478,8 @@ class Layers(nn.Module):
     def __init__(self, *, is_compiled: bool) -> None:
         super().__init__()
         first: Any = nn.Sequential(nn.Linear(4, 4), nn.GELU())
-        self.layers = nn.ModuleList([torch.compile(first, backend="eager") if is_compiled else first])
+        layer: Any = torch.compile(first, backend="eager") if is_compiled else first
+        self.layers = nn.ModuleList([layer])
         self.head = nn.Linear(4, 2)
 
     def forward(self, x: torch.Tensor) -> Any:

@@ -246,3 +246,61 @@ def test_steps_of_one_thread_are_never_reordered(tmp_path: Path) -> None:
     comparison = compare(reference, run_by_threads(tmp_path / "t.h5", [2, 0, 1], alone=True))
     assert comparison.exit_status == 1
     assert any("in another order: step 0 of the reference is step 1" in w for w in comparison.warnings)
+
+
+class Chunked(torch.nn.Module):
+    """Rows go through one layer in threads of their own, in a given order; then through the head."""
+
+    def __init__(self, order: list[int], wrong: int = -1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU())
+        self.head = torch.nn.Linear(8, 2)
+        self.order, self.wrong = order, wrong
+
+    def forward(self, x: torch.Tensor) -> Any:
+        turns = [threading.Event() for _ in range(len(x) + 1)]
+        turns[0].set()
+        results: dict[int, torch.Tensor] = {}
+
+        def call(row: int, turn: int) -> None:
+            turns[turn].wait(60)
+            with torch.no_grad():
+                results[row] = self.layer(x[row : row + 1]) * (1.5 if row == self.wrong else 1.0)
+            turns[turn + 1].set()
+            turns[-1].wait(60)  # until all have been called, so that no two of them have one identity
+
+        threads = [threading.Thread(target=call, args=(row, turn)) for turn, row in enumerate(self.order)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return self.head(torch.cat([results[row] for row in range(len(x))]))
+
+
+def run_in_chunks(path: Path, order: list[int], wrong: int = -1) -> Path:
+    model = Chunked(order, wrong).eval()
+    if wrong >= 0:
+        model.layer[0].register_forward_hook(lambda _, args, y: y + (args[0][0, 0] == wrong))
+    with torch.no_grad(), tensorcap.capture(model, path):
+        model(torch.arange(3.0)[:, None].expand(3, 8).contiguous())
+    return path
+
+
+@pytest.mark.spec("CMP-150", "CAP-171")
+def test_calls_of_one_module_by_threads_are_paired_by_what_they_were_given(tmp_path: Path) -> None:
+    reference = run_in_chunks(tmp_path / "r.h5", [0, 1, 2])
+    with tensorcap.open_archive(reference) as archive:
+        assert archive.run["threaded_sites"] == ["layer", "layer.0", "layer.1"]
+    comparison = compare(reference, run_in_chunks(tmp_path / "t.h5", [2, 0, 1]))
+    assert comparison.counts == {"identical": comparison.records}
+    assert any("Several threads called layer, layer.0" in warning for warning in comparison.warnings)
+
+
+@pytest.mark.spec("CMP-150")
+def test_a_mistake_in_a_call_of_threads_is_found_in_that_call(tmp_path: Path) -> None:
+    reference = run_in_chunks(tmp_path / "r.h5", [0, 1, 2])
+    comparison = compare(reference, run_in_chunks(tmp_path / "t.h5", [2, 0, 1], wrong=1))
+    wrong = [pair.key for pair in comparison.pairs if not pair.is_green]
+    assert wrong[0] == "0/layer.0@1/output"
+    assert not any("@2" in key or "layer.0/" in key for key in wrong)

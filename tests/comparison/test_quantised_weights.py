@@ -104,3 +104,31 @@ def test_a_quantised_projection_is_green_and_one_with_a_wrong_scale_is_not(make_
     assert (right.exit_status, right.counts) == (0, {"identical": 1, "within-rounding": 1})
     assert compare(reference, archive(wrong, weight=("int8", [96, 128]))).exit_status == 1
     assert compare(reference, archive(rounded, weight=("float32", [96, 128]))).exit_status == 1
+
+
+@pytest.mark.spec("POL-4")
+@pytest.mark.parametrize("wrong", ["0/norm/output", "0/proj/output", ""])
+def test_quantised_weights_excuse_nothing_that_comes_before_them(
+    make_archive: MakeArchive, wrong: str
+) -> None:
+    """A norm that is off by half a percent is no rounding of float32; that of int8 weights is larger."""
+    weight, x = RNG.normal(size=(96, 128)), RNG.normal(size=(64, 128))
+    norm = x / np.sqrt((x**2).mean(-1, keepdims=True))
+
+    def archive(used: Any, factors: dict[str, Any], **tensors: tuple[str, list[int]]) -> Any:
+        hidden = norm * factors.get("0/norm/output", 1.0)
+        values = {
+            "0/norm/input.x": x,
+            "0/norm/output": hidden,
+            "0/proj/input.x": norm,
+            "0/proj/output": norm @ used.T * factors.get("0/proj/output", 1.0),
+        }
+        return make_archive({k: v.astype(np.float32) for k, v in values.items()}, run=run_of(**tensors))
+
+    reference = archive(weight, {}, weight=("float32", [96, 128]))
+    noise = 1 + 0.005 * RNG.normal(size=(64, 1))
+    target = archive(quantised(weight, 8, 128), {wrong: noise} if wrong else {}, weight=("int8", [96, 128]))
+    found = compare(reference, target)
+    statuses = {pair.key: pair.is_green for pair in found.pairs}
+    assert statuses["0/norm/output"] is (wrong != "0/norm/output")
+    assert statuses["0/proj/output"] is True

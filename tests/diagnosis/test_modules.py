@@ -523,3 +523,52 @@ def test_what_arrives_wrong_is_a_floor_and_is_said(diagnosed: Diagnose, rng: np.
     assert found.inherited == pytest.approx(0.01, rel=0.1)
     assert found.explanations[0].after == pytest.approx(0.01, rel=0.3)
     assert found.notes[0].startswith("input.x arrives with a relative error of 0.0")
+
+
+@pytest.mark.spec("DIA-125")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_residual_from_behind_the_norm_is_told(
+    diagnosed: Diagnose, rng: np.random.Generator, precision: str
+) -> None:
+    x, made = rng.standard_normal((1, 40, 32)), rng.standard_normal((1, 40, 32))
+    normed = rms(x) * rng.standard_normal(32)
+    beside = {"0/m/input.x": x, "0/m.norm/output": normed, "0/m.mlp/output": made}
+    found = diagnosed({**beside, OUT: x + made}, {**beside, OUT: normed + made}, precision=precision)
+    best = found.explanations[0]
+    assert best.kind == "term-exchanged"
+    assert best.facts == {"key": "0/m/input.x", "target_key": "0/m.norm/output"}
+
+
+@pytest.mark.spec("DIA-124")
+def test_rows_of_a_weight_are_rows(diagnosed: Diagnose, rng: np.random.Generator) -> None:
+    weight = rng.standard_normal((32, 64))
+    order = [0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, *range(12, 32)]
+    found = diagnosed(
+        {"0/m/param.weight": weight}, {"0/m/param.weight": weight[order]}, key="0/m/param.weight"
+    )
+    best = found.explanations[0]
+    assert best.kind == "row-order"
+    assert best.text == (
+        "rows of the target are those of the reference in another order: blocks of 4 in the order "
+        "0, 2, 1, 3, 4, 5, 6, 7"
+    )
+    assert "oken" not in " ".join([best.text, best.hint, *found.notes])
+
+
+@pytest.mark.spec("DIA-124")
+def test_an_order_has_each_slice_once(diagnosed: Diagnose, rng: np.random.Generator) -> None:
+    one, other = rng.standard_normal((2, 1, 40, 1))
+    heads = np.concatenate([one, one, other, other], axis=2)  # repeated, each for its neighbour
+    found = diagnosed({OUT: np.tile(heads, 3)}, {OUT: np.tile(heads[..., [0, 2, 1, 3]], 3)})
+    best = found.explanations[0]
+    assert best.kind == "channel-order"
+    assert sorted(best.facts["sources"]) == list(range(12))
+
+
+@pytest.mark.spec("DIA-124")
+def test_slices_most_of_which_are_taken_repeatedly_are_no_order(
+    diagnosed: Diagnose, rng: np.random.Generator
+) -> None:
+    r = rng.standard_normal((40, 32))
+    found = diagnosed({OUT: r}, {OUT: r[:, np.arange(32) // 4]})
+    assert not [e for e in found.explanations if e.kind == "channel-order"]

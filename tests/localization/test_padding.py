@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
 
 PADDED = 3  # tokens at the start of the second sequence
-Spoil = Callable[[Any], None]
 
 
-def model() -> LlamaForCausalLM:
+def model() -> Any:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=96,
@@ -31,7 +29,8 @@ def model() -> LlamaForCausalLM:
         num_key_value_heads=2,
         max_position_embeddings=64,
     )
-    return LlamaForCausalLM(config).eval()
+    made: Any = LlamaForCausalLM(config)
+    return made.eval()
 
 
 def inputs() -> dict[str, Tensor]:
@@ -41,7 +40,7 @@ def inputs() -> dict[str, Tensor]:
     return {"input_ids": torch.randint(0, 96, (2, 12), generator=generator), "attention_mask": mask}
 
 
-def with_nan_in_padding(port: LlamaForCausalLM) -> LlamaForCausalLM:
+def with_nan_in_padding(port: Any) -> Any:
     """Leave NaN in the padding behind every attention, and look at none of it."""
 
     def look_away(_: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -59,11 +58,11 @@ def with_nan_in_padding(port: LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 @pytest.fixture(params=["float32", "bfloat16"])
-def port(request: Any) -> LlamaForCausalLM:
+def port(request: Any) -> Any:
     return with_nan_in_padding(model()).to(getattr(torch, request.param))
 
 
-def captured(folder: Path, port: LlamaForCausalLM) -> tuple[Path, Path]:
+def captured(folder: Path, port: Any) -> tuple[Path, Path]:
     paths = folder / "ref.h5", folder / "tgt.h5"
     capture_workload(Workload(model(), inputs()), paths[0])
     capture_workload(Workload(port, inputs()), paths[1])
@@ -73,19 +72,19 @@ def captured(folder: Path, port: LlamaForCausalLM) -> tuple[Path, Path]:
 @pytest.mark.slow
 @pytest.mark.spec("POL-160", "RPL-90")
 @pytest.mark.parametrize("way", ["archives", "replay", "injection"])
-def test_nan_in_padding_accuses_nobody(tmp_path: Path, port: LlamaForCausalLM, way: str) -> None:
+def test_nan_in_padding_accuses_nobody(tmp_path: Path, port: Any, way: str) -> None:
     paths = captured(tmp_path, port)
     with torch.no_grad():
         result = port(**inputs()).logits
     assert result[1, :PADDED].isnan().all()
     assert result[1, PADDED:].isfinite().all()
     assert compare(*paths).exit_status == 0
-    models = {
+    models: dict[str, Any] = {
         "archives": {},
         "replay": {"reference_model": Workload(model(), inputs())},
         "injection": {"target_model": Workload(port, inputs())},
-    }[way]
-    found = localize(*paths, **models)
+    }
+    found = localize(*paths, **models[way])
     assert (found.suspects, found.exit_status, found.nonfinite) == ((), 0, None)
 
 
@@ -98,14 +97,18 @@ def test_nan_in_padding_of_the_reference_accuses_nobody(tmp_path: Path, way: str
     capture_workload(reference, paths[0])
     capture_workload(port, paths[1])
     assert compare(*paths).exit_status == 0
-    models = {"archives": {}, "replay": {"reference_model": reference}, "injection": {"target_model": port}}
+    models: dict[str, Any] = {
+        "archives": {},
+        "replay": {"reference_model": reference},
+        "injection": {"target_model": port},
+    }
     found = localize(*paths, **models[way])
     assert (found.suspects, found.exit_status) == ((), 0)
 
 
 @pytest.mark.slow
 @pytest.mark.spec("DIA-135", "RPL-90")
-def test_a_mistake_beside_nan_in_padding_is_found(tmp_path: Path, port: LlamaForCausalLM) -> None:
+def test_a_mistake_beside_nan_in_padding_is_found(tmp_path: Path, port: Any) -> None:
     port.model.layers[1].mlp.act_fn = torch.nn.GELU()
     paths = captured(tmp_path, port)
     assert compare(*paths).exit_status == 1
@@ -117,7 +120,7 @@ def test_a_mistake_beside_nan_in_padding_is_found(tmp_path: Path, port: LlamaFor
 
 @pytest.mark.slow
 @pytest.mark.spec("POL-160")
-def test_nan_that_reaches_a_token_is_found(tmp_path: Path, port: LlamaForCausalLM) -> None:
+def test_nan_that_reaches_a_token_is_found(tmp_path: Path, port: Any) -> None:
     def spoil(_: Any, __: Any, result: Tensor) -> Tensor:
         result = result.clone()
         result[1, PADDED] = torch.nan

@@ -61,9 +61,19 @@ def recurrent(wrong: int | None) -> Workload:
 def llama(cache: Callable[[Any], Any], *, is_wrong: bool) -> Workload:
     """A Llama that decodes; the wrong one's layer 1 scales the values that it keeps of the prompt."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "vocab_size": 64}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "vocab_size": 64,
+    }
+    heads: dict[str, Any] = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
+    model.eval()
     for weight in model.parameters():
         if weight.ndim == 2:
             nn.init.normal_(weight, std=0.15)
@@ -73,7 +83,7 @@ def llama(cache: Callable[[Any], Any], *, is_wrong: bool) -> Workload:
     def forward(*args: Any, **kwargs: Any) -> Any:
         output = original(*args, **kwargs)
         if kwargs["hidden_states"].shape[1] > 1:
-            kept = next(value for value in kwargs.values() if isinstance(value, transformers.Cache))
+            kept: Any = next(value for value in kwargs.values() if isinstance(value, transformers.Cache))
             kept.layers[1].values.mul_(1.25)
         return output
 

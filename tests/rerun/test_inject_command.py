@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tensorcap_cli.main import main
+from tensorcap_formats.open import open_archive
 
 CODE = """
 import torch
@@ -116,10 +117,21 @@ def test_a_map_brings_other_names_together(code: Path, tmp_path: Path) -> None:
 def test_what_does_not_fit_ends_with_2_and_what_is_not_asked_for_rightly_too(
     code: Path, tmp_path: Path
 ) -> None:
-    done = tcap("inject", tmp_path / "ref.h5", "--target-model", f"{code}:short", "-o", tmp_path / "own.h5")
+    other = tmp_path / "other.py"
+    other.write_text(f"{CODE}\n\ndef fewer():\n    return Workload(Old(), (-X[:2],))\n")
+    done = tcap("inject", tmp_path / "ref.h5", "--target-model", f"{other}:fewer", "-o", tmp_path / "own.h5")
     assert done.exit_code == 2
     assert "0/fc/input.input: does not fit: [3, 4] in the archive, [2, 4] in the model" in done.stderr
     assert tcap("inject", tmp_path / "ref.h5", "--target-model", f"{code}:old").exit_code == 2
+
+
+@pytest.mark.spec("INJ-70")
+def test_a_target_that_is_fed_some_rows_is_given_those_of_the_reference(code: Path, tmp_path: Path) -> None:
+    done = tcap("inject", tmp_path / "ref.h5", "--target-model", f"{code}:short", "-o", tmp_path / "own.h5")
+    assert done.exit_code == 0
+    with open_archive(tmp_path / "own.h5") as run, open_archive(tmp_path / "ref.h5") as ref:
+        own, whole = (each.load(each.get("0/act/output")) for each in (run, ref))
+    assert (own == whole[:2]).all()
 
 
 @pytest.mark.spec("INJ-22")

@@ -2,8 +2,9 @@
 
 In come two archives, out comes a resolved mapping. Read `proposal` (the list of passes), `match_weights`,
 `sides` and `fingerprints` (what is known of a run), `matching` and `passes` (how pairs are accepted), the
-passes `fusion_rules`, `placement`, `derived_outputs`, then `entries`, `pair_evidence` and `unmatched` (what
-is reported), last `token_layouts` and `moved_results` (what is seen of records that are paired).
+passes `fusion_rules`, `placement`, `derived_outputs`, then `member_layouts`, `entries`, `pair_evidence` and
+`unmatched` (what is reported), last `token_layouts` and `moved_results` (what is seen of records that are
+paired).
 """
 
 from tensorcap.alignment.match.fingerprints import Fingerprint, agreements, groups, rounding_of

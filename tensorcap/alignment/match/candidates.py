@@ -33,6 +33,7 @@ class Candidate:
         is_named: Whether their names are equal, by rules.
         is_by_rule: Whether they are so by rules only.
         is_placed: Whether their place between others is what speaks for them.
+        has_equal_parameters: Whether its modules alone hold these parameters, bit for bit.
         is_tied: Whether others have equal values, so that only the order of results decides.
         similarity: What structure, shapes and arguments say, in nats.
     """
@@ -44,6 +45,7 @@ class Candidate:
     is_named: bool = False
     is_by_rule: bool = False
     is_placed: bool = False
+    has_equal_parameters: bool = False
     is_tied: bool = False
     similarity: float = 0.0
 
@@ -67,7 +69,8 @@ class Candidate:
         """What it is known by."""
         if self.is_named:
             return "rule" if self.is_by_rule else "name"
-        return "values" if self.nats >= WEIGHTS.proof and not self.is_tied else "structure"
+        is_proven = self.has_equal_parameters or (self.nats >= WEIGHTS.proof and not self.is_tied)
+        return "values" if is_proven else "structure"
 
 
 @dataclass(frozen=True, slots=True)

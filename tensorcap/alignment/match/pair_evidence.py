@@ -255,6 +255,8 @@ class PairEvidence:
 
     def _describe_agreement(self, candidate: Candidate) -> list[str]:
         reasons = ["the same name"] if candidate.is_named else []
+        if candidate.has_equal_parameters:
+            reasons.append("the same parameters, bit for bit, its own or those of what lies in it")
         agreed = (candidate.agreeing[p] for p in candidate.places if p in candidate.agreeing)
         agreements = [agreement for agreement in agreed if agreement.nats >= WEIGHTS.reported_least]
         if agreements:

@@ -260,8 +260,8 @@ def entries_of_parameter_pair(
         layouts.residuals,
         is_transposed=is_transposed,
     )
-    sites = [slots.matching.sites_of(candidate, place)[1] + ends[1] for place in pair.places]
-    reason += layouts.describe_others(sites)
+    members = [slots.matching.sites_of(candidate, place)[1] + ends[1] for place in pair.places]
+    reason += layouts.describe_others(members)
     is_sure = fit is not None and fit.is_sure
     shapes = [[record.shape for record in side] for side in records]
     if not is_sure and (not is_named or (fit is not None and shapes[0] != shapes[1])):

@@ -6,10 +6,11 @@ add a pass, write a function of the `MatchState` and list it in `proposal.PASSES
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tensorcap.alignment.match.candidates import Candidate, Fusion
+from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.slots import Slots
 from tensorcap.alignment.names import Rules
@@ -30,6 +31,7 @@ class MatchState:
             as left over.
         handed_on: Pairs of a template of the reference and one of the target that was given its results, with
             the name of the argument.
+        parameters: Digests of the parameters of each module of both sides that has some, by site.
         failed: Passes that ended in an exception, a sentence each; what they and others had paired stands.
     """
 
@@ -39,6 +41,7 @@ class MatchState:
     sums: list[Fusion] = field(default_factory=list)
     fusions: list[Fusion] = field(default_factory=list)
     handed_on: list[tuple[Candidate, str]] = field(default_factory=list)
+    parameters: tuple[Mapping[str, frozenset[str]], ...] = ({}, {})
     failed: list[str] = field(default_factory=list)
 
 
@@ -106,6 +109,59 @@ def pair_main_outputs_by_values(state: MatchState) -> None:
 def pair_all_outputs_by_values(state: MatchState) -> None:
     """Pair whatever values prove or names say, further outputs and lists of unlike ranks included."""
     state.matching.accept_proven(is_plain=False)
+
+
+def pair_by_parameters(state: MatchState) -> None:
+    """Pair main outputs of modules that alone on both sides hold the same parameters, bit for bit.
+
+    Where values differ from the beginning on, as behind a wrong embedding, parameters prove what results
+    cannot.
+
+    1. Modules are paired whose set of parameters no other module of their side has.
+    2. Of the modules right around these, two are paired if all that lies in the one is paired with what lies
+       in the other; so outwards.
+    """
+    pairs = _modules_of_equal_parameters(state)
+    while pairs:
+        _accept_proven_sites(state, pairs)
+        around: tuple[dict[str, set[str]], dict[str, set[str]]] = (defaultdict(set), defaultdict(set))
+        for site, other in pairs:
+            outer, other_outer = (name.rpartition(".")[0] for name in (site, other))
+            if outer and other_outer:
+                around[0][outer].add(other_outer)
+                around[1][other_outer].add(outer)
+        pairs = [
+            (outer, next(iter(others)))
+            for outer, others in around[0].items()
+            if len(others) == 1 and len(around[1][next(iter(others))]) == 1
+        ]
+
+
+def _modules_of_equal_parameters(state: MatchState) -> list[tuple[str, str]]:
+    """Sites of both sides whose parameters are equal, and no other's on their side."""
+    sites_of: list[dict[frozenset[str], list[str]]] = [defaultdict(list), defaultdict(list)]
+    for parameters, of_side in zip(state.parameters, sites_of, strict=True):
+        for site, digests in parameters.items():
+            of_side[digests].append(site)
+    both = ((sites, sites_of[1].get(digests, [])) for digests, sites in sites_of[0].items())
+    return [(sites[0], others[0]) for sites, others in both if len(sites) == len(others) == 1]
+
+
+def _accept_proven_sites(state: MatchState, pairs: Sequence[tuple[str, str]]) -> None:
+    """Accept pairs of sites that are free and whose results have as many elements."""
+    matching = state.matching
+    places: dict[tuple[str, str], list[Place]] = defaultdict(list)
+    for sites in pairs:
+        if all(site in side.by_site for side, site in zip(matching.sides, sites, strict=True)):
+            (one, a), (other, b) = (
+                side.by_site[site] for side, site in zip(matching.sides, sites, strict=True)
+            )
+            candidate = Candidate(one.name, other.name, ())
+            if matching.is_free(candidate, (a, b)) and matching.sizes_fit(candidate, (a, b)):
+                places[one.name, other.name].append((a, b))
+    for (name, other_name), of_pair in places.items():
+        proven = Candidate(name, other_name, (), has_equal_parameters=True)
+        matching.accept(proven, tuple(sorted(of_pair)))
 
 
 def pair_remaining_names(state: MatchState) -> None:

@@ -34,6 +34,7 @@ from tensorcap.alignment.match.passes import (
     Pass,
     pair_all_outputs_by_values,
     pair_by_names,
+    pair_by_parameters,
     pair_main_outputs_by_values,
     pair_remaining_names,
     run_passes,
@@ -60,6 +61,7 @@ PASSES: Final = (
     ),  # before the values of further outputs, which parts of a whole may be
     Pass("values", pair_all_outputs_by_values),
     Pass("fused_values", keep_free_fusions),
+    Pass("parameters", pair_by_parameters),
     Pass("members", complete_templates),  # from here on values prove nothing: place, shapes, nesting
     Pass("placement", pair_by_place),
     Pass("fused_shapes", fuse_by_shapes),  # within modules that place has paired
@@ -119,7 +121,9 @@ def propose(
     is_ordered = reference.is_ordered and target.is_ordered
     matching = Matching(sides[0], sides[1], canonical, is_ordered=is_ordered)
     slots = Slots(archives, fingerprints, matching, read_values=read_values)
-    state = MatchState(matching, slots, known_rules)
+    state = MatchState(
+        matching, slots, known_rules, parameters=(_parameter_digests(reference), _parameter_digests(target))
+    )
     run_passes(PASSES, state, uses_values=uses_values, without=without)
     slots.learn()
     entries, left_over = _write_entries(state)
@@ -134,6 +138,17 @@ def propose(
     left_over += unmatched.records(archives, resolved.links, left_over, contested)
     complete = replace(resolved.alignment, left_over=tuple(left_over), failed=(*state.failed, *failed))
     return _sorted(replace(resolved, alignment=complete), sides[0])
+
+
+def _parameter_digests(archive: Archive) -> dict[str, frozenset[str]]:
+    """Digests of the parameters of each module by its site, if all are known and one is not constant."""
+    digests = {}
+    for path, module in archive.info.modules.items():
+        parameters = module.parameters.values()
+        ends = [p.statistics for p in parameters if p.statistics is not None]
+        if any(s.minimum != s.maximum for s in ends) and all(p.digest for p in parameters):
+            digests[path] = frozenset(p.digest for p in parameters)
+    return digests
 
 
 def _write_entries(state: MatchState) -> tuple[list[Entry], list[LeftOver]]:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from tensorcap.comparison.exact import parameter_rounding
 from tensorcap.comparison.preflight.item import Item, UnknownError, common_modules, make_item
 from tensorcap.comparison.preflight.weights import (
@@ -22,9 +24,11 @@ from tensorcap.comparison.preflight.weights import (
     values_text,
     weights_of,
 )
+from tensorcap.comparison.weight_grids import WeightGrid, find_weight_grid
 from tensorcap.metrics import measure
 from tensorcap.wording import FEW, counted, some
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.view import ArchiveView
 
@@ -47,6 +51,7 @@ class _Outcome:
         other: Pairs that are not the same numbers, with the error relative to the norm if it is known.
         moved: Pairs that hold the same numbers in another order, as far as statistics show.
         quantised: Pairs of which one side holds integers for floats.
+        on_grid: Pairs of which the target holds the reference's values rounded to whole steps, by the grid.
         reshaped: Pairs of unlike shapes and unlike values.
         open: Why pairs were not compared by value, and how many.
     """
@@ -54,6 +59,7 @@ class _Outcome:
     other: list[tuple[float | None, _WeightPair]] = field(default_factory=list)
     moved: list[_WeightPair] = field(default_factory=list)
     quantised: list[_WeightPair] = field(default_factory=list)
+    on_grid: dict[str, list[_WeightPair]] = field(default_factory=dict)
     reshaped: list[_WeightPair] = field(default_factory=list)
     open: Counter[str] = field(default_factory=Counter)
 
@@ -137,6 +143,8 @@ def _compare_weights(reference: Archive, target: Archive, kind: WeightKind) -> I
         yield make_item(kind, pair.reference.text, one, other, "Its shapes differ.", explains=True)
     if outcome.other:
         yield _other_item(kind, outcome.other, pairs, ours.values(), theirs.values())
+    for grid, on_grid in outcome.on_grid.items():
+        yield _grid_item(kind, grid, on_grid)
     if outcome.quantised:
         yield _quantised_item(kind, outcome.quantised)
     if outcome.moved:
@@ -214,7 +222,10 @@ def _judge(reference: Archive, target: Archive, pair: _WeightPair, outcome: _Out
         else:
             outcome.reshaped.append(pair)
     elif (error := _measured_error(reference, target, pair)) is not None:
-        if error > 0:
+        grid = _find_grid(reference, target, pair) if error > 0 else None
+        if grid is not None:
+            outcome.on_grid.setdefault(grid.text, []).append(pair)
+        elif error > 0:
             outcome.other.append((error, pair))
     elif likeness == "other":
         outcome.other.append((None, pair))
@@ -247,6 +258,24 @@ def _measured_error(reference: Archive, target: Archive, pair: _WeightPair) -> f
     if not (difference.mismatches or difference.mask_mismatches):
         return 0.0
     return difference.relative_frobenius or math.inf
+
+
+def _find_grid(reference: Archive, target: Archive, pair: _WeightPair) -> WeightGrid | None:
+    """The grid that the target's values are the reference's rounded to; None if there is none."""
+    ours, theirs = pair.reference.record, pair.target.record
+    if ours is None or theirs is None or {ours.dtype.kind, theirs.dtype.kind} != {"float"}:
+        return None
+    sides = reference.load(ours), target.load(theirs)
+    ours_values, theirs_values = (side.astype(np.float64) for side in sides)
+    return find_weight_grid(ours_values, theirs_values, UNIT_ROUNDOFFS[theirs.dtype.name])
+
+
+def _grid_item(kind: WeightKind, grid: str, pairs: Sequence[_WeightPair]) -> Item:
+    names = some([pair.reference.text for pair in pairs])
+    count = counted(len(pairs), kind[:-1])
+    text = f"{count} rounded to {grid} in the target, and made floats again: {names}."
+    first = pairs[0].reference
+    return make_item(kind, first.text, first.info.dtype, grid, text, explains=True)
 
 
 def _other_item(

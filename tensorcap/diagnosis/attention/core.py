@@ -24,8 +24,8 @@ class Core:
 
     Attributes:
         scale: Of the scores.
-        rotation: `halves`, `pairs`, `turned` (the sine with its sign turned), `q alone`, `k alone`, `values too`
-            or `none`.
+        rotation: `halves`, `pairs`, `turned` (the sine with its sign turned), `q alone`, `k alone`, `values
+            too` or `none`.
         is_causal: Whether a token sees none behind it.
         window: How many tokens a token sees, itself included; 0 for all.
         softcap: Of the scores, 0 for none.
@@ -66,8 +66,8 @@ class Parts:
         q: Queries, (batch, head, token, channel).
         k: Keys, those of earlier steps first.
         v: Values, as keys.
-        angles: cos + i sin by batch, token and pair of channels, of as many tokens as keys; queries are the last
-            of them. Their size is 1, or the scale of stretched positions.
+        angles: cos + i sin by batch, token and pair of channels, of as many tokens as keys; queries are the
+            last of them. Their size is 1, or the scale of stretched positions.
         mask: Which keys are visible to each query, (batch, 1, query, key); None if there is no mask.
         bias: Added to the scores, (batch, head, query, key).
         sinks: The score of a sink for each head.
@@ -140,6 +140,8 @@ class Parts:
 
     def of_batches(self, batches: Values) -> Parts:
         """Keep some of the sequences."""
+        if len(batches) == len(self.q):
+            return self
 
         def kept(values: Values | None) -> Values | None:
             return values if values is None or len(values) != len(self.q) else values[batches]

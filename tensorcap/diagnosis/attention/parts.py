@@ -93,7 +93,7 @@ class _Site:
 
 @dataclass(frozen=True, slots=True)
 class _Projections:
-    """Queries, keys and values of one step, (batch, head, token, channel); of those that are not recorded none.
+    """Queries, keys and values of one step, (batch, head, token, channel), as far as they are recorded.
 
     Attributes:
         tensors: By `q`, `k` and `v`.
@@ -144,11 +144,12 @@ def collect_sides(
 
 
 def _complete(theirs: Parts | None, ours: Parts) -> Parts:
-    """Add what is the reference's in any case, and its mask and bias if the target has none of its own."""
+    """Add what is the reference's in any case, and angles, mask and bias if the target has none."""
     if theirs is None or theirs.q.shape != ours.q.shape or theirs.k.shape[2:] != ours.k.shape[2:]:
         return ours
     return replace(
         theirs,
+        angles=ours.angles if theirs.angles is None else theirs.angles,
         mask=ours.mask if theirs.mask is None else theirs.mask,
         bias=ours.bias if theirs.bias is None else theirs.bias,
         sinks=ours.sinks,

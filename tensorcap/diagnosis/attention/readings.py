@@ -1,4 +1,4 @@
-"""Where queries, keys and values are read from: layouts of a result that has all three, axes, heads, tokens."""
+"""Where queries, keys and values are read from: layouts of a result that has all three, heads, channels."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def read_layout(fused: Values, layout: str, heads: int, keys: int, dims: int) ->
 def reread(parts: Parts) -> Iterator[tuple[str, Parts]]:
     """Read queries, keys and values in another layout than they lie in, or one in the place of another.
 
-    Where they do not lie in one result, the target may have joined them in any layout and read them in another.
+    Where they do not lie in one result, the target may have joined them in any layout and read another.
     """
     heads, keys, dims = parts.q.shape[1], parts.k.shape[1], parts.q.shape[3]
     if parts.v.shape != parts.k.shape or parts.q.shape[2] != parts.k.shape[2]:
@@ -98,16 +98,16 @@ def reread(parts: Parts) -> Iterator[tuple[str, Parts]]:
 
 
 def rearrange(parts: Parts) -> Iterator[tuple[str, Parts]]:
-    """Split heads otherwise, leave out a transpose of heads and tokens, put the channels of a head in another order.
+    """Split heads otherwise, leave out a transpose of heads and tokens, put channels in another order.
 
-    Each is done to queries, keys or values alone; what is no permutation of the channels of all heads also to all.
+    Each is done to queries, keys or values alone, and to all.
     """
     ways: Mapping[str, Callable[[Values], Values]] = {
         "splits the channels of {} into (channel, head) where it has to be (head, channel)": _nest,
         "joins the heads of {} as (channel, head) where it has to be (head, channel)": _unnest,
         "has tokens and heads of {} not transposed": _view,
-        "has {} with its halves put alternately": lambda x: _alternate(x),
-        "has {} with its alternate channels put into halves": lambda x: _gather(x),
+        "has {} with its halves put alternately": _alternate,
+        "has {} with its alternate channels put into halves": _gather,
         "has the halves of {} exchanged in each head": lambda x: np.roll(x, x.shape[3] // 2, 3),
     }
     tensors = {"q": parts.q, "k": parts.k, "v": parts.v}

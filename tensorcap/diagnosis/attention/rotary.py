@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -14,6 +14,8 @@ _REMADE: Final = 2e-3  # absolute, by which angles may miss a table that is made
 _BASE_TOLERANCE: Final = 1e-3  # of the steps between logarithms of frequencies
 _BASES: Final = (1e4, 1e5, 1e6, 5e5, 1.5e5, 1e7)
 _FACTORS: Final = (2.0, 4.0, 8.0, 16.0, 32.0)  # by which positions are stretched linearly
+_LIKELY_BASES: Final = (10.0, 1e9)
+_LIKELY_FACTORS: Final = (1 / 64, 64.0)
 _PARTS: Final = (2, 4)  # of a head, the part of the channels that is rotated is one of
 
 
@@ -47,9 +49,9 @@ def turn_pairs(x: Values, angles: Values, layout: str, start: int = 0) -> Values
     first, second = slice(start, start + half), slice(start + half, start + 2 * half)
     if layout == "pairs":
         first, second = slice(start, start + 2 * half, 2), slice(start + 1, start + 2 * half, 2)
-    turned = np.array(x)
-    turned[..., first] = x[..., first] * angles.real - x[..., second] * angles.imag
-    turned[..., second] = x[..., second] * angles.real + x[..., first] * angles.imag
+    turned, cosines, sines = np.array(x), np.array(angles.real), np.array(angles.imag)
+    turned[..., first] = x[..., first] * cosines - x[..., second] * sines
+    turned[..., second] = x[..., second] * cosines + x[..., first] * sines
     return turned
 
 
@@ -61,9 +63,9 @@ def move(angles: Values, positions: int) -> Values:
 def list_tables(angles: Values, channels: int) -> Iterator[tuple[str, Values, int]]:
     """List angles that a target may have instead: what they are, the angles, the first channel they rotate.
 
-    1. A part of the channels with the first of the frequencies, or with some of all; the first or the last part.
-    2. If the frequencies are powers of one base: of another base, of stretched positions, and for all channels of
-       a head of which a part is rotated.
+    1. Of a part of the channels, the first or the last one, with the first of the frequencies or every other.
+    2. If the frequencies are powers of one base: of another base, of stretched positions, and for all
+       channels of a head of which a part is rotated.
 
     Args:
         angles: Of the reference, (batch, token, pair).
@@ -83,25 +85,47 @@ def list_tables(angles: Values, channels: int) -> Iterator[tuple[str, Values, in
             width = 2 * table.shape[-1]
             yield f"the first {width} of {channels} channels, by {which}", table, 0
             yield f"the last {width} of {channels} channels, by {which}", table, channels - width
+    made = _find_maker(angles)
+    if made is None:
+        return
+    base, make = made
+    if 2 * count < channels:
+        yield f"all {channels} channels", make(base, 1.0, channels // 2), 0
+    for other in _BASES:
+        if abs(other / base - 1) > _BASE_TOLERANCE:
+            yield f"angles of base {other:g} for {base:.6g}", make(other, 1.0, count), 0
+    for factor in _FACTORS:
+        yield f"positions divided by {factor:g}", make(base, factor, count), 0
+        yield f"positions times {factor:g}", make(base, 1 / factor, count), 0
+
+
+def make_tables(angles: Values) -> Iterator[tuple[str, Callable[[float], Values], float, float]]:
+    """List families of angles that a number makes: what they are, with {} for it, how, its least and largest.
+
+    Args:
+        angles: Of the reference, (batch, token, pair).
+    """
+    made = _find_maker(angles)
+    if made is None:
+        return
+    base, make = made
+    count = angles.shape[-1]
+    yield f"angles of base {{}} for {base:.6g}", lambda number: make(number, 1.0, count), *_LIKELY_BASES
+    yield "positions divided by {}", lambda number: make(base, number, count), *_LIKELY_FACTORS
+
+
+def _find_maker(angles: Values) -> tuple[float, Callable[[float, float, int], Values]] | None:
+    """Find the base of angles, and what makes others of a base, divisor of positions, and count of pairs."""
     base = _find_base(angles)
     positions = None if base is None else _read_positions(angles, base)
     if base is None or positions is None:
-        return
-    size = float(np.abs(angles).mean())
+        return None
+    size, at = float(np.abs(angles).mean()), positions[..., None]
 
-    def table(base: float, pairs: int = count, factor: float = 1.0) -> Values:
-        return np.asarray(
-            size * np.exp(1j * positions[..., None] / factor * base ** (-np.arange(pairs) / pairs))
-        )
+    def make(base: float, divisor: float, pairs: int) -> Values:
+        return np.asarray(size * np.exp(1j * at / divisor * base ** (-np.arange(pairs) / pairs)))
 
-    if 2 * count < channels:
-        yield f"all {channels} channels", table(base, channels // 2), 0
-    for other in _BASES:
-        if abs(other / base - 1) > _BASE_TOLERANCE:
-            yield f"angles of base {other:g} for {base:.6g}", table(other), 0
-    for factor in _FACTORS:
-        yield f"positions divided by {factor:g}", table(base, factor=factor), 0
-        yield f"positions times {factor:g}", table(base, factor=1 / factor), 0
+    return base, make
 
 
 def _steps(angles: Values) -> Values:
@@ -124,7 +148,7 @@ def _find_base(angles: Values) -> float | None:
 
 
 def _read_positions(angles: Values, base: float) -> Values | None:
-    """Read the position of each token off the slowest angle, and check it by making all angles of it again."""
+    """Read the position of each token off the slowest angle; None if the other angles are not of it."""
     pairs = angles.shape[-1]
     frequencies = base ** (-np.arange(pairs) / pairs)
     positions = np.round(np.angle(angles[..., -1]) / frequencies[-1])

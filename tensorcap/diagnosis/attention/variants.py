@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,6 +31,7 @@ class Variant:
         core: How.
         parameters: Count of numbers that were fitted.
         log_alternatives: Of choices that were made to find it, as in `Hypothesis`.
+        facts: What was fitted, as in `Hypothesis`.
     """
 
     kind: str
@@ -39,6 +40,7 @@ class Variant:
     core: Core
     parameters: int = 0
     log_alternatives: float = 0.0
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def list_variants(usual: Core, parts: Parts, ours: Parts, context: PairContext) -> Iterator[Variant]:
@@ -165,17 +167,17 @@ def _repeat_otherwise(usual: Core, parts: Parts) -> Iterator[Variant]:
     """Vary how heads of keys and of values are repeated."""
     count = parts.q.shape[1]
     turns = tuple(head % parts.k.shape[1] for head in range(count))
-    for what, heads in (
-        ("heads of keys", {"key_heads": turns, "value_heads": turns}),
-        ("heads of keys, but not those of values,", {"key_heads": turns}),
-        ("heads of values, but not those of keys,", {"value_heads": turns}),
+    for what, core in (
+        ("heads of keys", replace(usual, key_heads=turns, value_heads=turns)),
+        ("heads of keys, but not those of values,", replace(usual, key_heads=turns)),
+        ("heads of values, but not those of keys,", replace(usual, value_heads=turns)),
     ):
         text = f"the target repeats all {what} in turn, the reference each of them"
-        yield Variant("attention-heads", text, parts, replace(usual, **heads))
+        yield Variant("attention-heads", text, parts, core)
 
 
 def _norm_otherwise(usual: Core, parts: Parts, ours: Parts) -> Iterator[Variant]:
-    """Leave out the norms of queries and keys, one of them, or have them on the other side of the rotation."""
+    """Leave out the norms of queries and keys, or have them on the other side of the rotation."""
     if not parts.bare.keys() & ours.bare.keys():
         return
     own = {"q": ours.q, "k": ours.k}
@@ -208,7 +210,7 @@ def _norm_otherwise(usual: Core, parts: Parts, ours: Parts) -> Iterator[Variant]
 
 
 def _fit_weight(given: Values, result: Values) -> Values | None:
-    """Fit the weight of a norm that divides by the root of the mean square; None if it does something else."""
+    """Fit the weight of a norm that divides by the root of the mean square; None if it does another thing."""
     with np.errstate(divide="ignore", invalid="ignore"):
         factors = result / given * _rms(given)
     weight = np.median(np.where(np.isfinite(factors), factors, 0.0), axis=(0, 1, 2))

@@ -45,9 +45,9 @@ class Rule:
 def find_rules(core: Core, parts: Parts, heads: Values, result: Values) -> Iterator[Rule]:
     """Find what the queries of a target see.
 
-    1. For some queries, the keys that are seen are solved. If S are seen, with weights e before the softmax and
-       values v, the result o is such that the sum over S of e (v - o) is 0 in every channel of every head: S
-       is the null vector of these.
+    1. For some queries, the keys that are seen are solved. If S are seen, with weights e before the softmax
+       and values v, the result o is such that the sum over S of e (v - o) is 0 in every channel of every
+       head: S is the null vector of these.
     2. A rule holds if it agrees with all of them, where keys are not too faint to tell.
     3. Without a rule, the keys of all queries are solved, if they are few.
 
@@ -90,7 +90,7 @@ def find_rules(core: Core, parts: Parts, heads: Values, result: Values) -> Itera
 def _solve_queries(
     core: Core, parts: Parts, heads: Values, result: Values, queries: Values
 ) -> tuple[Values, Values] | None:
-    """Solve which keys some queries see, and of which that is known; None if the values are of no such choice."""
+    """Solve which keys some queries see, and of which that is known; None if no choice makes the values."""
     weights, values = parts.weigh_values(core, heads, queries)
     seen, is_known = [], []
     for at, query in enumerate(queries.tolist()):
@@ -129,13 +129,13 @@ def _list_rules(shape: tuple[int, int], behind: Values, queries: Values, observe
         observed: What these see.
     """
     keys = np.arange(shape[1])
-    is_seen = observed.any(axis=0)
+    is_seen = np.asarray(observed.any(axis=0))
     first, last = int(is_seen.argmax()), shape[1] - int(is_seen[::-1].argmax())
     distance = behind[queries]
     farthest = int(np.where(observed, distance, -1).max()) + 1
     nearest = int(np.where(observed, distance, shape[1]).min())
     position = behind[:, :1]  # of each query, among the keys
-    seen = {
+    seen: dict[str, Values] = {
         f"the first {last} keys only": keys < last,
         f"the last {shape[1] - first} keys only": keys >= first,
         f"a window of {farthest} tokens": behind < farthest,
@@ -149,7 +149,7 @@ def _list_rules(shape: tuple[int, int], behind: Values, queries: Values, observe
     for text, rule in seen.items():
         hidden = np.broadcast_to(~rule, shape)
         yield Rule(f"each token of the target sees {text}", hidden, np.zeros(shape, np.bool_))
-    ahead = (observed & (distance < 0)).any(axis=0)
+    ahead = np.asarray((observed & (distance < 0)).any(axis=0))
     if ahead.any():
         prefix = shape[1] - int(ahead[::-1].argmax())
         text = f"each token of the target sees the first {prefix} ones, those behind it too"

@@ -67,7 +67,7 @@ def test_both_halves_have_mistakes_and_correct_ports_of_each_of_fifteen_models()
         mistakes = [entry for entry in entries.values() if isinstance(entry, Mistake)]
         rewrites = [e for e in entries.values() if isinstance(e, Correct) and not e.name.endswith("as_it_is")]
         assert len(mistakes) >= 50
-        assert len(rewrites) >= 17
+        assert len(rewrites) >= 20
         for model in models:
             assert sum(mistake.name.startswith(model) for mistake in mistakes) >= 2, model
             assert any(port.name.startswith(model) for port in rewrites), model
@@ -121,7 +121,8 @@ def test_a_correct_port_gives_the_same_in_float64(port: Correct) -> None:
 @pytest.mark.parametrize("port", SECOND_CORRECT, ids=names(SECOND_CORRECT))
 def test_a_correct_port_agrees_in_its_modules_too(port: Correct) -> None:
     pair = build(port, "float32")
-    expected, ported = calls_of(pair.reference), calls_of(pair.target)
+    expected = calls_of(pair.reference)
+    ported = {site.removeprefix("inner."): calls for site, calls in calls_of(pair.target).items()}
     both = [site for site in expected.keys() & ported.keys() if not site.endswith(port.relaid or ("-",))]
     assert len(both) >= 0.5 * len(expected)
     for site in both:

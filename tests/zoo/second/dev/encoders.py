@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.zoo.entry import Correct, Mistake
-from tests.zoo.other_ways import linear
+from tests.zoo.other_ways import Wrapped, linear
 from tests.zoo.planting import attending, computing, override, with_tensors
 
 POSITIONS: Final = "wav2vec2.encoder.pos_conv_embed"
@@ -149,5 +149,6 @@ CORRECT: Final = (
     Correct("wav2vec2_weight_norm_folded", "wav2vec2", weight_norm_folded),
     Correct("wav2vec2_eager", "wav2vec2", eager),
     Correct("bart_fused_cross_keys_values", "bart", fused_cross_keys_values),
+    Correct("bart_wrapped", "bart", Wrapped),
     Correct("bart_as_it_is", "bart", lambda model: model),
 )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.zoo.entry import Correct, Mistake
-from tests.zoo.other_ways import every_expert
+from tests.zoo.other_ways import every_expert, linear
 from tests.zoo.planting import computing, module_at, override, removed, with_config, with_values
 
 ATTENTION: Final = "model.layers.1.self_attn"
@@ -153,8 +153,28 @@ def all_experts(model: Any) -> Any:
     return model
 
 
+class LinearRouter(nn.Module):
+    """A router whose weight is that of a linear map within it, as it was in older versions."""
+
+    def __init__(self, router: Any) -> None:
+        super().__init__()
+        self.layer, self.top_k = linear(router.weight), router.top_k
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = self.layer(hidden_states).float()
+        best, indices = logits.topk(self.top_k, -1)
+        return logits, best.softmax(-1).type_as(hidden_states), indices
+
+
+def routers_with_layers(model: Any) -> Any:
+    for layer in model.model.layers:
+        layer.block_sparse_moe.router = LinearRouter(layer.block_sparse_moe.router).eval()
+    return model
+
+
 CORRECT: Final = (
     Correct("deepseek_v3_keys_absorbed", "deepseek_v3", keys_absorbed),
     Correct("deepseek_v3_as_it_is", "deepseek_v3", lambda model: model),
+    Correct("granitemoe_routers_with_layers", "granitemoe", routers_with_layers),
     Correct("granitemoe_every_expert", "granitemoe", all_experts),
 )

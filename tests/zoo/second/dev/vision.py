@@ -212,6 +212,17 @@ def biases_precomputed(model: Any) -> Any:
     return model
 
 
+def masks_stored(model: Any) -> Any:
+    """Masks of shifted windows made once, for the size that the model is configured for."""
+    for module in model.modules():
+        if type(module).__name__ == "SwinLayer" and module.shift_size > 0:
+            dtype = module.layernorm_before.weight.dtype
+            mask = module.get_attn_mask(*module.input_resolution, dtype=dtype, device="cpu")
+            module.register_buffer("attn_mask", mask, persistent=False)
+            module.get_attn_mask = lambda *_, mask=mask, **__: mask
+    return model
+
+
 def eager(model: Any) -> Any:
     model.set_attn_implementation("eager")
     return model
@@ -228,6 +239,7 @@ CORRECT: Final = (
     Correct("convnextv2_pointwise_convolutions", "convnextv2", pointwise_convolutions),
     Correct("convnextv2_as_it_is", "convnextv2", lambda model: model),
     Correct("swin_biases_precomputed", "swin", biases_precomputed),
+    Correct("swin_masks_stored", "swin", masks_stored),
     Correct("clip_eager", "clip", eager),
     Correct("clip_as_it_is", "clip", lambda model: model),
 )

@@ -1,0 +1,146 @@
+"""A module that the target skips is accused, also the first one; so is a result that is rounded alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tensorcap.alignment import align
+from tensorcap.localization import localize
+from tensorcap.session import capture_workload
+from tensorcap.workload import Workload
+
+WAYS = ("archives", "replay", "injection")
+
+
+class Block(nn.Module):
+    def __init__(self, *, skips_norm: bool) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(48), nn.Linear(48, 96), nn.Linear(96, 48)
+        nn.init.uniform_(self.norm.weight, 0.4, 2.0)
+        self.skips_norm = skips_norm
+
+    def forward(self, x: torch.Tensor) -> Any:
+        normed = x if self.skips_norm else self.norm(x)
+        return x + self.down(nn.functional.gelu(self.up(normed)))
+
+
+def blocks(skipping: int | None) -> Workload:
+    torch.manual_seed(3)
+    model = nn.Sequential(*[Block(skips_norm=at == skipping) for at in range(3)], nn.Linear(48, 8)).eval()
+    return Workload(model, {"input": 2 * torch.randn(2, 12, 48) + 0.3})
+
+
+def located(way: str, folder: Path, reference: Workload, target: Workload) -> Any:
+    capture_workload(reference, folder / "ref.h5")
+    capture_workload(target, folder / "tgt.h5")
+    models: dict[str, Any] = {
+        "archives": {},
+        "replay": {"reference_model": reference},
+        "injection": {"target_model": target},
+    }[way]
+    return localize(folder / "ref.h5", folder / "tgt.h5", **models)
+
+
+@pytest.mark.spec("LCL-80", "DIA-115")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("skipping", [0, 1])
+def test_a_norm_that_is_skipped_is_accused_and_not_the_block_that_should_call_it(
+    way: str, skipping: int, tmp_path: Path
+) -> None:
+    localization = located(way, tmp_path, blocks(None), blocks(skipping))
+    suspect = localization.suspects[0]
+    assert suspect.module == f"{skipping}.norm"
+    assert suspect.cause == "skipped"
+    assert suspect.class_name == "LayerNorm"
+    assert len(localization.suspects) == 1
+
+
+class Stream(nn.Module):
+    """A stream in float32 around a layer in the model's own precision, as in Mamba."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layer, self.dtype = nn.Linear(48, 48), dtype
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return (x.to(self.dtype) + self.layer(x.to(self.layer.weight.dtype))).to(self.dtype)
+
+
+def streams(narrow: int | None, dtype: torch.dtype) -> Workload:
+    torch.manual_seed(4)
+    wide = [torch.bfloat16 if at == narrow else torch.float32 for at in range(3)]
+    model = nn.Sequential(*map(Stream, wide)).eval().to(dtype)
+    return Workload(
+        model, {"input": torch.randn(2, 40, 48, generator=torch.Generator().manual_seed(0)).to(dtype)}
+    )
+
+
+@pytest.mark.spec("RPL-71")
+def test_a_result_that_the_model_keeps_in_float32_is_not_rounded_by_a_right_port(tmp_path: Path) -> None:
+    reference, target = streams(None, torch.float32), streams(1, torch.bfloat16)
+    suspects = located("replay", tmp_path, reference, target).suspects
+    assert [suspect.module for suspect in suspects] == ["1"]
+    assert "keeps it in float32" in suspects[0].reason
+    right = located("replay", tmp_path, reference, streams(None, torch.bfloat16))
+    assert right.suspects == ()
+    assert right.exit_status == 0
+
+
+class Tower(nn.Module):
+    """A stem, layers that are alike, and a head; the names of the parts are given."""
+
+    def __init__(self, names: tuple[str, str, str]) -> None:
+        super().__init__()
+        stem, layers, head = names
+        torch.manual_seed(5)
+        self.names = names
+        self.add_module(stem, nn.Linear(24, 48))
+        self.add_module(layers, nn.ModuleList(Block(skips_norm=False) for _ in range(3)))
+        self.add_module(head, nn.Linear(48, 8))
+        for weight in self.parameters():
+            nn.init.normal_(weight, std=0.2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        stem, layers, head = (getattr(self, name) for name in self.names)
+        x = stem(x)
+        for layer in layers:
+            x = layer(x)
+        return head(x)
+
+
+def towers() -> tuple[Workload, Workload]:
+    inputs = torch.randn(2, 12, 24, generator=torch.Generator().manual_seed(1))
+    reference: Any = Tower(("embed", "layers", "classifier"))
+    target: Any = Tower(("patches", "blocks", "out"))
+    with torch.no_grad():  # inputs in another order than the weight takes them
+        target.patches.weight.copy_(reference.embed.weight.view(48, 6, 4).transpose(1, 2).reshape(48, 24))
+    return Workload(reference.eval(), {"x": inputs}), Workload(target.eval(), {"x": inputs})
+
+
+@pytest.mark.spec("ALN-140")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_wrong_first_module_of_another_name_is_accused_since_parameters_pair_the_layers(
+    way: str, tmp_path: Path
+) -> None:
+    reference, target = towers()
+    localization = located(way, tmp_path, reference, target)
+    assert localization.suspects[0].module == "embed"
+
+
+@pytest.mark.spec("ALN-140")
+def test_layers_whose_values_all_differ_are_paired_by_their_parameters(tmp_path: Path) -> None:
+    reference, target = towers()
+    capture_workload(reference, tmp_path / "ref.h5")
+    capture_workload(target, tmp_path / "tgt.h5")
+    aligned = align(tmp_path / "ref.h5", tmp_path / "tgt.h5")
+    keys = {f"0/layers.{at}.{part}/output" for at in range(3) for part in ("norm", "up", "down")}
+    pairs = {key: aligned.target.links[key].entry.evidence for key in keys}
+    assert set(pairs.values()) == {"values"}
+    for key in keys:
+        (source,) = aligned.target.sources[key]
+        assert source.key.text == key.replace("layers", "blocks")

@@ -1,0 +1,340 @@
+"""What differs and is undone by what is computed of it accuses nobody, and hides no mistake beside it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from tensorcap.comparison import compare
+from tensorcap.localization import Localization, localize
+from tensorcap.session import capture_workload
+from tensorcap.workload import Workload
+from tensorcap_cli.main import main as tcap
+
+IMAGES = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+STATES = torch.randn(2, 10, 16, generator=torch.Generator().manual_seed(2))
+WAYS = ["replay", "injection"]
+
+
+class Step(nn.Module):
+    def __init__(self, inner: int, outer: int) -> None:
+        super().__init__()
+        self.conv, self.bn, self.relu = (
+            nn.Conv2d(inner, outer, 3, padding=1),
+            nn.BatchNorm2d(outer),
+            nn.ReLU(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.relu(self.bn(self.conv(x)))
+        return out
+
+
+class Net(nn.Module):
+    """Convolutions with batch norms, the second pair behind the first without anything between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.Sequential(Step(3, 8), Step(8, 8), Step(8, 8))
+        self.depthwise, self.depthwise_bn = nn.Conv2d(8, 8, 3, groups=8), nn.BatchNorm2d(8)
+        self.pointwise, self.pointwise_bn = nn.Conv2d(8, 6, 1), nn.BatchNorm2d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.depthwise_bn(self.depthwise(self.steps(x)))
+        out: Tensor = self.pointwise_bn(self.pointwise(x)).mean((2, 3))
+        return out
+
+
+class Attention(nn.Module):
+    """Heads of four channels: a norm, projections, a scale, and a product behind."""
+
+    def __init__(self, scale: float = 0.5) -> None:
+        super().__init__()
+        self.norm, self.scale = nn.LayerNorm(16), scale
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        q, k, v = (each(h).unflatten(-1, (4, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        heads = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
+        out: Tensor = x + self.o(heads.transpose(1, 2).flatten(-2))
+        return out
+
+
+class Tower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(Attention() for _ in range(4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+def seeded(make: Callable[[], nn.Module]) -> Any:
+    """A model with weights and statistics that look trained."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = make().eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if tensor.is_floating_point():
+                noise = 0.3 * torch.randn(tensor.shape, generator=generator)
+                tensor.copy_(tensor + noise if "running_var" not in name else 1 + noise.abs())
+    return model
+
+
+def net() -> Any:
+    return seeded(Net)
+
+
+def tower() -> Any:
+    return seeded(Tower)
+
+
+def folded() -> Any:
+    """Each batch norm in the convolution before it, an identity in its place."""
+    model = net()
+    for step in model.steps:
+        step.conv, step.bn = fuse_conv_bn_eval(step.conv, step.bn), nn.Identity()
+    for name in ("depthwise", "pointwise"):
+        fused = fuse_conv_bn_eval(getattr(model, name), getattr(model, f"{name}_bn"))
+        setattr(model, name, fused)
+        setattr(model, f"{name}_bn", nn.Identity())
+    return model
+
+
+def norms_folded() -> Any:
+    """The gain and the bias of each norm in the projections behind it."""
+    model = tower()
+    with torch.no_grad():
+        for layer in model.layers:
+            for each in (layer.q, layer.k, layer.v):
+                each.bias += each.weight @ layer.norm.bias
+                each.weight *= layer.norm.weight
+            layer.norm.weight.fill_(1)
+            layer.norm.bias.zero_()
+    return model
+
+
+def scale_folded() -> Any:
+    """The scale of the scores in the projection of the queries."""
+    model = tower()
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.q.weight *= layer.scale
+            layer.q.bias *= layer.scale
+            layer.scale = 1.0
+    return model
+
+
+def values_scaled() -> Any:
+    """The values larger, the product behind the heads smaller by as much, as quantisation likes it."""
+    model = tower()
+    factor = torch.linspace(0.5, 3, 16)
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.v.weight *= factor[:, None]
+            layer.v.bias *= factor
+            layer.o.weight /= factor
+    return model
+
+
+PORTS = {
+    "folded": (net, folded, IMAGES),
+    "norms-folded": (tower, norms_folded, STATES),
+    "scale-folded": (tower, scale_folded, STATES),
+    "values-scaled": (tower, values_scaled, STATES),
+}
+
+
+def localized(
+    folder: Path, reference: Any, target: Any, x: Tensor, way: str, *, dtype: torch.dtype | None = None
+) -> Localization:
+    """Both runs captured in a folder, and localized by a replay, by an injected run, or by archives alone."""
+    if dtype is not None:
+        target, low = target.to(dtype), x.to(dtype)
+    else:
+        low = x
+    runs = Workload(reference, (x,), seed=0), Workload(target, (low,), seed=0)
+    paths = [folder / "ref.h5", folder / "tgt.h5"]
+    for run, path in zip(runs, paths, strict=True):
+        capture_workload(run, path)
+    return localize(
+        *paths,
+        reference_model=runs[0] if way == "replay" else None,
+        target_model=runs[1] if way == "injection" else None,
+    )
+
+
+@pytest.mark.spec("RPL-50")
+@pytest.mark.parametrize("way", [*WAYS, "archives"])
+@pytest.mark.parametrize("name", PORTS)
+def test_a_port_that_computes_the_same_otherwise_accuses_nobody(tmp_path: Path, name: str, way: str) -> None:
+    reference, target, x = PORTS[name]
+    with torch.no_grad():
+        assert torch.allclose(reference()(x), target()(x), atol=1e-5)
+    result = localized(tmp_path, reference(), target(), x, way)
+    assert (result.suspects, result.open, result.exit_status) == ((), (), 0)
+    assert compare(tmp_path / "ref.h5", tmp_path / "tgt.h5").exit_status == 0
+
+
+@pytest.mark.spec("RPL-50", "LCL-62")
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_undone_is_told_with_what_undoes_it(tmp_path: Path, way: str) -> None:
+    result = localized(tmp_path, net(), folded(), IMAGES, way)
+    convolutions = [*(f"steps.{number}.conv" for number in range(3)), "depthwise", "pointwise"]
+    assert [one.module for one in result.undone] == convolutions
+    assert result.undone[0].reason == "differs and is undone by steps.0.bn"
+    assert result.to_json()["undone"][3] == {
+        "module": "depthwise",
+        "reason": "differs and is undone by depthwise_bn",
+    }
+
+
+@pytest.mark.spec("RPL-50")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_folded_batch_norm_in_low_precision_accuses_nobody(tmp_path: Path, way: str) -> None:
+    result = localized(tmp_path, net(), folded(), IMAGES, way, dtype=torch.float16)
+    assert (result.suspects, result.exit_status) == ((), 0)
+
+
+@pytest.mark.spec("RPL-50", "CMP-55")
+@pytest.mark.parametrize("way", [*WAYS, "archives"])
+def test_a_mistake_in_one_folded_pair_accuses_that_convolution_alone(tmp_path: Path, way: str) -> None:
+    port = folded()
+    with torch.no_grad():
+        port.steps[1].conv.bias -= net().steps[1].bn.bias  # forgotten
+    result = localized(tmp_path, net(), port, IMAGES, way)
+    assert [suspect.module for suspect in result.suspects] == ["steps.1.conv"]
+    if way != "archives":  # the pair as one: what is wrong with it is seen behind the norm
+        assert result.suspects[0].key == "0/steps.1.bn/output"
+        assert result.suspects[0].cause == "axis-1-offset"
+    first = compare(tmp_path / "ref.h5", tmp_path / "tgt.h5").divergence
+    assert first is not None
+    assert first.module == "steps.1.conv"
+
+
+@pytest.mark.spec("RPL-50")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("name", "module"), [("norms-folded", "layers.2.v"), ("values-scaled", "layers.1.o")]
+)
+def test_a_mistake_beside_compensations_is_accused_alone(
+    tmp_path: Path, name: str, module: str, way: str
+) -> None:
+    reference, target, x = PORTS[name]
+    port = target()
+    with torch.no_grad():
+        port.get_submodule(module).bias.add_(torch.linspace(-1, 2, 16))
+    result = localized(tmp_path, reference(), port, x, way)
+    assert [suspect.module for suspect in result.suspects] == [module]
+
+
+@pytest.mark.spec("RPL-50")
+@pytest.mark.parametrize("way", WAYS)
+def test_two_mistakes_in_a_row_undo_nothing(tmp_path: Path, way: str) -> None:
+    port = copy.deepcopy(net())
+    with torch.no_grad():
+        port.steps[1].conv.weight.mul_(1.5)
+        port.steps[1].bn.running_mean.zero_()
+    result = localized(tmp_path, net(), port, IMAGES, way)
+    assert {suspect.module for suspect in result.suspects} == {"steps.1.conv", "steps.1.bn"}
+    assert result.undone == ()
+
+
+@pytest.mark.spec("LCL-61")
+def test_one_mistake_in_many_layers_is_one_suspect(tmp_path: Path) -> None:
+    port = tower()
+    for number in (1, 2, 3):
+        port.layers[number].norm.eps = 0.05
+    result = localized(tmp_path, tower(), port, STATES, "replay")
+    assert [suspect.name for suspect in result.suspects] == ["layers.{1-3}.norm"]
+    assert result.suspects[0].modules == ("layers.1.norm", "layers.2.norm", "layers.3.norm")
+    assert result.suspects[0].cause == "norm-eps"
+    shown = result.to_json()["suspects"][0]
+    assert shown["modules"] == ["layers.1.norm", "layers.2.norm", "layers.3.norm"]
+    assert [other["module"] for other in shown["others"]] == ["layers.2.norm", "layers.3.norm"]
+
+
+@pytest.mark.spec("LCL-61")
+def test_unlike_mistakes_in_many_layers_stay_apart(tmp_path: Path) -> None:
+    port = tower()
+    port.layers[1].norm.eps = 0.05
+    with torch.no_grad():
+        port.layers[2].norm.bias.add_(torch.linspace(-1, 1, 16))
+    result = localized(tmp_path, tower(), port, STATES, "replay")
+    assert sorted(suspect.name for suspect in result.suspects) == ["layers.1.norm", "layers.2.norm"]
+
+
+@pytest.mark.spec("LCL-63")
+def test_all_lists_each_layer_and_suspects_can_be_sorted_by_their_own_error(tmp_path: Path) -> None:
+    port = tower()
+    with torch.no_grad():
+        port.layers[0].q.bias.add_(0.001 * torch.linspace(-1, 1, 16))
+        for number in (1, 2, 3):
+            port.layers[number].k.weight.mul_(2)
+            port.layers[number].k.bias.mul_(2)
+    localized(tmp_path, tower(), port, STATES, "archives")
+    (tmp_path / "model.py").write_text(
+        "from tests.rerun.test_compensation import STATES, Workload, tower\n\n\n"
+        "def reference():\n    return Workload(tower(), (STATES,), seed=0)\n"
+    )
+    paths = [str(tmp_path / name) for name in ("ref.h5", "tgt.h5")]
+    arguments = ["localize", *paths, "--reference-model", f"{tmp_path / 'model.py'}:reference"]
+    printed = CliRunner().invoke(tcap, [*arguments, "--all"]).output
+    assert "layers.{1-3}.k" in printed
+    assert "also layers.3.k: error: own 1" in printed
+    orders = {
+        order: [one["module"] for one in json.loads(text)["suspects"]]
+        for order in ("evidence", "own")
+        for text in [CliRunner().invoke(tcap, [*arguments, "--sort", order, "--json"]).stdout]
+    }
+    assert orders == {"evidence": ["layers.0.q", "layers.1.k"], "own": ["layers.1.k", "layers.0.q"]}
+
+
+@pytest.mark.spec("LCL-64")
+def test_an_argument_of_another_shape_is_left_in_place(tmp_path: Path) -> None:
+    class Masked(nn.Module):
+        """Adds a mask that has an axis for rows, or one for all of them."""
+
+        def __init__(self, rows: int) -> None:
+            super().__init__()
+            self.rows, self.linear, self.mask = rows, nn.Linear(16, 16), Added()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.mask(self.linear(x), torch.zeros(self.rows, 10, 16))
+            return out
+
+    right = localized(tmp_path, seeded(lambda: Masked(2)), seeded(lambda: Masked(1)), STATES, "injection")
+    assert (right.suspects, right.exit_status) == ((), 0)
+    port = seeded(lambda: Masked(1))
+    with torch.no_grad():
+        port.linear.weight.mul_(1.1)
+    wrong = localized(tmp_path, seeded(lambda: Masked(2)), port, STATES, "injection")
+    assert [suspect.module for suspect in wrong.suspects] == ["linear"]
+
+
+class Added(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return x + mask
+
+
+@pytest.mark.spec("RPL-51")
+def test_what_the_target_does_without_is_not_lacking_in_a_replay(tmp_path: Path) -> None:
+    port = net()
+    del port.steps[0].relu
+    port.steps[0].relu = F.relu  # the same function, and no module
+    result = localized(tmp_path, net(), port, IMAGES, "replay")
+    assert (result.suspects, result.open, result.exit_status) == ((), (), 0)
