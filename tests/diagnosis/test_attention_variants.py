@@ -376,7 +376,7 @@ def t5_attention(
             "attention-bias",
             "heads reversed",
         ),
-        ("decoder.block.1.layer.1.EncDecAttention", {"scale": 0.3}, "attention-scale", "scaled by 0.3"),
+        ("decoder.block.1.layer.1.EncDecAttention", {"scale": 0.3}, "attention-scale", "0.3"),
         ("decoder.block.1.layer.1.EncDecAttention", {"keys": 9}, "attention-mask", "the first 9 keys only"),
     ],
     ids=["bias-transposed", "bias-of-other-heads", "cross-scale", "cross-first-keys"],

@@ -87,9 +87,12 @@ class Sample:
 
     @classmethod
     def of(cls, attention: Attention) -> Sample:
-        """Choose them evenly."""
+        """Choose them evenly, and the query with the largest error: it may be the only wrong one."""
         batch, tokens = attention.rows.shape
-        batches, queries = evenly_spaced(batch, _FEW_SEQUENCES), evenly_spaced(tokens, _FEW_QUERIES)
+        error = np.square(attention.target - attention.reference).sum((2, 3))
+        worst_batch, worst_query = np.unravel_index(np.where(attention.rows, error, 0).argmax(), error.shape)
+        batches = np.union1d(evenly_spaced(batch, _FEW_SEQUENCES), worst_batch)
+        queries = np.union1d(evenly_spaced(tokens, _FEW_QUERIES), worst_query)
         heads = attention.heads[evenly_spaced(len(attention.heads), _FEW_HEADS)]
         rows = attention.rows[batches][:, queries]
         target = attention.target[batches][:, queries][:, :, heads][rows]

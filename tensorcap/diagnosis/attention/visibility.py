@@ -13,7 +13,7 @@ from tensorcap.diagnosis.values import Values, evenly_spaced, listed
 
 _MOST_KEYS: Final = 512  # the cost of a query grows with their third power
 _QUERIES: Final = 12  # that are solved
-_MOST_QUERIES: Final = 64  # all of which are solved if no rule holds
+_MOST_QUERIES: Final = 64  # all of which are solved
 _LEAST_EQUATIONS: Final = 2  # for each key
 _SHARE: Final = 0.05  # by which what is solved may miss seen or not seen
 _FAINT: Final = 1e-4  # of the weight of the strongest key: a fainter one may be seen or not
@@ -49,7 +49,7 @@ def find_rules(core: Core, parts: Parts, heads: Values, result: Values) -> Itera
        and values v, the result o is such that the sum over S of e (v - o) is 0 in every channel of every
        head: S is the null vector of these.
     2. A rule holds if it agrees with all of them, where keys are not too faint to tell.
-    3. Without a rule, the keys of all queries are solved, if they are few.
+    3. The keys of all queries are solved, if they are few: a rule may hold for some queries by chance.
 
     Args:
         core: The reference's.
@@ -66,13 +66,11 @@ def find_rules(core: Core, parts: Parts, heads: Values, result: Values) -> Itera
         return
     observed, is_known = solved
     usual = np.broadcast_to(parts.visible_keys(core), (1, 1, count, keys))[0, 0]
-    has_rule = False
     for rule in _list_rules(usual.shape, parts.distances, queries, observed):
         seen = rule.apply(usual)
         if ((seen[queries] == observed) | ~is_known).all() and not np.array_equal(seen, usual):
-            has_rule = True
             yield rule
-    if has_rule or count > _MOST_QUERIES:
+    if count > _MOST_QUERIES:
         return
     solved = _solve_queries(core, parts, heads, result, np.arange(count))
     if solved is not None:
