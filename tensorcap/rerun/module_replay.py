@@ -293,14 +293,14 @@ class _ReverseReplays:
         if self.twin is not None and self.precision is not None:
             twin_run = self._run(self.twin, f"replaying it in {self.precision.name}{left}", released)
         runs = ReplayRuns(run, self.tested, twin_run, self.precision, self.compute_dtype)
-        result = _judge(self.fed, runs, self.way, self.keys, natural)
+        result = _judge(self.fed, runs, self.way, self.keys, natural, released)
         if twin_run is not None and self.twin is not None and self.precision is not None and result.bad:
             explicit = adapter_for(self.twin.model).with_eager_attention(self.twin)
             if explicit is not None:
                 stage = f"replaying it in {self.precision.name} with its attention written out{left}"
                 explicit_run = self._run(explicit, stage, released)
                 runs = replace(runs, twin=explicit_run)
-                result = _less_severe(result, _judge(self.fed, runs, self.way, self.keys, natural))
+                result = _less_severe(result, _judge(self.fed, runs, self.way, self.keys, natural, released))
         return _JudgedReplay(_without(result, self.unpaired), run)
 
     def _run(self, workload: Workload, stage: str, released: frozenset[str], **options: Any) -> Archive:
@@ -400,7 +400,12 @@ def _exact(workload: Workload, reference: Archive) -> Workload:
 
 
 def _judge(
-    reference: Archive, runs: ReplayRuns, way: Way, keys: Collection[str], natural: Iterable[str]
+    reference: Archive,
+    runs: ReplayRuns,
+    way: Way,
+    keys: Collection[str],
+    natural: Iterable[str],
+    released: Collection[str] = (),
 ) -> Replay:
     """Compare the runs, and judge what each module made."""
     comparison = compare(
@@ -410,7 +415,7 @@ def _judge(
         baseline=runs.twin,
         compute_dtype=runs.compute_dtype,
     )
-    judge = ReplayJudge(reference, runs, comparison.pairs, is_forward=way == "forward")
+    judge = ReplayJudge(reference, runs, comparison.pairs, is_forward=way == "forward", released=released)
     lacking = (
         pair.key
         for pair in comparison.pairs

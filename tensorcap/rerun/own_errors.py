@@ -198,12 +198,20 @@ class ReplayJudge:
         runs: The runs.
         pairs: Their comparison.
         is_forward: Whether the target was run on the reference's values, which were rounded on the way in.
+        released: Key texts of what was left in place: what is made of it has the roundings of both.
     """
 
     def __init__(
-        self, reference: Archive, runs: ReplayRuns, pairs: Sequence[Pair], *, is_forward: bool
+        self,
+        reference: Archive,
+        runs: ReplayRuns,
+        pairs: Sequence[Pair],
+        *,
+        is_forward: bool,
+        released: Collection[str] = (),
     ) -> None:
         self._runs = runs
+        self._released = released
         self._makers = _Makers(reference)
         self._calls = self._makers.calls
         self._padding = Padding(runs.exact, runs.target)
@@ -220,7 +228,7 @@ class ReplayJudge:
         """Judge one tensor that both sides have."""
         pair = self._near_ties.without(self._padding.without(pair))
         key = _records(pair)[0].key
-        is_leaf = self._makers.is_leaf(key)
+        is_leaf = self._is_leaf(key)
         ratio = None if pair.baseline is None else pair.baseline.r
         status, findings = self._status(pair, ratio, is_leaf=is_leaf)
         inherited = self._states.inherited(pair) if status in BAD else None
@@ -276,6 +284,11 @@ class ReplayJudge:
             own += self._judge_bits(pair)
         return worst_status(own), tuple(own)
 
+    def _is_leaf(self, key: Key) -> bool:
+        """Whether a leaf of known kind made a tensor of what was put in its arguments' place, and alone."""
+        is_alone = all(record.key.text not in self._released for record in self._makers.inputs(key))
+        return is_alone and self._makers.is_leaf(key)
+
     def _noise(self, pair: Pair) -> float:
         """The relative error of a row of a pair that rounding alone makes."""
         return POLICY.noise(POLICY.precision_of_pair(self._runs.precision, *_records(pair)))
@@ -327,7 +340,7 @@ class ReplayJudge:
     def _keeps_shape(self, record: Record) -> bool:
         """Whether a leaf that is no product made a tensor of a single one of the same shape."""
         key = record.key
-        if not self._makers.is_leaf(key) or self._calls.is_linear(key.site):
+        if not self._is_leaf(key) or self._calls.is_linear(key.site):
             return False
         inputs = self._makers.inputs(key)
         return len(inputs) == 1 and inputs[0].shape == record.shape
