@@ -15,7 +15,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
-_OF_RESULTS: Final = ("has the values of ", "has no values ")  # beginnings of what is said of results
+_OF_RESULTS: Final = ("it has the values of ", "it has no values ")  # beginnings of what is said of results
 _ROLES: Final = {"input": "an argument", "param": "a parameter", "buffer": "a buffer"}  # by kind of slot
 _VARIABLE: Final = re.compile(r"\\\{[^}]*\\\}")  # in an escaped place
 
@@ -48,7 +48,9 @@ class Reasons:
                 continue
             role = _ROLES.get(key.slot.partition(".")[0])
             if place == site and role and left_over.reason.startswith(_OF_RESULTS):
-                return replace(left_over, reason=f"{role} of {site}, which {left_over.reason}")
+                return replace(
+                    left_over, reason=f"{role} of {site}, which {left_over.reason.removeprefix('it ')}"
+                )
             return left_over
         return None
 

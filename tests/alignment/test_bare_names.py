@@ -247,8 +247,8 @@ def test_what_is_said_of_results_is_not_said_of_arguments(tmp_path: Path) -> Non
     run = run_of(tmp_path / "run.h5", {**inputs, **of_model})
     dump = dump_of(tmp_path / "dump.npz", {"body": DRAWN[1], "head": DRAWN[2]})
     reasons = {pair.key: pair.reason for pair in compare(run, dump).pairs}
-    assert reasons["0/@root/output"] == "has the values of head, which has a partner"
+    assert reasons["0/@root/output"] == "it has the values of head, which has a counterpart"
     assert (
         reasons["0/@root/input.x"]
-        == "an argument of @root, which has the values of head, which has a partner"
+        == "an argument of @root, which has the values of head, which has a counterpart"
     )

@@ -412,7 +412,7 @@ def test_a_list_is_stacked_as_a_whole_before_one_of_it_is_paired(tmp_path: Path)
         tmp_path, one, {"scan/output.0": layers[-1], "scan/output.1": np.stack(layers)}
     )
     assert found == dict.fromkeys(one, "scan/output.1; unstack 0")
-    assert "has another partner" in left(alignment, "target")["scan/output.0"]
+    assert "has another counterpart" in left(alignment, "target")["scan/output.0"]
     assert unexplained(alignment) == []
 
 

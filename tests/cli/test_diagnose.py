@@ -79,6 +79,7 @@ def test_json_holds_all_of_it(tcap_json: Any, written: Any) -> None:
         "explanations",
         "tried",
         "notes",
+        "failed",
         "exit_status",
     ]
 

@@ -68,6 +68,7 @@ RUN: dict[str, Any] = {
     "steps": 3,
     "phases": ["prefill", "decode", "decode"],
     "threads": [0, 1, 0],
+    "threaded_sites": ["a%20b"],
     "stopped": {"at": "2/a%20b/output", "max_bytes": 900},
     "injected": {
         "source": "ref.h5",
@@ -130,6 +131,7 @@ PARSED: dict[str, Any] = {
     "steps": 3,
     "phases": ("prefill", "decode", "decode"),
     "threads": (0, 1, 0),
+    "threaded_sites": ("a%20b",),
     "stopped": StopInfo("2/a%20b/output", 900),
     "injected": InjectionInfo(
         "ref.h5",

@@ -219,8 +219,8 @@ def save(name: str, folder: Path) -> None:
     model = kind(kind.config_class(**entry.config)).eval()
     randomise(model)
     model.save_pretrained(folder)
-    arrays = {argument: value.numpy() for argument, value in entry.inputs().items()}
-    np.savez(folder / "inputs.npz", **arrays)  # type: ignore[arg-type] # of its stubs
+    arrays: dict[str, Any] = {argument: value.numpy() for argument, value in entry.inputs().items()}
+    np.savez(folder / "inputs.npz", **arrays)
 
 
 if __name__ == "__main__":

@@ -203,7 +203,7 @@ class Unmatched:
             if not near and matching.is_confirmed(i, site):
                 return f"nothing in the {other_side} has its values, and what comes of them agrees", True
         elif side.by_site[site][0].slot and matching.is_confirmed(i, site):
-            return "has no values to find it by, and what comes of them agrees", True
+            return "it has no values to be found by, and what comes of them agrees", True
         return self._explain_by_rule(i, side.module(site))
 
     def _explain_by_rule(self, i: int, site: str) -> Reason:
