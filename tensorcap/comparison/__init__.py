@@ -54,6 +54,7 @@ from tensorcap.comparison.policy_tests import (
     judge_gain,
     judge_own_error,
 )
+from tensorcap.comparison.quantised_weights import precision_of_bits, quantised_bits
 from tensorcap.comparison.ranking import by_error, by_module, contents, error_of, shade, worst
 from tensorcap.comparison.robust_errors import sample
 from tensorcap.comparison.thresholds import METRICS, KeyThresholds, Thresholds, judge_metric, metric_named
@@ -122,6 +123,8 @@ __all__ = [
     "label_of",
     "metric_named",
     "paired",
+    "precision_of_bits",
+    "quantised_bits",
     "sample",
     "shade",
     "state_writer",

@@ -34,20 +34,33 @@ def quantised_precision(
         precision: What both runs computed in.
         records: The reference's, if they have an order of execution; without them it counts everywhere.
     """
-    quantised = dict(_quantised_bits(reference, target))
-    if not quantised:
+    bits = quantised_bits(reference, target)
+    if not bits:
         return precision
-    bits = min(quantised.values())
+    rounded = precision_of_bits(precision, min(bits.values()))
+    if not rounded.weights:
+        return precision
+    return replace(rounded, weights_from=_first_results(records, bits))
+
+
+def precision_of_bits(precision: Precision, bits: int) -> Precision:
+    """Return the precision of a product with weights of some bits; the given one if that is coarser."""
     rounding = _PEAK / ((2 ** (bits - 1) - 1) * math.sqrt(12))
     if rounding <= precision.rounding:
         return precision
     return replace(
-        precision,
-        unit=rounding / POLICY.rounding,
-        rounding=rounding,
-        weights=f"int{bits}",
-        weights_from=_first_results(records, quantised),
+        precision, unit=rounding / POLICY.rounding, rounding=rounding, weights=f"int{bits}", weights_from=()
     )
+
+
+def quantised_bits(reference: RunInfo, target: RunInfo) -> dict[str, int]:
+    """Return the bits of each weight of the target that holds whole numbers in the place of floats, by site.
+
+    Args:
+        reference: What the reference's metadata say.
+        target: What the target's metadata say, with sites under the reference's names.
+    """
+    return dict(_quantised_bits(reference, target))
 
 
 def _first_results(records: Collection[Record], sites: Collection[str]) -> tuple[tuple[int, int], ...]:

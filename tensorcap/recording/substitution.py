@@ -104,6 +104,7 @@ class Substitution:
         calls: str | Iterable[range | int] = (),
         keys: Collection[str] | None = None,
         left: Collection[str] = (),
+        leaves_misfits: bool = False,
         fed: Archive | None = None,
     ) -> None:
         """Choose tensors of an archive.
@@ -117,6 +118,8 @@ class Substitution:
             calls: Only in these calls of a site within a step, counted from 0; in all if empty.
             keys: Key texts of what to replace, arguments and results, in the place of globs.
             left: Key texts of what is not replaced, whatever globs say.
+            leaves_misfits: Whether a tensor of a torch model that the archived one does not fit stays, and
+                does not end the run; inputs of the model itself aside.
             fed: An archive of which the inputs of the model take the place of its own in any shape: its run
                 is then one of these rows and tokens alone.
 
@@ -129,6 +132,7 @@ class Substitution:
         self.map_path = self.map_text = ""
         self._keys = None if keys is None else frozenset(keys)
         self._left = frozenset(left)
+        self._leaves_misfits = leaves_misfits
         output_globs = as_tuple(outputs)
         self._globs: dict[Kind, tuple[str, ...] | None] = {
             "input": None if inputs is None else as_tuple(inputs),
@@ -221,6 +225,10 @@ class Substitution:
     def may_resize(self, key: Key) -> bool:
         """Whether an archived tensor may have another shape than that of a key: the model is fed it."""
         return key.text in self._fed_keys
+
+    def leaves_misfit(self, key: Key) -> bool:
+        """Whether the tensor of a key stays if the archived one does not fit; inputs of the model do not."""
+        return self._leaves_misfits and not (key.site == ROOT_SITE and _kind(key) == "input")
 
     def note_injected(self, key: Key, cast: str) -> None:
         """Note that a tensor took the place of the one of this key."""

@@ -2,9 +2,9 @@
 
 An archive and the workload of the other side go in; an injected archive or a `Replay` comes out. Read
 `injection` (a target with the reference's tensors in the place of its own) with `finite_padding`,
-`own_errors` (what such runs show of each module, judged) with `replay_tests`, `compensation` (what is undone
-by what comes of it), `injected_run` (the runs of an injection), `replay_result` (a replay and its notes), and
-`module_replay` (the runs of a replay).
+`own_errors` (what such runs show of each module, judged) with `replay_tests` and `quantised_modules`,
+`compensation` (what is undone by what comes of it), `injected_run` (the runs of an injection),
+`replay_result` (a replay and its notes), and `module_replay` (the runs of a replay).
 """
 
 from tensorcap.rerun.injected_run import InjectedRun, run_injected

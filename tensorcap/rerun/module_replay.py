@@ -13,12 +13,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tensorcap.adapters import Rerun, adapter_for
 from tensorcap.alignment import NO_MAPPING, MappingSource, aligned_if_needed, as_seen, fed_in_common, sides
 from tensorcap.comparison import ABSENT, POLICY, Comparison, Finding, Pair, Precision, compare
-from tensorcap.recording import Substitution
+from tensorcap.recording import Substitution, no_fit
 from tensorcap.rerun.compensation import Dependencies, Settled, settle
 from tensorcap.rerun.finite_padding import with_finite_padding
 from tensorcap.rerun.injection import open_run, reverse
@@ -34,6 +34,8 @@ from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
     from tensorcap.workload import Workload
+
+_MOST_MISFITS: Final = 0.5  # of the tensors: versions of one model differ in some, other models in most
 
 
 def replay(
@@ -137,7 +139,7 @@ class OpenReplay:
             adapter.seed(self.workload.seed)
         try:
             target = with_finite_padding(self.target, self.reference if self.fed is None else self.fed)
-            substitution = Substitution(target, keys=keys, fed=self.fed)
+            substitution = Substitution(target, keys=keys, leaves_misfits=True, fed=self.fed)
             return adapter.rerun(self.workload, substitution, module, self.run.get(key).key)
         except Exception:  # a value that does not fit, or whatever a module that is no plain Python runs into
             return None
@@ -166,7 +168,7 @@ def replay_within(
     2. So is a copy in the target's precision (the twin), which says how much the computation rounds itself.
     3. Each tensor of the first run is compared with the target's, and judged by its own error.
        Modules that the model calls more or less often than the reference did are left out of all this: no
-       number says which of their calls belong together.
+       number says which of their calls belong together. So are tensors that it has in another shape.
     4. If one is bad, the twin is run once more with its attention written out, as many ports have it; the
        less severe of two verdicts counts.
     5. If several are bad, it is all done again with what is undone by what comes of it left in place, see
@@ -199,11 +201,12 @@ def replay_within(
         progress=progress or Silent(),
     )
     first = replays.judge(frozenset())
-    unpaired = _unlike_calls(original, first.run) if target is not None else {}
-    if unpaired:
-        left = {key for key in keys if Key.parse(key).site not in unpaired}
-        replays = replace(replays, keys=left, unpaired=tuple(unpaired))
-        first = replays.judge(frozenset())
+    if target is not None:
+        unpaired, misfits = _unlike_calls(original, first.run), _misfits(tested, first.run, keys)
+        if unpaired or misfits:
+            left = {key for key in keys if Key.parse(key).site not in unpaired}.difference(misfits)
+            replays = replace(replays, keys=left, unpaired=tuple(unpaired), misfits=misfits)
+            first = replays.judge(frozenset())
     settled = Settled(first)
     shown = first.replay
     if target is not None and (shown.bad or shown.lacking or shown.unjudged):
@@ -260,6 +263,7 @@ class _ReverseReplays:
         way: Whether the model is run on its own values.
         progress: Shows what is being run.
         unpaired: Modules whose calls do not correspond to those of the reference, which nothing is said of.
+        misfits: Key texts of what this model has in another shape than the reference's run, likewise.
     """
 
     stack: ExitStack
@@ -277,6 +281,7 @@ class _ReverseReplays:
     way: Way
     progress: Progress
     unpaired: tuple[str, ...] = ()
+    misfits: tuple[str, ...] = ()
 
     def judge(self, released: frozenset[str]) -> _JudgedReplay:
         """Run the model and its twin, and judge what each module made.
@@ -293,20 +298,21 @@ class _ReverseReplays:
         if self.twin is not None and self.precision is not None:
             twin_run = self._run(self.twin, f"replaying it in {self.precision.name}{left}", released)
         runs = ReplayRuns(run, self.tested, twin_run, self.precision, self.compute_dtype)
-        result = _judge(self.fed, runs, self.way, self.keys, natural)
+        result = _judge(self.fed, runs, self.way, self.keys, natural, released)
         if twin_run is not None and self.twin is not None and self.precision is not None and result.bad:
             explicit = adapter_for(self.twin.model).with_eager_attention(self.twin)
             if explicit is not None:
                 stage = f"replaying it in {self.precision.name} with its attention written out{left}"
                 explicit_run = self._run(explicit, stage, released)
                 runs = replace(runs, twin=explicit_run)
-                result = _less_severe(result, _judge(self.fed, runs, self.way, self.keys, natural))
-        return _JudgedReplay(_without(result, self.unpaired), run)
+                result = _less_severe(result, _judge(self.fed, runs, self.way, self.keys, natural, released))
+        return _JudgedReplay(_without(result, self.unpaired, self.misfits), run)
 
     def _run(self, workload: Workload, stage: str, released: frozenset[str], **options: Any) -> Archive:
         substitution = Substitution(
             self.source,
             keys=frozenset(self.keys) - released,
+            leaves_misfits=self.way != "self",
             fed=None if self.fed is self.original else self.fed,
         )
         run = open_run(
@@ -324,10 +330,42 @@ def _unlike_calls(reference: Archive, run: Archive) -> dict[str, None]:
     return {site: None for site, calls in ours.items() if theirs.get(site, calls) != calls}
 
 
-def _without(result: Replay, unpaired: tuple[str, ...]) -> Replay:
-    """Leave out what modules made whose calls do not correspond, and name these."""
-    own_errors = tuple(own for own in result.own_errors if Key.parse(own.key).site not in unpaired)
-    return replace(result, own_errors=own_errors, unpaired=unpaired)
+def _misfits(target: Archive, run: Archive, keys: Collection[str]) -> tuple[str, ...]:
+    """Key texts of what the model has in another shape than the runs, as another version of its code may.
+
+    Raises:
+        UsageError: So it is with most tensors: this is another model.
+    """
+    records = [record for record in target.records if record.key.text in keys and record.key.text in run]
+    misfits = [record for record in records if not _is_exchangeable(run, record)]
+    if len(misfits) > _MOST_MISFITS * len(records):
+        key = misfits[0].key
+        raise no_fit(target, key, misfits[0].shape, run.get(key.text).shape)
+    return tuple(record.key.text for record in misfits)
+
+
+def _without(result: Replay, unpaired: tuple[str, ...], misfits: tuple[str, ...]) -> Replay:
+    """Leave out what modules made whose calls or shapes do not correspond, and name these.
+
+    What is made of one that was not replaced is unjudged where it is bad: by its own module of an argument,
+    by the modules around of a result.
+    """
+    keys = [Key.parse(text) for text in misfits]
+    given = {key.site for key in keys if key.slot.startswith("input")}
+    results = {key.site for key in keys if key.slot.startswith("output")}
+    own_errors = tuple(
+        _unjudged(own)
+        if own.is_bad and (own.module in given or any(_lies_within(site, own.module) for site in results))
+        else own
+        for own in result.own_errors
+        if own.key not in misfits and Key.parse(own.key).site not in unpaired
+    )
+    return replace(result, own_errors=own_errors, unpaired=unpaired, misfits=misfits)
+
+
+def _unjudged(own: OwnError) -> OwnError:
+    findings = tuple(replace(finding, status="unjudged") for finding in own.findings)
+    return replace(own, status="unjudged", findings=findings)
 
 
 def _less_severe(first: Replay, second: Replay) -> Replay:
@@ -400,7 +438,12 @@ def _exact(workload: Workload, reference: Archive) -> Workload:
 
 
 def _judge(
-    reference: Archive, runs: ReplayRuns, way: Way, keys: Collection[str], natural: Iterable[str]
+    reference: Archive,
+    runs: ReplayRuns,
+    way: Way,
+    keys: Collection[str],
+    natural: Iterable[str],
+    released: Collection[str] = (),
 ) -> Replay:
     """Compare the runs, and judge what each module made."""
     comparison = compare(
@@ -410,7 +453,7 @@ def _judge(
         baseline=runs.twin,
         compute_dtype=runs.compute_dtype,
     )
-    judge = ReplayJudge(reference, runs, comparison.pairs, is_forward=way == "forward")
+    judge = ReplayJudge(reference, runs, comparison.pairs, is_forward=way == "forward", released=released)
     lacking = (
         pair.key
         for pair in comparison.pairs
@@ -435,8 +478,7 @@ def _without_inherited(own_errors: Sequence[OwnError], keys: Collection[str]) ->
     kept = {own.module for own in own_errors if own.is_bad and own.made == "result" and own.key not in keys}
     for own in own_errors:
         inherits = own.is_bad and any(_lies_within(module, own.module) for module in kept)
-        findings = tuple(replace(finding, status="unjudged") for finding in own.findings)
-        yield replace(own, status="unjudged", findings=findings) if inherits else own
+        yield _unjudged(own) if inherits else own
 
 
 def _lies_within(module: str, outer: str) -> bool:

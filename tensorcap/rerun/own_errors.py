@@ -33,9 +33,11 @@ from tensorcap.comparison import (
     compare_records,
     is_circumstance,
     judge_gain,
+    precision_of_bits,
     state_writer,
     worst_status,
 )
+from tensorcap.rerun.quantised_modules import quantised_modules
 from tensorcap.rerun.replay_tests import (
     judge_bits,
     judge_narrowing,
@@ -110,6 +112,10 @@ class _Makers:
         is_result = key.slot.startswith("output")
         return is_result and self.calls.is_leaf(key.site) and self.calls.is_simple(key.site)
 
+    def module(self, key: Key) -> str:
+        """The module whose code made the tensor of a key, states aside."""
+        return key.site if key.slot.startswith("output") else caller_of(key.site, self._called)
+
     def own_error(
         self,
         pair: Pair,
@@ -123,10 +129,9 @@ class _Makers:
         key = _records(pair)[0].key
         is_result = key.slot.startswith("output")
         writer = state_writer(self.writers, pair)
-        module = key.site if is_result else caller_of(key.site, self._called)
         return OwnError(
             pair.key,
-            writer or module,
+            writer or self.module(key),
             "state" if writer else "result" if is_result else "argument",
             self.is_leaf(key) and not writer,
             pair.row_error,
@@ -198,14 +203,23 @@ class ReplayJudge:
         runs: The runs.
         pairs: Their comparison.
         is_forward: Whether the target was run on the reference's values, which were rounded on the way in.
+        released: Key texts of what was left in place: what is made of it has the roundings of both.
     """
 
     def __init__(
-        self, reference: Archive, runs: ReplayRuns, pairs: Sequence[Pair], *, is_forward: bool
+        self,
+        reference: Archive,
+        runs: ReplayRuns,
+        pairs: Sequence[Pair],
+        *,
+        is_forward: bool,
+        released: Collection[str] = (),
     ) -> None:
         self._runs = runs
+        self._released = released
         self._makers = _Makers(reference)
         self._calls = self._makers.calls
+        self._quantised = {} if runs.compute_dtype else quantised_modules(runs.exact, runs.target, pairs)
         self._padding = Padding(runs.exact, runs.target)
         self._near_ties = NearTies.of(runs.exact, runs.target, pairs, noise=self._noise)
         self._arguments = Inputs(reference, pairs)
@@ -220,7 +234,7 @@ class ReplayJudge:
         """Judge one tensor that both sides have."""
         pair = self._near_ties.without(self._padding.without(pair))
         key = _records(pair)[0].key
-        is_leaf = self._makers.is_leaf(key)
+        is_leaf = self._is_leaf(key)
         ratio = None if pair.baseline is None else pair.baseline.r
         status, findings = self._status(pair, ratio, is_leaf=is_leaf)
         inherited = self._states.inherited(pair) if status in BAD else None
@@ -257,7 +271,7 @@ class ReplayJudge:
             judge_replayed(
                 error,
                 pair.difference.row_error_p95,
-                POLICY.precision_of_pair(self._runs.precision, reference, target),
+                self._precision_of(pair),
                 is_leaf=is_leaf,
                 elements=elements,
                 is_forward=self._is_forward,
@@ -276,13 +290,29 @@ class ReplayJudge:
             own += self._judge_bits(pair)
         return worst_status(own), tuple(own)
 
+    def _is_leaf(self, key: Key) -> bool:
+        """Whether a leaf of known kind made a tensor of what was put in its arguments' place, and alone."""
+        is_alone = all(record.key.text not in self._released for record in self._makers.inputs(key))
+        return is_alone and self._makers.is_leaf(key)
+
     def _noise(self, pair: Pair) -> float:
         """The relative error of a row of a pair that rounding alone makes."""
-        return POLICY.noise(POLICY.precision_of_pair(self._runs.precision, *_records(pair)))
+        return POLICY.noise(self._precision_of(pair))
+
+    def _precision_of(self, pair: Pair) -> Precision:
+        """The precision of the runs, or of the weights of the module that made a tensor."""
+        precision = POLICY.precision_of_pair(self._runs.precision, *_records(pair))
+        bits = self._quantised.get(self._makers.module(_records(pair)[0].key))
+        return precision if bits is None else precision_of_bits(precision, bits)
 
     def _is_judged_by_twin(self, pair: Pair, *, is_leaf: bool) -> bool:
-        """Whether R is judged: of leaves that are no products, and of weights that routers give."""
+        """Whether R is judged: of leaves that are no products, and of weights that routers give.
+
+        No twin has weights of few bits.
+        """
         reference, target = _records(pair)
+        if reference.key.site in self._quantised:
+            return False
         key, statistics, twin = reference.key, reference.statistics, self._runs.twin
         if is_leaf or not self._calls.is_router(key.site) or twin is None or key.text not in twin:
             return is_leaf and not self._calls.is_linear(key.site)
@@ -327,7 +357,7 @@ class ReplayJudge:
     def _keeps_shape(self, record: Record) -> bool:
         """Whether a leaf that is no product made a tensor of a single one of the same shape."""
         key = record.key
-        if not self._makers.is_leaf(key) or self._calls.is_linear(key.site):
+        if not self._is_leaf(key) or self._calls.is_linear(key.site):
             return False
         inputs = self._makers.inputs(key)
         return len(inputs) == 1 and inputs[0].shape == record.shape

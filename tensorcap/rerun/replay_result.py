@@ -28,6 +28,7 @@ class Replay:
         lacks_twin: Whether no twin says how much the reference's model rounds itself, though it would matter.
         unpaired: Modules that the model calls more or less often than the reference did, and which are
             left out.
+        misfits: Key texts of what the model has in another shape than the reference's run, likewise.
     """
 
     own_errors: tuple[OwnError, ...]
@@ -38,6 +39,7 @@ class Replay:
     way: Way
     lacks_twin: bool = False
     unpaired: tuple[str, ...] = ()
+    misfits: tuple[str, ...] = ()
 
     @property
     def is_self(self) -> bool:
@@ -83,6 +85,12 @@ class Replay:
             notes.append(
                 f"The model calls {some(self.unpaired)} more or less often than the reference's run did, as "
                 "another version of its code: not replayed."
+            )
+        if self.misfits:
+            count = counted(len(self.misfits), "tensor")
+            notes.append(
+                f"In another shape in the model than in the reference's run, as in another version of its "
+                f"code, and so left natural: {count}, first {self.misfits[0]}."
             )
         if self.lacking:
             count = counted(len(self.lacking), "result")

@@ -103,9 +103,9 @@ def tower() -> Any:
     return seeded(Tower)
 
 
-def folded() -> Any:
+def folded(model: Any = None) -> Any:
     """Each batch norm in the convolution before it, an identity in its place."""
-    model = net()
+    model = model or net()
     for step in model.steps:
         step.conv, step.bn = fuse_conv_bn_eval(step.conv, step.bn), nn.Identity()
     for name in ("depthwise", "pointwise"):
@@ -208,6 +208,22 @@ def test_what_is_undone_is_told_with_what_undoes_it(tmp_path: Path, way: str) ->
 def test_a_folded_batch_norm_in_low_precision_accuses_nobody(tmp_path: Path, way: str) -> None:
     result = localized(tmp_path, net(), folded(), IMAGES, way, dtype=torch.float16)
     assert (result.suspects, result.exit_status) == ((), 0)
+
+
+@pytest.mark.spec("RPL-100")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("modules", [[], ["steps.0.conv"]], ids=["right", "wrong"])
+def test_a_fold_that_rounds_weights_which_were_not_rounded_is_no_mistake(
+    tmp_path: Path, modules: list[str], dtype: torch.dtype
+) -> None:
+    reference = net().to(dtype).float()  # a checkpoint in low precision, as most are
+    port = folded(copy.deepcopy(reference))
+    with torch.no_grad():
+        if modules:
+            port.steps[0].conv.bias.zero_()
+    result = localized(tmp_path, reference, port, IMAGES, "replay", dtype=dtype)
+    assert [suspect.module for suspect in result.suspects] == modules
+    assert result.exit_status == bool(modules)
 
 
 @pytest.mark.spec("RPL-50", "CMP-55")

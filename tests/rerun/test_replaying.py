@@ -243,6 +243,85 @@ def test_calls_of_a_module_that_another_version_calls_more_often_are_not_replaye
     assert any("calls table more or less often" in note for note in found.notes)
 
 
+class Narrow(nn.Module):
+    """A product through a narrow space, which one version of the code computes with an axis more."""
+
+    def __init__(self, is_upgraded: bool) -> None:
+        super().__init__()
+        self.is_upgraded = is_upgraded
+        self.down, self.norm, self.up, self.out = (
+            nn.Linear(8, 6),
+            nn.LayerNorm(6),
+            nn.Linear(6, 8),
+            nn.Linear(8, 8),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low = self.norm(self.down(x))
+        up = self.up(low[:, None])[:, 0] if self.is_upgraded else self.up(low)
+        out: torch.Tensor = x + self.out(up)
+        return out
+
+
+@pytest.mark.spec("RPL-102")
+@pytest.mark.parametrize("wrong", ["", "down", "norm", "up", "out"])
+def test_a_tensor_that_another_version_has_in_another_shape_stays_natural(tmp_path: Path, wrong: str) -> None:
+    def made(is_upgraded: bool) -> Workload:
+        torch.manual_seed(0)
+        return Workload(Narrow(is_upgraded).eval(), (torch.linspace(-1, 1, 64).reshape(2, 4, 8).sin(),))
+
+    reference, target = tmp_path / "ref.h5", tmp_path / "tgt.h5"
+    capture_workload(made(False), reference)
+    port = made(False)
+    if wrong:
+        with torch.no_grad():
+            bias = port.model.get_submodule(wrong).bias
+            bias.add_(torch.linspace(-1, 2, len(bias)))
+    capture_workload(port, target)
+    result = localize(reference, target, reference_model=made(True))  # the code that was upgraded
+    assert [one.module for one in result.suspects] == ([wrong] if wrong not in ("", "up") else [])
+    assert result.exit_status == bool(wrong)  # of up nothing can be said, nor of who uses its result
+    note = "left natural: 2 tensors, first 0/up/input.input."
+    assert any(text.endswith(note) for text in result.notes)
+
+
+@pytest.mark.spec("RPL-102")
+def test_nothing_is_said_of_what_is_made_of_an_argument_of_another_shape(tmp_path: Path) -> None:
+    class Port(Narrow):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            low = 1.5 * self.norm(self.down(x))  # a mistake between two modules
+            out: torch.Tensor = x + self.out(self.up(low))
+            return out
+
+    def made(kind: type[Narrow], is_upgraded: bool) -> Workload:
+        torch.manual_seed(0)
+        return Workload(kind(is_upgraded).eval(), (torch.linspace(-1, 1, 64).reshape(2, 4, 8).sin(),))
+
+    reference, target = tmp_path / "ref.h5", tmp_path / "tgt.h5"
+    capture_workload(made(Narrow, False), reference)
+    capture_workload(made(Port, False), target)
+    result = localize(reference, target, reference_model=made(Narrow, True))
+    assert (result.suspects, result.exit_status) == ((), 1)
+
+
+@pytest.mark.spec("RPL-102")
+def test_another_model_and_other_inputs_do_not_fit(tmp_path: Path) -> None:
+    def made(width: int, rows: int) -> Workload:
+        torch.manual_seed(0)
+        layers = nn.Sequential(
+            nn.Linear(8, width), nn.Linear(width, width), nn.Linear(width, width), nn.Linear(width, 8)
+        )
+        return Workload(layers, (torch.ones(rows, 8),))
+
+    reference, target = tmp_path / "ref.h5", tmp_path / "tgt.h5"
+    capture_workload(made(4, 2), reference)
+    capture_workload(made(4, 2), target)
+    with pytest.raises(UsageError, match=r"does not fit: \[2, 4\] in the archive, \[2, 5\] in the model"):
+        replay(reference, target, reference_model=made(5, 2))
+    with pytest.raises(UsageError, match=r"does not fit: \[2, 8\] in the archive, \[3, 8\] in the model"):
+        replay(reference, target, reference_model=made(4, 3))
+
+
 @pytest.mark.spec("RPL-4")
 def test_archives_with_nothing_in_common_are_refused(captured: Any, tmp_path: Path) -> None:
     reference, _ = captured(None)

@@ -118,7 +118,13 @@ class _CallInjector:
             if is_same and earlier_bits.tobytes() == bits.tobytes():
                 self._substitution.note_injected(key, "")
                 return copy
-        replacement, cast = self._fit(key, bits, record.dtype, own)
+        try:
+            replacement, cast = self._fit(key, bits, record.dtype, own)
+        except UsageError as error:
+            if not self._substitution.leaves_misfit(key):
+                raise
+            self._substitution.note_left(key, str(error))
+            return natural
         if torch.is_grad_enabled() and natural.requires_grad:
             replacement = _WithGradientOf.apply(natural, replacement)  # type: ignore[no-untyped-call] # torch's own
         self._copies.setdefault(id(natural), []).append((natural, bits, replacement))
