@@ -18,7 +18,8 @@ from tensorcap_formats.view import ArchiveView
 def with_finite_padding(archive: Archive, other: Archive) -> Archive:
     """Put zeros for what is not finite in tokens that the masks of both runs leave out.
 
-    Tensors of which the other run has as much that is not finite stay as they are.
+    Tensors of which the other run has as much that is not finite stay as they are; so do all if what is not
+    finite has reached a token that counts, since the other model is to make that of the same values.
 
     Args:
         archive: Whose tensors are to stand in the other run's model; the caller closes it.
@@ -35,7 +36,9 @@ def with_finite_padding(archive: Archive, other: Archive) -> Archive:
         if _is_less_finite(record, other.get(record.key) if record.key.text in other else None)
         if padding.left_out(record) is not None
     }
-    return _FinitePadding(archive, padding, spoiled) if spoiled else archive
+    if not spoiled or any(_reaches_tokens(archive, archive.get(key), padding) for key in spoiled):
+        return archive
+    return _FinitePadding(archive, padding, spoiled)
 
 
 class _FinitePadding(ArchiveView):
@@ -61,3 +64,9 @@ def _is_less_finite(record: Record, other: Record | None) -> bool:
     ours, theirs = (None if one is None else one.statistics for one in (record, other))
     count, fewer = (None if s is None else s.nan + s.posinf + s.neginf for s in (ours, theirs))
     return count != 0 and (count is None or fewer is None or count > fewer)
+
+
+def _reaches_tokens(archive: Archive, record: Record, padding: Padding) -> bool:
+    """Whether a tensor is not finite in tokens that no mask leaves out."""
+    left_out = padding.left_out(record)
+    return left_out is not None and not bool(np.isfinite(archive.load(record))[~left_out].all())

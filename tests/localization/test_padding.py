@@ -132,3 +132,26 @@ def test_nan_that_reaches_a_token_is_found(tmp_path: Path, port: Any) -> None:
     assert found.exit_status == 1
     assert found.nonfinite is not None
     assert found.suspects[0].module == "model.layers.0.mlp"
+
+
+@pytest.mark.slow
+@pytest.mark.spec("RPL-90")
+def test_nan_that_a_mask_makes_of_padding_and_tokens_accuses_no_module(tmp_path: Path) -> None:
+    seen = torch.ones(12, 12).tril().bool() & inputs()["attention_mask"].bool()[:, None]
+    mask = torch.where(seen[:, None], 0.0, torch.finfo(torch.float32).min)
+    ids = inputs()["input_ids"]
+
+    def workload(dtype: torch.dtype) -> Workload:
+        net = model()
+        net.set_attn_implementation("eager")
+        for module in (net.model.embed_tokens, net.model.norm, net.lm_head, *net.model.layers):
+            module.to(dtype)
+        return Workload(net, {"input_ids": ids, "attention_mask": mask.to(dtype), "use_cache": False})
+
+    paths = tmp_path / "ref.h5", tmp_path / "tgt.h5"
+    capture_workload(workload(torch.float32), paths[0])
+    capture_workload(workload(torch.float16), paths[1])  # in which float32's lowest number is -inf
+    found = localize(*paths, reference_model=workload(torch.float32))
+    assert (found.suspects, found.exit_status) == ((), 1)
+    assert found.nonfinite is not None
+    assert found.nonfinite.key == "0/@root/input.attention_mask"
