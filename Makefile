@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := hf,zarr,compress
 
-.PHONY: demo test test-slow zoo ablate golden upgrades trained check clean
+.PHONY: demo test test-slow test-files zoo ablate golden upgrades trained check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -14,6 +14,11 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-max
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m slow
+
+# Files whose packages are installed for these tests alone: without them tcap names the format and the extra.
+test-files: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[gguf,onnx]'
+	$(BIN)/python -m pytest -q tests/formats/test_gguf.py tests/formats/test_onnx.py
 
 zoo: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.zoo.run
