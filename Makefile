@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	$(BIN)/python -m pytest -q -n 2 -m "not slow and not entries"
 
 test-slow: $(VENV)/.installed-max
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m slow
@@ -21,7 +21,9 @@ test-files: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q tests/formats/test_gguf.py tests/formats/test_onnx.py
 
 zoo: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -n 2 -m entries tests/zoo/second
 	$(BIN)/python -m tests.zoo.run
+	$(BIN)/python -m tests.zoo.run --zoo second --half dev
 
 # What each test of the policy, pass of matching and family of hypotheses decides alone: for specs/ablation.md.
 ablate: $(VENV)/.installed-dev

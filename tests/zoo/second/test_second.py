@@ -79,7 +79,7 @@ def test_no_entry_and_no_architecture_has_a_name_of_the_first_zoo() -> None:
     assert len(SECOND_MISTAKES) + len(SECOND_CORRECT) == len(ALL_ENTRIES) - len(ENTRIES)
 
 
-@pytest.mark.slow
+@pytest.mark.entries
 @pytest.mark.parametrize("mistake", SECOND_MISTAKES, ids=names(SECOND_MISTAKES))
 def test_a_mistake_is_real_and_in_the_guilty_module_alone(mistake: Mistake) -> None:
     dtype = "bfloat16" if mistake.kind == "precision" else "float32"
@@ -96,7 +96,7 @@ def test_a_mistake_is_real_and_in_the_guilty_module_alone(mistake: Mistake) -> N
     assert difference(outputs(clean_calls(mistake.architecture, dtype)), wrong) > REAL
 
 
-@pytest.mark.slow
+@pytest.mark.entries
 @pytest.mark.parametrize("mistake", SECOND_MISTAKES, ids=names(SECOND_MISTAKES))
 def test_a_mistake_is_in_no_other_module_in_bfloat16(mistake: Mistake) -> None:
     changed = changed_sites(mistake, "bfloat16")
@@ -106,7 +106,7 @@ def test_a_mistake_is_in_no_other_module_in_bfloat16(mistake: Mistake) -> None:
         assert is_cured(mistake, "bfloat16")
 
 
-@pytest.mark.slow
+@pytest.mark.entries
 @pytest.mark.parametrize("port", SECOND_CORRECT, ids=names(SECOND_CORRECT))
 def test_a_correct_port_gives_the_same_in_float64(port: Correct) -> None:
     architecture = ALL_ARCHITECTURES[port.architecture]
@@ -117,7 +117,7 @@ def test_a_correct_port_gives_the_same_in_float64(port: Correct) -> None:
     assert difference(outputs(right), outputs(ported)) < DOUBLE
 
 
-@pytest.mark.slow
+@pytest.mark.entries
 @pytest.mark.parametrize("port", SECOND_CORRECT, ids=names(SECOND_CORRECT))
 def test_a_correct_port_agrees_in_its_modules_too(port: Correct) -> None:
     pair = build(port, "float32")
@@ -130,7 +130,7 @@ def test_a_correct_port_agrees_in_its_modules_too(port: Correct) -> None:
             assert difference(one.result[:1], other.result[:1]) < 1e-4, site
 
 
-@pytest.mark.slow
+@pytest.mark.entries
 @pytest.mark.parametrize("port", SECOND_CORRECT, ids=names(SECOND_CORRECT))
 def test_a_correct_port_in_bfloat16_is_about_as_far_as_the_same_model_is(port: Correct) -> None:
     reference = outputs(clean_calls(port.architecture))
