@@ -65,7 +65,8 @@ def _identity(context: PairContext, slot: str, values: Values) -> Hypothesis:
 def _propose_calls_in_another_order(context: PairContext) -> Iterator[Hypothesis]:
     """Propose that a call is given what another one returns, which the reference makes only after it.
 
-    Of the target's own results of the same parent module, one that is this argument, bit by bit.
+    Of the target's own results of the same parent module, one that is this argument, bit by bit; and that
+    call is given in the target what the reference gives this one.
     """
     key, target, digest = context.reference.key, context.target_archive, context.target.digest
     if not key.slot.startswith("input.") or not digest:
@@ -76,6 +77,10 @@ def _propose_calls_in_another_order(context: PairContext) -> Iterator[Hypothesis
         theirs = target.get(text) if text in target else None
         if theirs is None or theirs.digest != digest or not theirs.stored or theirs.size != context.t.size:
             continue
+        if not any(
+            relative_error(x, context.r) <= context.tolerance() for x in _read_arguments(context, later)
+        ):
+            continue
         yield context.propose(
             "calls-order",
             f"the target gives {site} what {later} returns, which the reference calls after it",
@@ -83,6 +88,16 @@ def _propose_calls_in_another_order(context: PairContext) -> Iterator[Hypothesis
             hint=f"{site} and {later} are called in the opposite order.",
             facts={"call": site, "other": later},
         )
+
+
+def _read_arguments(context: PairContext, site: str) -> Iterator[Values]:
+    """Read what the target gives a module in this step, of the pair's shape."""
+    key, target = context.reference.key, context.target_archive
+    for record in target.records:
+        is_of_call = (record.key.site, record.key.step, record.key.rank) == (site, key.step, key.rank)
+        is_like = record.stored and record.shape == context.r.shape
+        if is_of_call and is_like and record.key.slot.startswith("input."):
+            yield values_of(target, record)
 
 
 def _find_later_calls(context: PairContext, site: str) -> list[str]:
