@@ -74,7 +74,8 @@ def grouped_rms(self: Any, input: Tensor) -> Tensor:
 
 def response(self: Any, input: Tensor) -> Tensor:
     size = torch.linalg.vector_norm(input, dim=(1, 2), keepdim=True)
-    return input * size / size.mean(dim=-1, keepdim=True)
+    out: Tensor = input * size / size.mean(dim=-1, keepdim=True)
+    return out
 
 
 def picked(self: Any, input: Tensor) -> Tensor:
