@@ -61,6 +61,21 @@ class Rounded:
 
 
 @dataclass(frozen=True, slots=True)
+class Quantised:
+    """A matrix in whole numbers of some bits times scales, the largest number of a slice being its scale's.
+
+    Attributes:
+        bits: Of each number, with its sign.
+        axis: The axis that has a scale for each slice; None for one scale of all.
+        by: How far scales are moved along it when numbers are given back.
+    """
+
+    bits: int
+    axis: int | None
+    by: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Masked:
     """A mask of attention of another extent, one of `MASK_EXTENTS`."""
 
@@ -74,7 +89,7 @@ class Replaced:
     values: Array
 
 
-Edit = Filled | Ordered | Transposed | Added | Absent | Shifted | Rounded | Masked | Replaced
+Edit = Filled | Ordered | Transposed | Added | Absent | Shifted | Rounded | Quantised | Masked | Replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +101,17 @@ class Operation:
         place: File and line where it is written.
         alternatives: What it can do instead: `first` and `second` (it returns that operand), `twice` (a sum),
             `opposite` (of sums and differences), `sum` (for a product), `0 and 1` (parts that are split or
-            joined are exchanged), one of `MASK_EXTENTS` (of attention), or the name of another function.
+            joined are exchanged), one of `MASK_EXTENTS` (of attention), the name of another function, or one
+            option of the operation in words (`over axes 1, 2`, `padding at the end`).
         has_number: Whether an operand is a number.
+        own_axes: The axes that a reduction is over, in the words of an alternative; "" of any other one.
     """
 
     name: str
     place: str
     alternatives: tuple[str, ...]
     has_number: bool
+    own_axes: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from tensorcap.adapters import CallMutation, Ordered, Replaced
+from tensorcap.diagnosis.code_mutations import mutate_operations, quantise_tensors
 from tensorcap.diagnosis.constants import hint_for_factor, name_factor
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.golden_section import minimize_over_logarithm
@@ -20,7 +22,6 @@ from tensorcap.diagnosis.mutations import (
     classify_setting,
     find_expert_tensors,
     list_mutations,
-    mutate_operations,
     round_every_step,
     round_tensors,
 )
@@ -58,7 +59,8 @@ def propose_mutations(context: PairContext) -> Iterator[Hypothesis]:
 
 
 def propose_code_mutations(context: PairContext) -> Iterator[Hypothesis]:
-    """Propose low precision of every step, experts in any order or of weighed inputs, and other operations.
+    """Propose low precision of every step, quantised weights, experts in any order, of weighed inputs or of
+    few tokens, and other operations.
 
     These mutations are many, and often do the same as a more specific one of `propose_mutations`.
     """
@@ -69,6 +71,9 @@ def propose_code_mutations(context: PairContext) -> Iterator[Hypothesis]:
         yield from _try_mutations(context, call, round_every_step(call.rerun, context.target.dtype.name))
     yield from _order_experts(context, call)
     yield from _weigh_inputs_of_experts(context, call)
+    yield from _limit_capacity_of_experts(context, call)
+    shapes = {name: shape for name, shape in call.rerun.tensors.items() if math.prod(shape) <= _LARGEST}
+    yield from _try_mutations(context, call, [*quantise_tensors(shapes)][: call.affordable_calls])
     yield from _try_mutations(context, call, mutate_operations(call.operations)[: call.affordable_calls])
 
 
@@ -202,23 +207,15 @@ def _weigh_inputs_of_experts(context: PairContext, call: RepeatedCall) -> Iterat
     The module is given tokens, the experts that each chose, and the weights of these. The call is made once
     for each choice, with tokens times its weight and a weight of 1 for it alone; the results are summed.
     """
-    r = context.r
-    values = {slot: theirs for slot, _, theirs in context.inputs if theirs.ndim}
-    given = {slot: x for slot, x in values.items() if slot in call.rerun.arguments and x.ndim == 2}
-    tokens = [slot for slot, x in given.items() if x.size == r.size and x.shape[-1] == r.shape[-1]]
-    kinds = {slot: call.rerun.arguments[slot].kind for slot in given}
-    weights = [slot for slot in given if slot not in tokens and kinds[slot] == "float"]
-    chosen = [slot for slot in given if slot not in tokens and kinds[slot] != "float"]
-    if [len(tokens), len(weights), len(chosen)] != [1, 1, 1]:
+    given = _find_routing(context, call)
+    if given is None or given.weights[1].shape[1] > call.affordable_calls:
         return
-    x, w = given[tokens[0]], given[weights[0]]
-    if w.shape != given[chosen[0]].shape or len(w) != len(x) or w.shape[1] > call.affordable_calls:
-        return
+    (tokens, x), (weights, w) = given.tokens, given.weights
     total = np.zeros_like(call.values)
     for choice in range(w.shape[1]):
         alone = np.zeros_like(w)
         alone[:, choice] = 1.0
-        edits = {tokens[0]: Replaced(x * w[:, choice : choice + 1]), weights[0]: Replaced(alone)}
+        edits = {tokens: Replaced(x * w[:, choice : choice + 1]), weights: Replaced(alone)}
         result = call.run(CallMutation(arguments=edits, makes_calls_within=True))
         if result is None:
             return
@@ -228,8 +225,86 @@ def _weigh_inputs_of_experts(context: PairContext, call: RepeatedCall) -> Iterat
         f"the target is what {call.rerun.class_name} makes if weights of experts multiply their inputs",
         total,
         hint="Weights of experts are applied before the experts on one side, and behind them on the other.",
-        facts={"weights": weights[0]},
+        facts={"weights": weights},
     )
+
+
+def _limit_capacity_of_experts(context: PairContext, call: RepeatedCall) -> Iterator[Hypothesis]:
+    """Propose that each expert takes a number of tokens, the first or the last ones, and drops the others.
+
+    1. Of each choice of a token its place among those of its expert is counted, by token or by choice first.
+    2. A capacity is tried if the rows that lose a choice by it are those that err.
+    """
+    given = _find_routing(context, call)
+    r, t = context.r, context.t
+    if given is None or r.shape != t.shape or r.shape != given.tokens[1].shape:
+        return
+    (weights, w), chosen = given.weights, given.chosen[1].astype(int)
+    sizes = np.linalg.norm(t - r, axis=-1)
+    errs = sizes > context.tolerance() * max(float(np.linalg.norm(r, axis=-1).max()), 1e-30)
+    if not errs.any() or errs.all():
+        return
+    for order, where in itertools.product(("token", "choice"), ("first", "last")):
+        flat = chosen.reshape(-1) if order == "token" else chosen.T.reshape(-1)
+        places = _count_places(flat if where == "first" else flat[::-1])
+        places = places if where == "first" else places[::-1]
+        place = places.reshape(chosen.shape) if order == "token" else places.reshape(chosen.T.shape).T
+        for capacity in range(1, int(place.max())):
+            is_kept = place <= capacity
+            if not np.array_equal((~is_kept & (w != 0)).any(axis=1), errs):
+                continue
+            values = call.run(CallMutation(arguments={weights: Replaced(w * is_kept)}))
+            if values is not None:
+                yield _propose(
+                    context,
+                    call,
+                    "expert-capacity",
+                    f"if each expert takes the {where} {capacity} choices, by {order}, and drops the others",
+                    values,
+                    hint="Experts have a capacity on one side only; what is beyond it is dropped.",
+                    facts={"capacity": capacity, "kept": where, "order": order},
+                    log_alternatives=math.log(4 * place.max()),
+                )
+
+
+def _count_places(chosen: Values) -> Values:
+    """Count for each entry how many up to it, with itself, chose the same."""
+    places = np.zeros(len(chosen), int)
+    for expert in np.unique(chosen):
+        at = np.flatnonzero(chosen == expert)
+        places[at] = np.arange(1, len(at) + 1)
+    return places
+
+
+@dataclass(frozen=True, slots=True)
+class _Routing:
+    """What a module of experts is given: slot and values of each.
+
+    Attributes:
+        tokens: `[tokens, channels]`.
+        weights: `[tokens, choices]`, of the experts that each token chose.
+        chosen: The same shape, their numbers.
+    """
+
+    tokens: tuple[str, Values]
+    weights: tuple[str, Values]
+    chosen: tuple[str, Values]
+
+
+def _find_routing(context: PairContext, call: RepeatedCall) -> _Routing | None:
+    """Find what a module of experts is given, by shapes and kinds; None if it is given anything else."""
+    r = context.r
+    values = {slot: theirs for slot, _, theirs in context.inputs if theirs.ndim}
+    given = {slot: x for slot, x in values.items() if slot in call.rerun.arguments and x.ndim == 2}
+    tokens = [slot for slot, x in given.items() if x.size == r.size and x.shape[-1] == r.shape[-1]]
+    kinds = {slot: call.rerun.arguments[slot].kind for slot in given}
+    weights = [slot for slot in given if slot not in tokens and kinds[slot] == "float"]
+    chosen = [slot for slot in given if slot not in tokens and kinds[slot] != "float"]
+    if [len(tokens), len(weights), len(chosen)] != [1, 1, 1]:
+        return None
+    routing = _Routing(*((slot, given[slot]) for slot in (tokens[0], weights[0], chosen[0])))
+    (_, x), (_, w), (_, index) = routing.tokens, routing.weights, routing.chosen
+    return routing if w.shape == index.shape and len(w) == len(x) else None
 
 
 def _drop_faint(weights: Values) -> Values:

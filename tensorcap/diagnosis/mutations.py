@@ -1,7 +1,7 @@
 """Mutations of a module that is called again, and the mistake that each is usually the sign of.
 
-Each `mutate_…` lists mutations of one part of a call: experts, settings, arguments, results of calls within,
-operations; tensors are dropped, put in another order, and rounded.
+Each `mutate_…` lists mutations of one part of a call: experts, settings, arguments, results of calls within;
+tensors are dropped, put in another order, and rounded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from tensorcap.adapters import (
     Edit,
     Filled,
     Masked,
-    Operation,
     Ordered,
     Rerun,
     Rounded,
@@ -66,6 +65,7 @@ _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {  # by a part of their names;
         "The layout of rotary embeddings: halves on one side, interleaved pairs on the other.",
     ),
     "residual_connection": ("term-exchanged", "The residual is taken from before or behind the norm."),
+    "parallel": ("term-exchanged", "Parts stand beside each other on one side, and in a row on the other."),
     "scal": ("factor", ""),
     "factor": ("factor", ""),
     "multiplier": ("factor", ""),
@@ -79,19 +79,11 @@ _ARGUMENTS: Final = (  # by a part of their names; the first that fits counts
     ("position", "position-offset", "Positions are not looked at, or counted from another number."),
     ("", "term-missing", "A residual, or another term, is missing."),
 )
-_EXTENT_TEXTS: Final = {  # by the extents of `MASK_EXTENTS`
+EXTENT_TEXTS: Final = {  # by the extents of `MASK_EXTENTS`
     "one further": "every token see the next one too",
     "one fewer": "no token see itself",
     "longer window": "a window of one token more",
     "shorter window": "a window of one token less",
-}
-_SKIPPED_KINDS: Final[Mapping[str, str]] = {  # kind if an operation is not done, by words of its name
-    "clamp clip": "clip-missing",
-    "masked where": "attention-mask",
-    "silu gelu relu sigmoid tanh softplus exp": "activation-missing",
-    "neg": "sign",
-    "add sub": "term-missing",
-    "mul div": "product-missing",
 }
 
 
@@ -170,52 +162,12 @@ def find_expert_tensors(context: PairContext, shapes: Mapping[str, tuple[int, ..
 
 def classify_setting(name: str, class_name: str) -> tuple[str, str]:
     """Find the kind of mistake that another value of a setting is, and its hint."""
-    is_attention = "attention" in class_name.lower()
-    kinds = {**_SETTINGS, **_OF_ATTENTION} if is_attention else _SETTINGS
+    role = class_name.lower()
+    kinds = {**_SETTINGS, **_OF_ATTENTION} if "attention" in role else _SETTINGS
+    if "position" in role and "offset" in name:
+        return "position-offset", "Positions are counted from another number."
     entry = next((entry for part, entry in kinds.items() if part in name), None)
     return entry or ("setting-differs", f"The setting {name} is another one, or is not looked at.")
-
-
-def mutate_operations(operations: Mapping[str, Operation]) -> list[Mutation]:
-    """Let each operation of the module's own code do one of its alternatives."""
-    hint = "Look at that line, and at what the target has for it."
-    mutations = []
-    for key, operation in operations.items():
-        for alternative in operation.alternatives:
-            kind, text = _classify_alternative(operation, alternative)
-            call = CallMutation(operations={key: alternative})
-            facts = {"operation": operation.name, "place": operation.place, "way": alternative}
-            mutations.append(Mutation(kind, f"{text}, in {operation.place}", hint, call, facts))
-    return mutations
-
-
-def _classify_alternative(operation: Operation, alternative: str) -> tuple[str, str]:
-    """Find the kind of mistake that an alternative is, and its text.
-
-    1. Another extent is a mistake of the mask.
-    2. An operand in the place of the result means that the operation is missing; its name says what that is.
-    3. Exchanged parts, terms added twice and other signs say it themselves.
-    4. Any other alternative is another operation: a sum for a product, a mean for a sum, an activation.
-    """
-    name = operation.name
-    if alternative in MASK_EXTENTS:
-        return "attention-mask", f"where attention has {_EXTENT_TEXTS[alternative]}"
-    if alternative in ("first", "second"):
-        text = f"with the {alternative} operand in the place of the result of {name}"
-        for words, kind in _SKIPPED_KINDS.items():
-            if any(word in name for word in words.split()):
-                return ("offset" if kind == "term-missing" and operation.has_number else kind), text
-        return "operation-missing", text
-    if " and " in alternative:
-        return "parts-order", f"with parts {alternative} of {name}, from 0, exchanged"
-    if alternative == "twice":
-        return "term-twice", f"with the second operand of {name} added twice"
-    if alternative == "opposite":
-        return "sign", f"with the opposite sign of the second operand of {name}"
-    if "mul" in name:
-        return "operation-differs", f"with a sum in the place of the product by {name}"
-    kind = "factor" if name in ("mean", "sum") else "activation"
-    return kind, f"with {alternative} in the place of {name}"
 
 
 def mutate_experts(context: PairContext, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Mutation]:
@@ -332,7 +284,7 @@ def _other_values(value: Any) -> Iterator[Any]:
     if isinstance(value, bool):
         yield not value
     elif isinstance(value, int):
-        yield from (value - 1, value + 1, None)
+        yield from dict.fromkeys((value - 1, value + 1, *([0] if value else []), None))
     elif isinstance(value, float):
         yield None
         usual = _EPS if abs(value) < SMALLEST_FITTED else (*_USUAL_NUMBERS, -value)
@@ -356,7 +308,7 @@ def mutate_arguments(context: PairContext, rerun: Rerun) -> Iterator[Mutation]:
         edits: list[tuple[str, str, Edit]] = [(kind, f"without its {short}", Absent())]
         if role == "mask" and argument.kind != "int" and len(argument.shape) > 1:
             edits += [
-                (kind, f"where its {short} has {_EXTENT_TEXTS[extent]}", Masked(extent))
+                (kind, f"where its {short} has {EXTENT_TEXTS[extent]}", Masked(extent))
                 for extent in MASK_EXTENTS
             ]
         if argument.kind == "float":

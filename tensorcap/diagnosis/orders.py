@@ -131,7 +131,7 @@ def _propose_moves(context: PairContext, axis: int) -> Iterator[Hypothesis]:
             distinct = len(np.unique(sources))
             if distinct == size:
                 yield _propose_order(context, axis, sources)
-            elif distinct >= _LEAST_DISTINCT * size:
+            elif distinct >= _LEAST_DISTINCT * size and not _is_cut_shift(sources):
                 yield context.propose(
                     f"{name.replace(' ', '-')}-order",
                     f"{name}s of the target are those of the reference, of which some are taken repeatedly: "
@@ -141,6 +141,8 @@ def _propose_moves(context: PairContext, axis: int) -> Iterator[Hypothesis]:
                     hint="An index is cut off, or points to the same place several times.",
                     facts={"axis": axis, "sources": sources[:_MOST_SOURCES].tolist()},
                 )
+            elif _is_cut_shift(sources):
+                yield _propose_cut_shift(context, axis, sources)
             shifts, counts = np.unique(sources - np.arange(size), return_counts=True)
             for shift in shifts[np.argsort(-counts, kind="stable")][:2].tolist():
                 if 0 < abs(shift) <= size / 2:
@@ -150,12 +152,39 @@ def _propose_moves(context: PairContext, axis: int) -> Iterator[Hypothesis]:
             yield _propose_shift(context, axis, shift)
 
 
+def _is_cut_shift(sources: Values) -> bool:
+    """Whether slices are moved by a number, and the one at the end stands in for those that would come in."""
+    size = len(sources)
+    by = int(sources[size // 2]) - size // 2
+    return by != 0 and np.array_equal(sources, np.clip(np.arange(size) + by, 0, size - 1))
+
+
+def _propose_cut_shift(context: PairContext, axis: int, sources: Values) -> Hypothesis:
+    """Propose that slices of an axis are moved, and the last of them is repeated."""
+    name, size = context.axis_name(axis), len(sources)
+    by = int(sources[size // 2]) - size // 2
+    where, end = ("behind", "last") if by > 0 else ("before", "first")
+    return context.propose(
+        f"{name.replace(' ', '-')}-shift",
+        f"each {name} of the target is that of the reference {abs(by)} {where} it, the {end} one repeated",
+        np.take(context.r, sources, axis),
+        log_alternatives=math.log(2 * size),
+        hint="A window, a state or a cache is moved once more, or not at all.",
+        facts={"axis": axis, "shift": by},
+    )
+
+
 def _propose_order(context: PairContext, axis: int, sources: Values) -> Hypothesis:
     """Propose that the slices of an axis are in another order, each once."""
     name = context.axis_name(axis)
     has_heads = name in ("channel", "row", "column")
     pattern, log_alternatives = _name_order(sources, context.head_dim if has_heads else None)
     kind, hint = f"{name.replace(' ', '-')}-order", _HINTS.get(name, "")
+    if pattern.startswith("a grid"):
+        kind, hint = (
+            f"{name.replace(' ', '-')}-shift",
+            "The direction of a roll, or what it is by, is another one.",
+        )
     if pattern.startswith(("halves", "pairs")):
         kind = "rotary-layout"
         hint = "The layout of rotary embeddings: halves on one side, interleaved pairs on the other."
@@ -317,9 +346,10 @@ def _name_order(sources: Values, head_dim: int | None) -> tuple[str, float]:
     """Name an order, and count the orders of that name.
 
     1. Reversed, or rolled by a number.
-    2. Halves put alternately or the other way round, within heads or the whole.
-    3. Blocks in another order, the largest blocks first.
-    4. Any other order is the list of its indices.
+    2. Of rows and columns of a grid that are both rolled.
+    3. Halves put alternately or the other way round, within heads or the whole.
+    4. Blocks in another order, the largest blocks first.
+    5. Any other order is the list of its indices.
 
     Returns:
         The name, and the natural logarithm of the count.
@@ -332,6 +362,16 @@ def _name_order(sources: Values, head_dim: int | None) -> tuple[str, float]:
     if (rolls == rolls[0]).all():
         by = int(-rolls[0] % size)
         return f"rolled by {by if by <= size / 2 else by - size}", math.log(size)
+    for columns in (count for count in range(2, size // 2 + 1) if size % count == 0):
+        grid = np.stack(np.divmod(sources, columns)).reshape(2, -1, columns)
+        moved = grid - np.stack(np.divmod(same, columns)).reshape(grid.shape)
+        rows = size // columns
+        down, right = int(moved[0, 0, 0]) % rows, int(moved[1, 0, 0]) % columns
+        if (moved[0] % rows == down).all() and (moved[1] % columns == right).all():
+            shown = (
+                f"a grid of {rows} rows and {columns} columns rolled by {-down % rows} and {-right % columns}"
+            )
+            return shown, 2 * math.log(size)
     for part in dict.fromkeys(p for p in (head_dim, size) if p and p % 2 == 0 and size % p == 0 and p > 2):
         split = same.reshape(-1, 2, part // 2)
         if np.array_equal(sources, split.transpose(0, 2, 1).reshape(-1)):

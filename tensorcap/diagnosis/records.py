@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from tensorcap.diagnosis.context import LARGEST, PairContext, values_of
 from tensorcap.diagnosis.hypothesis import Hypothesis
 from tensorcap.diagnosis.values import Values, evenly_spaced, relative_error
+from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record
 
 _READS: Final = 12  # tensors that are read because their statistics fit
@@ -34,6 +36,7 @@ def propose_other_records(context: PairContext) -> Iterator[Hypothesis]:
     for slot, ours, theirs in context.inputs:
         if theirs.size == context.t.size and not np.array_equal(ours.reshape(-1), context.r.reshape(-1)):
             yield _identity(context, slot, theirs)
+    yield from _propose_calls_in_another_order(context)
     yield from _propose_skipped_modules(context)
     yield from _propose_equal_records(context)
     yield from _propose_terms(context)
@@ -41,7 +44,15 @@ def propose_other_records(context: PairContext) -> Iterator[Hypothesis]:
 
 
 def _identity(context: PairContext, slot: str, values: Values) -> Hypothesis:
-    """State that the target returns an input as it is."""
+    """State that the target returns an input as it is, or is given one argument in the place of another."""
+    if context.reference.key.slot.startswith("input."):
+        return context.propose(
+            "term-exchanged",
+            f"the target gives the value of {slot} for this argument of the same call",
+            values.reshape(context.t.shape),
+            hint="A residual, or another term, is taken from before or behind the step that it belongs to.",
+            facts={"slot": slot},
+        )
     return context.propose(
         "identity",
         f"the target returns its {slot} as it is",
@@ -49,6 +60,63 @@ def _identity(context: PairContext, slot: str, values: Values) -> Hypothesis:
         hint="The module does nothing: it is skipped, replaced or an identity.",
         facts={"slot": slot},
     )
+
+
+def _propose_calls_in_another_order(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose that a call is given what another one returns, which the reference makes only after it.
+
+    Of the target's own results of the same parent module, one that is this argument, bit by bit; and that
+    call is given in the target what the reference gives this one.
+    """
+    key, target, digest = context.reference.key, context.target_archive, context.target.digest
+    if not key.slot.startswith("input.") or not digest:
+        return
+    site = module_of(key.site)
+    for later in _find_later_calls(context, site):
+        text = replace(key, site=later, slot="output").text
+        theirs = target.get(text) if text in target else None
+        if theirs is None or theirs.digest != digest or not theirs.stored or theirs.size != context.t.size:
+            continue
+        if not any(
+            relative_error(x, context.r) <= context.tolerance() for x in _read_arguments(context, later)
+        ):
+            continue
+        yield context.propose(
+            "calls-order",
+            f"the target gives {site} what {later} returns, which the reference calls after it",
+            values_of(target, theirs).reshape(context.t.shape),
+            hint=f"{site} and {later} are called in the opposite order.",
+            facts={"call": site, "other": later},
+        )
+
+
+def _read_arguments(context: PairContext, site: str) -> Iterator[Values]:
+    """Read what the target gives a module in this step, of the pair's shape."""
+    key, target = context.reference.key, context.target_archive
+    for record in target.records:
+        is_of_call = (record.key.site, record.key.step, record.key.rank) == (site, key.step, key.rank)
+        is_like = record.stored and record.shape == context.r.shape
+        if is_of_call and is_like and record.key.slot.startswith("input."):
+            yield values_of(target, record)
+
+
+def _find_later_calls(context: PairContext, site: str) -> list[str]:
+    """Find modules of the same parent that the reference calls after one."""
+    parent, _, own = site.rpartition(".")
+    if context.rerun is not None:
+        names = list(context.rerun.results)
+        later = names[names.index(own) + 1 :] if own in names else []
+        return [f"{parent}.{name}" if parent else name for name in later]
+    key, order = context.reference.key, context.reference.order
+    return [
+        result.key.site
+        for result in context.reference_archive.records
+        if result.order > order
+        and (result.key.step, result.key.rank, result.key.slot) == (key.step, key.rank, "output")
+        and ":" not in result.key.site
+        and result.key.site.rpartition(".")[0] == parent
+        and result.key.site != site
+    ]
 
 
 def _propose_skipped_modules(context: PairContext) -> Iterator[Hypothesis]:

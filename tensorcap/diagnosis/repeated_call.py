@@ -81,17 +81,22 @@ class RepeatedCall:
         """Make the call with a mutation.
 
         Returns:
-            What it makes, float64; None if that cannot be the target, since its shape or the places of NaN
-            and infinities are others, or the mutation makes no difference.
+            What it makes, float64, repeated along axes of 1 that are longer in the target; None if that
+            cannot be the target, since its shape or the places of NaN and infinities are others, or the
+            mutation makes no difference.
         """
         values = self.rerun.run(mutation)
-        if values is None or values.shape != self._target.shape:
+        if values is None or np.array_equal(values, self.values, equal_nan=True):
+            return None
+        values = _repeated(values, self._target.shape)
+        if values is None:
             return None
         if self._ignored is not None:
             values = np.where(self._ignored, 0.0, values)
         if not np.array_equal(classes(self._rounded(values)), self._target_classes):
             return None
-        return None if np.array_equal(values, self.values, equal_nan=True) else values
+        is_same = values.shape == self.values.shape and np.array_equal(values, self.values, equal_nan=True)
+        return None if is_same else values
 
     @property
     def observed(self) -> Values:
@@ -130,3 +135,11 @@ class RepeatedCall:
     def _marked(self, values: Values) -> Values:
         """Put marks of a usual size for what is not finite, so that other places of it are a difference."""
         return finite_or_marked(values, self._usual_size)
+
+
+def _repeated(values: Values, shape: tuple[int, ...]) -> Values | None:
+    """Repeat values along axes of 1 to a shape: one sequence stands for all; None if that cannot be."""
+    is_repeatable = len(values.shape) == len(shape) and all(
+        size in (1, wanted) for size, wanted in zip(values.shape, shape, strict=True)
+    )
+    return np.array(np.broadcast_to(values, shape)) if is_repeatable else None

@@ -48,7 +48,10 @@ class Outcome:
         """Whether the guilty module is among the first few, with a hypothesis that is true."""
         if not isinstance(self.entry, Mistake) or self.rank is None or self.rank > _FEW:
             return False
-        return self.suspects[self.rank - 1].hypothesis in {self.entry.kind, *self.entry.also_kinds}
+        kinds = {self.entry.kind, *self.entry.also_kinds}
+        if "tied_head" in kinds:  # a head that is not tied uses other weights than it should
+            kinds.add("other_weights")
+        return self.suspects[self.rank - 1].hypothesis in kinds
 
     def as_json(self) -> dict[str, Any]:
         """The outcome for a program."""

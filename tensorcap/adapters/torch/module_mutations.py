@@ -29,15 +29,18 @@ from tensorcap.adapters.edits import (
     Masked,
     Operation,
     Ordered,
+    Quantised,
     Replaced,
     Rounded,
     Shifted,
 )
 from tensorcap.adapters.torch.low_precision import RoundedOperations
 from tensorcap.adapters.torch.masks import attend_with_extent, change_extent
+from tensorcap.adapters.torch.operation_options import find_options, find_own_axes, run_option
 from tensorcap.adapters.torch.tensors import dtype_named
 
 _TORCH_FOLDER: Final = str(Path(torch.__file__).parent)
+_TORCH_MODULES: Final = str(Path(torch.__file__).parent / "nn" / "modules")
 _OWN_FOLDER: Final = str(Path(__file__).parent)
 _NOT_SETTINGS: Final = ("training", "layer_idx")
 _ATTENTION: Final = "scaled_dot_product_attention"
@@ -58,6 +61,10 @@ _FUNCTIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "softplus": functional.softplus,
     "exp": torch.exp,
 }
+_TERM_BEHIND: Final = "its operand's last term added to its result"
+_WORDS: Final = frozenset(  # of alternatives that no option is called by
+    {"first", "second", "twice", "opposite", "sum", "mean", *MASK_EXTENTS, *_FUNCTIONS}
+)
 _ACTIVATIONS: Final = frozenset({"silu", "gelu", "relu", "sigmoid", "tanh", "softplus", "exp"})
 
 
@@ -79,40 +86,69 @@ class OperationMutator(TorchFunctionMode):
         self._rounded = rounded
         self.operations: dict[str, Operation] = {}
         self._mutated = mutated
+        self._sums: dict[int, tuple[torch.Tensor, Any]] = {}  # by what they made: that, and their operands
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do one operation.
 
-        1. Operations of torch's own code and of ours run as they are.
+        1. Operations of our own code run as they are.
         2. The key is name, file, line and instruction of the code that calls it.
         3. A mutated operation does its alternative; any other one is rounded, or runs as it is and is listed.
+        4. Of torch's own modules nothing is rounded, and only options of operations change.
         """
         kwargs = kwargs or {}
         name = str(getattr(func, "__name__", "")).rpartition(".")[2]
-        frame = _find_caller(sys._getframe(1))
+        frame, is_direct = _find_caller(sys._getframe(1))
         if frame is None or name in ("__get__", "__set__"):
             return func(*args, **kwargs)
         place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         key = f"{name} at {place} ({frame.f_lasti})"
         alternative = self._mutated.get(key)
+        if alternative == _TERM_BEHIND:
+            first, second = self._sums[id(args[0])][1]
+            return func(first, *args[1:], **kwargs) + second
         if alternative is not None:
             return _run_alternative(name, alternative, func, args, kwargs)
         if self._rounded is not None:
-            return self._rounded(name, func, args, kwargs)
+            return self._rounded(name, func, args, kwargs) if is_direct else func(*args, **kwargs)
         result = func(*args, **kwargs)
+        if name in _SUMS and isinstance(args[0], torch.Tensor) and args[0].shape == result.shape:
+            self._sums[id(result)] = result, args[:2]
         if key not in self.operations:
-            alternatives = tuple(_find_alternatives(name, args, result))
+            own = _find_alternatives(name, args, result) if is_direct else []
+            if name in _ACTIVATIONS and id(args[0]) in self._sums:
+                own.append(_TERM_BEHIND)
+            alternatives = (*own, *find_options(name, args, kwargs, result))
             if alternatives:
                 has_number = any(isinstance(arg, (int, float)) for arg in args[:2])
-                self.operations[key] = Operation(name.strip("_"), place, alternatives, has_number)
+                axes = find_own_axes(name, args, kwargs)
+                self.operations[key] = Operation(name.strip("_"), place, alternatives, has_number, axes)
         return result
 
 
-def _find_caller(frame: FrameType | None) -> FrameType | None:
-    """Find the nearest frame that is not torch's; None if that is ours."""
-    while frame is not None and frame.f_code.co_filename.startswith(_TORCH_FOLDER):
+def _find_caller(frame: FrameType | None) -> tuple[FrameType | None, bool]:
+    """Find the code whose operation it is, and whether it calls it by no module of torch's that is made anew.
+
+    1. An operation that our code calls is nobody's.
+    2. It is that of the nearest frame that is neither torch's nor ours.
+    3. If the module that is called again is torch's, it is that of the module's code.
+    """
+    is_ours = frame is not None and frame.f_code.co_filename.startswith(_OWN_FOLDER)
+    is_direct = True
+    of_module: FrameType | None = None
+    while frame is not None and not is_ours:
+        file = frame.f_code.co_filename
+        if file.startswith(_TORCH_MODULES):
+            is_base = file.endswith("module.py")
+            of_module = frame if of_module is None and not is_base else of_module
+        elif file.startswith(_OWN_FOLDER):
+            is_direct = False
+            if frame.f_code.co_name == "run":
+                return of_module, False
+        elif not file.startswith(_TORCH_FOLDER):
+            return frame, is_direct
         frame = frame.f_back
-    return None if frame is None or frame.f_code.co_filename.startswith(_OWN_FOLDER) else frame
+    return None, False
 
 
 def _find_alternatives(name: str, args: Any, result: Any) -> list[str]:
@@ -151,6 +187,8 @@ def _find_alternatives(name: str, args: Any, result: Any) -> list[str]:
 
 def _run_alternative(name: str, alternative: str, func: Any, args: Any, kwargs: Any) -> Any:
     """Do what an operation can do instead."""
+    if alternative not in _WORDS and not (name in _SPLITS or name in _JOINS):
+        return run_option(name, alternative, func, args, kwargs)
     if name == _ATTENTION:
         return attend_with_extent(alternative, func, args, kwargs)
     if alternative in ("first", "second"):
@@ -255,6 +293,14 @@ def apply_edit(tensor: torch.Tensor, edit: Edit) -> torch.Tensor | None:
         return torch.from_numpy(edit.values).to(tensor).reshape(tensor.shape)
     if isinstance(edit, Masked):
         return change_extent(tensor, edit.extent)
+    if isinstance(edit, Quantised):
+        largest = 2 ** (edit.bits - 1) - 1
+        size = tensor.abs()
+        scale = size.max() if edit.axis is None else size.amax(1 - edit.axis, keepdim=True)
+        scale = scale.clamp(min=torch.finfo(tensor.dtype).tiny) / largest
+        given_back = scale if edit.axis is None else scale.roll(edit.by, edit.axis)
+        quantised: torch.Tensor = (tensor / scale).round() * given_back
+        return quantised
     if isinstance(edit, Rounded):
         return tensor.to(dtype_named(edit.dtype)).to(tensor.dtype)
     return tensor.transpose(*edit.axes).contiguous()

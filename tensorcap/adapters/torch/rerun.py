@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -77,6 +77,7 @@ class ModuleRerun:
         self._depth = 0  # 1 within the call, 2 within a call within it
         self._returned: dict[int, list[tuple[int, Any]]] = {}  # by module: numbers of calls, results
         self._replaced: set[int] = set()  # modules of which the target has results
+        self._attributes: Mapping[str, Any] = {}  # those that the call changes, as they were before it
         self._order: dict[int, int] = {}  # by module: place among the calls within
         self._tensor: torch.Tensor | None = None  # the one of the key
         self.operations: Mapping[str, Operation] = {}
@@ -149,10 +150,12 @@ class ModuleRerun:
            does not make, as of a dropout, are made, and all if the mutation wants that.
         2. Tensors and settings are mutated, then arguments; operations while the code runs.
         3. The call ends with the tensor of the key, or with its result.
+        4. Attributes that the call changes, as a state that it leaves to the next, are as before it.
         """
         self._tensor = None
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
+            stack.enter_context(_with_attributes(self._module, self._attributes))
             for name, module in self._within.items():
                 if id(module) in self._returned and not mutation.makes_calls_within:
                     stack.enter_context(with_forward(module, self._stub(module, mutation.results.get(name))))
@@ -207,10 +210,13 @@ class ModuleRerun:
             args, kwargs = tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
             self._inputs, self._returned, self._depth = copy.deepcopy((args, kwargs)), {}, 1
             self._replaced = set()
+            before = _read_attributes(self._module)
             try:
                 result = forward(*args, **kwargs)
             finally:
                 self._depth = 0
+                after = vars(self._module)
+                self._attributes = {k: v for k, v in before.items() if after.get(k) is not v}
             if is_result or self._tensor is not None:
                 raise _CallIsOver
             return self._inject(module, number, "output", ["output"], [result])[0]
@@ -318,6 +324,24 @@ class ModuleRerun:
                     if tensor is not None and tensor.is_floating_point():
                         slots[f"{path}.{name}" if path else name] = TensorSlot(registry, name)
         return slots
+
+
+def _read_attributes(module: nn.Module) -> dict[str, Any]:
+    """Read the plain attributes of a module; `forward` is replaced and put back elsewhere."""
+    return {k: v for k, v in vars(module).items() if not k.startswith("_") and k != "forward"}
+
+
+@contextmanager
+def _with_attributes(module: nn.Module, values: Mapping[str, Any]) -> Iterator[None]:
+    """Give a module attributes within a block; afterwards it has those that it had."""
+    before = _read_attributes(module)
+    vars(module).update(values)
+    try:
+        yield
+    finally:
+        for name in _read_attributes(module).keys() - before.keys():
+            del vars(module)[name]
+        vars(module).update(before)
 
 
 def _copy(value: Any) -> Any:

@@ -1,0 +1,333 @@
+"""Do an operation of a module's code with one of its options changed: axes, groups, padding, taps, numbers.
+
+Each `_…_options` lists what one kind of operation can do instead, by the words that `Operation.alternatives`
+has for it; each is made only when it is called.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch.nn import functional
+
+Options = Iterator[tuple[str, Callable[[], Any]]]
+
+_MOST_AXES: Final = 5  # of a tensor whose axes are all tried; the number of sets doubles with each
+_MOST_GROUPS: Final = 64
+_BESIDE: Final = (1, 2)  # distances of indices
+_REDUCTIONS: Final[Mapping[str, Callable[..., torch.Tensor]]] = {
+    "mean": torch.mean,
+    "sum": torch.sum,
+    "var": torch.var,
+    "std": torch.std,
+    "norm": torch.linalg.vector_norm,
+    "vector_norm": torch.linalg.vector_norm,
+    "linalg_vector_norm": torch.linalg.vector_norm,
+    "amax": torch.amax,
+    "amin": torch.amin,
+}
+_CONVOLUTIONS: Final[Mapping[str, Callable[..., torch.Tensor]]] = {
+    "conv1d": functional.conv1d,
+    "conv2d": functional.conv2d,
+    "conv3d": functional.conv3d,
+}
+_PADDING_MODES: Final = ("reflect", "replicate", "circular")
+_POOLS: Final[Mapping[str, str]] = {
+    **{f"avg_pool{n}d": f"max_pool{n}d" for n in (1, 2, 3)},
+    **{f"adaptive_avg_pool{n}d": f"adaptive_max_pool{n}d" for n in (1, 2, 3)},
+}
+_MODES: Final[Mapping[int, Sequence[str]]] = {  # of interpolation, by the axes of what is interpolated
+    3: ("nearest", "linear"),
+    4: ("nearest", "bilinear", "bicubic"),
+    5: ("nearest", "trilinear"),
+}
+_PRODUCTS: Final = frozenset({"mul", "__mul__", "__rmul__", "mul_", "__imul__"})
+
+
+def find_options(name: str, args: Any, kwargs: Mapping[str, Any], result: Any) -> list[str]:
+    """List what an operation can do with one option changed, in words.
+
+    Args:
+        name: Of the operation, as torch calls it.
+        args: What it was given.
+        kwargs: Likewise.
+        result: What it returned.
+    """
+    return [words for words, _ in _options(name, args, kwargs, result)]
+
+
+def find_own_axes(name: str, args: Any, kwargs: Mapping[str, Any]) -> str:
+    """Say which axes a reduction that keeps them is over, in the words of its alternatives; else nothing."""
+    if name not in _REDUCTIONS or not args or not kwargs.get("keepdim"):
+        return ""
+    return _axes_words(_read_axes(name, args, kwargs))
+
+
+def run_option(name: str, words: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Do an operation with the option changed that the words say.
+
+    Raises:
+        KeyError: It has no such option on what it is given now.
+    """
+    return dict(_options(name, args, kwargs, func(*args, **kwargs)))[words]()
+
+
+def _options(name: str, args: Any, kwargs: Mapping[str, Any], result: Any) -> Options:
+    if not args or not isinstance(args[0], torch.Tensor) or not isinstance(result, torch.Tensor):
+        return
+    if name in _CONVOLUTIONS:
+        yield from _convolution_options(_CONVOLUTIONS[name], args, kwargs, result)
+    elif name in _REDUCTIONS:
+        yield from _reduction_options(name, args, kwargs)
+    elif name in _POOLS:
+        other: Callable[..., Any] = getattr(functional, _POOLS[name])
+        yield "largest ones", lambda: other(*args, **kwargs)
+    elif name in _PRODUCTS:
+        yield from _number_options(args)
+    elif name in _BY_NAME:
+        names, options = _BY_NAME[name]
+        yield from options({**dict(zip(names, args, strict=False)), **kwargs})
+    if name in ("__getitem__", "mean") and result.is_floating_point():
+        yield from _pooling_options(args[0], result)
+
+
+def _axes_words(axes: Sequence[int]) -> str:
+    return f"{'axis' if len(axes) == 1 else 'axes'} {', '.join(map(str, axes))}"
+
+
+def _groups_words(count: int) -> str:
+    return f"{count} group{'s' if count > 1 else ''}"
+
+
+def _sets_of_axes(ndim: int) -> Iterator[tuple[int, ...]]:
+    for count in range(1, ndim + 1):
+        yield from itertools.combinations(range(ndim), count)
+
+
+def _read_axes(name: str, args: Any, kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Read the axes that a reduction is over, counted from the first one."""
+    at = 2 if "norm" in name else 1
+    dim = kwargs.get("dim", args[at] if len(args) > at else None)
+    if dim is None:
+        return tuple(range(args[0].ndim))
+    axes = dim if isinstance(dim, (tuple, list)) else (dim,)
+    return tuple(sorted(axis % args[0].ndim for axis in axes))
+
+
+def _reduction_options(name: str, args: Any, kwargs: Mapping[str, Any]) -> Options:
+    """Reduce other axes, or groups of the last one, where the result is spread over what it is made of."""
+    x, ndim = args[0], args[0].ndim
+    own = _read_axes(name, args, kwargs)
+    if not kwargs.get("keepdim") or ndim > _MOST_AXES:
+        return
+    reduce = _REDUCTIONS[name]
+    others: dict[str, Any] = {key: value for key, value in kwargs.items() if key not in ("dim", "keepdim")}
+    if "norm" in name and len(args) > 1:
+        others.setdefault("ord", args[1])
+    if "p" in others:
+        others["ord"] = others.pop("p")
+    for axes in _sets_of_axes(ndim):
+        if axes != own:
+            yield _axes_words(axes), lambda axes=axes: reduce(x, dim=axes, keepdim=True, **others)  # type: ignore[misc]
+    if own == (ndim - 1,):
+        for count in _divisors(x.shape[-1]):
+            if count > 1:
+                yield (
+                    _groups_words(count),
+                    lambda count=count: reduce(
+                        x.unflatten(-1, (count, -1)), dim=-1, **others
+                    ).repeat_interleave(x.shape[-1] // count, -1),  # type: ignore[misc]
+                )
+
+
+def _divisors(size: int) -> Iterator[int]:
+    """Counts of groups of more than one member that a size is divided into."""
+    yield from (count for count in range(1, min(size // 2, _MOST_GROUPS) + 1) if size % count == 0)
+
+
+def _convolution_options(
+    convolve: Callable[..., torch.Tensor], args: Any, kwargs: Mapping[str, Any], result: torch.Tensor
+) -> Options:
+    """Reverse or transpose taps, and put the padding elsewhere, as much of it as the result needs."""
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
+    weight, x = given["weight"], given["input"]
+    spatial = list(range(2, weight.ndim))
+    for axes in [spatial, *([axis] for axis in spatial if len(spatial) > 1)]:
+        if all(weight.shape[axis] > 1 for axis in axes):
+            which = "all taps" if axes == spatial else f"taps along axis {axes[0]}"
+            yield f"{which} reversed", lambda axes=axes: convolve(**{**given, "weight": weight.flip(axes)})  # type: ignore[misc]
+    for one, other in itertools.combinations(spatial, 2):
+        if weight.shape[one] == weight.shape[other] > 1:
+            yield (
+                "taps transposed",
+                lambda axes=(one, other): convolve(**{**given, "weight": weight.transpose(*axes)}),  # type: ignore[misc]
+            )
+    padding = given.get("padding", 0)
+    if isinstance(padding, str):
+        return
+
+    def each(value: Any) -> tuple[int, ...]:
+        values = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+        return values * len(spatial) if len(values) == 1 else values
+
+    own, strides, dilations = each(padding), each(given.get("stride", 1)), each(given.get("dilation", 1))
+    # So much a result of this size needs; a stride may leave some of the padding unread.
+    needed = [
+        (result.shape[axis - x.ndim] - 1) * stride + dilation * (weight.shape[axis] - 1) + 1 - x.shape[axis]
+        for axis, stride, dilation in zip(spatial, strides, dilations, strict=True)
+    ]
+    if x.ndim != weight.ndim or min(needed) < 0 or not max(needed):
+        return
+
+    def padded(before: Sequence[int], after: Sequence[int], mode: str = "constant") -> torch.Tensor:
+        both = [size for pair in zip(reversed(before), reversed(after), strict=True) for size in pair]
+        return convolve(**{**given, "input": functional.pad(x, both, mode=mode), "padding": 0})
+
+    half = [size // 2 for size in needed]
+    for where, before in (("end", [0] * len(needed)), ("beginning", needed), ("both ends", half)):
+        if tuple(before) != own:
+            after = [whole - part for whole, part in zip(needed, before, strict=True)]
+            yield f"padding at the {where}", lambda b=before, a=after: padded(b, a)  # type: ignore[misc]
+    for mode in _PADDING_MODES:
+        yield f"padding that is {mode}", lambda mode=mode: padded(own, own, mode)  # type: ignore[misc]
+
+
+def _number_options(args: Any) -> Options:
+    """Multiply by another number than the one that is written."""
+    number = next((arg for arg in args[:2] if isinstance(arg, (int, float))), None)
+    if number is None or isinstance(number, bool) or not number or not math.isfinite(number):
+        return
+    others = {1.0, math.copysign(1.0, number), -number, number / 2, number * 2, 1 / number} - {float(number)}
+    for other in sorted(others):
+        yield f"{other:g} for {number:g}", lambda other=other: args[0] * other  # type: ignore[misc]
+
+
+def _pooling_options(x: torch.Tensor, result: torch.Tensor) -> Options:
+    """Take the first or last slice of an axis for all, their mean or largest; the last axis has channels."""
+    for axis in range(1, x.ndim - 1):
+        if (*x.shape[:axis], *x.shape[axis + 1 :]) == tuple(result.shape) and x.shape[axis] > 1:
+            yield f"the first along axis {axis}", lambda axis=axis: x.select(axis, 0)  # type: ignore[misc]
+            yield f"the last along axis {axis}", lambda axis=axis: x.select(axis, -1)  # type: ignore[misc]
+            yield f"the mean along axis {axis}", lambda axis=axis: x.mean(axis)  # type: ignore[misc]
+            yield f"the largest along axis {axis}", lambda axis=axis: x.amax(axis)  # type: ignore[misc]
+
+
+def _batch_norm_options(given: dict[str, Any]) -> Options:
+    if not given.get("training"):
+        others = {**given, "running_mean": None, "running_var": None, "training": True}
+        yield "statistics of the batch", lambda: functional.batch_norm(**others)
+
+
+def _group_norm_options(given: dict[str, Any]) -> Options:
+    channels = given["input"].shape[1]
+    for count in (*_divisors(channels), channels):
+        if count != given["num_groups"]:
+            yield _groups_words(count), lambda n=count: functional.group_norm(**{**given, "num_groups": n})  # type: ignore[misc]
+
+
+def _layer_norm_options(given: dict[str, Any]) -> Options:
+    """Take mean and variance over other axes, or groups of the last one; weight and bias stay as they are."""
+    x = given["input"]
+    own = tuple(range(x.ndim - len(given["normalized_shape"]), x.ndim))
+
+    def affine(normed: torch.Tensor) -> torch.Tensor:
+        weight, bias = given.get("weight"), given.get("bias")
+        normed = normed if weight is None else normed * weight
+        return normed if bias is None else normed + bias
+
+    def normed(y: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+        variance, mean = torch.var_mean(y, axes, correction=0, keepdim=True)
+        return (y - mean) * torch.rsqrt(variance + given.get("eps", 1e-5))
+
+    if x.ndim <= _MOST_AXES:
+        for axes in _sets_of_axes(x.ndim):
+            if axes != own:
+                yield _axes_words(axes), lambda axes=axes: affine(normed(x, axes))  # type: ignore[misc]
+    if len(own) == 1:
+        for count in _divisors(x.shape[-1]):
+            if count > 1:
+                yield (
+                    _groups_words(count),
+                    lambda n=count: affine(normed(x.unflatten(-1, (n, -1)), (-1,)).flatten(-2)),  # type: ignore[misc]
+                )
+
+
+def _weight_norm_options(given: dict[str, Any]) -> Options:
+    size, direction = given["g"], given["v"]
+    own = tuple(axis for axis in range(direction.ndim) if axis != given.get("dim", 0) % direction.ndim)
+    for axes in _sets_of_axes(direction.ndim):
+        if axes != own:
+            yield (
+                _axes_words(axes),
+                lambda axes=axes: (
+                    size * direction / torch.linalg.vector_norm(direction, dim=axes, keepdim=True)
+                ),  # type: ignore[misc]
+            )
+
+
+def _interpolation_options(given: dict[str, Any]) -> Options:
+    mode, is_aligned = given.get("mode", "nearest"), bool(given.get("align_corners"))
+    for other in _MODES.get(given["input"].ndim, ()):
+        for aligned in (False, True) if "linear" in other or "cubic" in other else (None,):
+            if other != mode or (aligned is not None and aligned != is_aligned):
+                words = f"{other} interpolation" + (" of aligned corners" if aligned else "")
+                options = {**given, "mode": other, "align_corners": aligned}
+                yield words, lambda options=options: functional.interpolate(**options)  # type: ignore[misc]
+
+
+def _roll_options(given: dict[str, Any]) -> Options:
+    shifts = given["shifts"]
+    back = tuple(-by for by in shifts) if isinstance(shifts, (tuple, list)) else -shifts
+    yield "the other way", lambda: torch.roll(**{**given, "shifts": back})
+
+
+def _pad_options(given: dict[str, Any]) -> Options:
+    pad = list(given["pad"])
+    swapped = [size for at in range(0, len(pad), 2) for size in (pad[at + 1], pad[at])]
+    if swapped != pad:
+        yield "padding at the other end", lambda: functional.pad(**{**given, "pad": swapped})
+
+
+def _attention_options(given: dict[str, Any]) -> Options:
+    """Leave the slot of the newest key, value or both as the one before it, or empty."""
+    if given["query"].shape[-2] >= given["key"].shape[-2] or given["key"].shape[-2] < 2:
+        return
+    for names in (("key",), ("value",), ("key", "value")):
+        for what, part in (("that of the token before", slice(-2, -1)), ("empty", None)):
+
+            def attend(names: Sequence[str] = names, part: slice | None = part) -> torch.Tensor:
+                stale = dict(given)
+                for name in names:
+                    x = given[name]
+                    last = torch.zeros_like(x[..., -1:, :]) if part is None else x[..., part, :]
+                    stale[name] = torch.cat((x[..., :-1, :], last), -2)
+                return functional.scaled_dot_product_attention(**stale)
+
+            yield f"the newest {' and '.join(names)} {what}", attend
+
+
+_NORM_NAMES: Final = ("input", "normalized_shape", "weight", "bias", "eps")
+_BY_NAME: Final[Mapping[str, tuple[Sequence[str], Callable[[dict[str, Any]], Options]]]] = {
+    "batch_norm": (
+        ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
+        _batch_norm_options,
+    ),
+    "group_norm": (("input", "num_groups", "weight", "bias", "eps"), _group_norm_options),
+    "layer_norm": (_NORM_NAMES, _layer_norm_options),
+    "_weight_norm": (("v", "g", "dim"), _weight_norm_options),
+    "interpolate": (
+        ("input", "size", "scale_factor", "mode", "align_corners", "recompute_scale_factor", "antialias"),
+        _interpolation_options,
+    ),
+    "roll": (("input", "shifts", "dims"), _roll_options),
+    "pad": (("input", "pad", "mode", "value"), _pad_options),
+    "scaled_dot_product_attention": (
+        ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
+        _attention_options,
+    ),
+}
