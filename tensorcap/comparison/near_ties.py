@@ -209,6 +209,8 @@ def _find_inline(
 def _counts(reference: Archive, site: str) -> tuple[int, int] | None:
     """How many experts there are and how many a token gets, if a leaf's scores alone decide; else None."""
     modules, around = reference.info.modules, _around(site)
+    if site not in modules:
+        return None
     own = [modules[name] for name in (site, around) if name in modules]
     names = [name for about in own for name in (*about.settings, *about.parameters, *about.buffers)]
     config: Mapping[str, Any] = reference.info.config
@@ -219,7 +221,28 @@ def _counts(reference: Archive, site: str) -> tuple[int, int] | None:
         return None
     settings = {name: value for about in own for name, value in about.settings.items()}
     experts, chosen = (_first(names, settings, config) for names in (_COUNTS, _CHOSEN))
-    return (experts, chosen) if experts and chosen and chosen < experts else None
+    has_counts = bool(experts and chosen and chosen < experts)
+    return (experts, chosen) if has_counts and _is_beside_experts(reference, site, experts) else None
+
+
+def _is_beside_experts(reference: Archive, site: str, experts: int) -> bool:
+    """Whether a leaf has a weight with an axis of experts, and the module around it holds as many of them.
+
+    The configuration alone says nothing: other results have as many elements by chance, such as the angles
+    of a rotary embedding.
+    """
+    modules, around = reference.info.modules, _around(site)
+    if not any(experts in (weight.shape or ()) for weight in modules[site].parameters.values()):
+        return False
+    prefix = "" if around == ROOT_SITE else f"{around}."
+    beside = {
+        name: about
+        for name, about in modules.items()
+        if name == around or (name != site and name.startswith(prefix))
+    }
+    shapes = [weight.shape or () for about in beside.values() for weight in about.parameters.values()]
+    is_fused = any(len(shape) > 2 and shape[0] == experts for shape in shapes)
+    return is_fused or any(name.endswith(f".{experts - 1}") for name in beside)
 
 
 def _first(names: Collection[str], *places: Mapping[str, Any]) -> int:

@@ -19,13 +19,14 @@ from torch.nn import functional as F  # noqa: E402, N812 - as everybody calls it
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM  # noqa: E402
 
 import tensorcap  # noqa: E402
-from tensorcap import Workload, verify  # noqa: E402
+from tensorcap import Workload, compare, verify  # noqa: E402
+from tensorcap.session import capture_workload  # noqa: E402
 
 SIZE, EXPERTS, CHOSEN, LAYERS = 64, 8, 2, 4
 IDS = torch.randint(0, 200, (4, 64), generator=torch.Generator().manual_seed(1))
 
 
-def module_router() -> Any:
+def module_router(*, head_dim: int = 16, chosen: int = CHOSEN) -> Any:
     torch.manual_seed(0)
     make: Any = Qwen3MoeConfig
     config = make(
@@ -36,9 +37,9 @@ def module_router() -> Any:
         num_hidden_layers=LAYERS,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=head_dim,
         num_experts=EXPERTS,
-        num_experts_per_tok=CHOSEN,
+        num_experts_per_tok=chosen,
         norm_topk_prob=True,
         initializer_range=0.1,
         attn_implementation="eager",
@@ -129,3 +130,18 @@ def test_other_choices_that_are_no_near_ties_differ(tmp_path: Path) -> None:
     assert comparison.divergence is not None
     assert comparison.divergence.module == "model.layers.0.mlp.gate"
     assert comparison.exit_status == 1
+
+
+@pytest.mark.slow
+@pytest.mark.spec("POL-130")
+def test_a_result_with_as_many_elements_as_experts_is_no_router(tmp_path: Path) -> None:
+    """The rotary table has as many channels as there are experts, each twice: its third and fourth tie."""
+    paths = tmp_path / "ref.h5", tmp_path / "tgt.h5"
+    for path, is_wrong in zip(paths, (False, True), strict=True):
+        model = module_router(head_dim=EXPERTS, chosen=3)
+        model.model.layers[1].mlp.gate.norm_topk_prob = not is_wrong
+        with torch.no_grad():
+            capture_workload(run(model), path)
+    divergence = compare(*paths).divergence
+    assert divergence is not None
+    assert divergence.module == "model.layers.1.mlp.gate"
