@@ -112,11 +112,7 @@ def test_growth_behind_flipped_experts_makes_no_suspect(
 ) -> None:
     reference, target = archives(name, "bfloat16", run, rows=rows, seed=seed)
     found = compare(reference, target)
-    wrong = [finding for pair in found.pairs for finding in pair.findings if finding.status == "suspect"]
-    assert {finding.test for finding in wrong} == {"growth"}
-    assert "diverged" not in found.counts
-    assert found.divergence is not None
-    assert found.divergence.is_growth
+    assert (found.exit_status, found.divergence) == (0, None)
     inputs = {"input_ids": tokens(rows, PROMPT + STEPS, seed)}
     for workload in (None, Workload(make(name), inputs, run)):
         located = localize(reference, target, reference_model=workload)
