@@ -334,13 +334,14 @@ def _misfits(target: Archive, run: Archive, keys: Collection[str]) -> tuple[str,
     """Key texts of what the model has in another shape than the runs, as another version of its code may.
 
     Raises:
-        UsageError: So it is with most tensors: this is another model.
+        UsageError: So it is with one of the model itself, or with most: this is another model.
     """
     records = [record for record in target.records if record.key.text in keys and record.key.text in run]
     misfits = [record for record in records if not _is_exchangeable(run, record)]
-    if len(misfits) > _MOST_MISFITS * len(records):
-        key = misfits[0].key
-        raise no_fit(target, key, misfits[0].shape, run.get(key.text).shape)
+    of_model = [record for record in misfits if record.key.site == ROOT_SITE]
+    if of_model or len(misfits) > _MOST_MISFITS * len(records):
+        first = (of_model or misfits)[0]
+        raise no_fit(target, first.key, first.shape, run.get(first.key.text).shape)
     return tuple(record.key.text for record in misfits)
 
 
