@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from transformers import Cache
 from tensorcap.workload import Workload
 from tensorcap_formats.keys import ROOT_SITE
 from tests.zoo.architectures import ALL_ARCHITECTURES, make
-from tests.zoo.entry import Mistake
+from tests.zoo.entry import Correct, Mistake, build
 from tests.zoo.planting import module_at, put
 
 # One rounding of a dtype, relative: 0.425 units in the last place of 1.
@@ -111,6 +111,34 @@ def difference(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
 def _relative(one: Tensor, other: Tensor) -> float:
     apart = torch.where(one == other, 0.0, one - other).norm()
     return float(apart / one.norm()) if apart else 0.0
+
+
+class ModuleDifferences(NamedTuple):
+    """How far the modules of a port are from those of the reference.
+
+    Attributes:
+        modules: Count of the reference's modules.
+        largest: The largest relative difference of a module's results, by the sites that both have.
+    """
+
+    modules: int
+    largest: dict[str, float]
+
+
+def compare_modules(port: Correct) -> ModuleDifferences:
+    """Compare the modules that a port has, too, in float32, but for those with results in another layout."""
+    pair = build(port, "float32")
+    expected = calls_of(pair.reference)
+    ported = {site.removeprefix("inner."): calls for site, calls in calls_of(pair.target).items()}
+    both = [site for site in expected.keys() & ported.keys() if not site.endswith(port.relaid or ("-",))]
+    largest = {
+        site: max(
+            difference(one.result[:1], other.result[:1])
+            for one, other in zip(expected[site], ported[site], strict=True)
+        )
+        for site in both
+    }
+    return ModuleDifferences(len(expected), largest)
 
 
 def effect(mistake: Mistake, dtype: str) -> float:

@@ -16,9 +16,9 @@ from tests.zoo.catalogue import ENTRIES, MISTAKES
 from tests.zoo.correct import AS_IT_IS, CORRECT, OTHERWISE
 from tests.zoo.effect import (
     around,
-    calls_of,
     changed_sites,
     clean_calls,
+    compare_modules,
     difference,
     effect,
     is_cured,
@@ -92,14 +92,10 @@ def test_planting_changes_neither_the_library_nor_other_models() -> None:
 
 @pytest.mark.parametrize("port", CORRECT, ids=names(CORRECT))
 def test_a_correct_port_computes_the_same_in_float32(port: Correct) -> None:
-    pair = build(port, "float32")
-    expected = calls_of(pair.reference)
-    found = {site.removeprefix("inner."): calls for site, calls in calls_of(pair.target).items()}
-    both = [site for site in expected.keys() & found.keys() if not site.endswith(port.relaid or ("-",))]
-    assert len(both) >= 0.8 * len(expected)
-    for site in both:
-        for one, other in zip(expected[site], found[site], strict=True):
-            assert difference(one.result[:1], other.result[:1]) <= ROUNDING, site
+    compared = compare_modules(port)
+    assert len(compared.largest) >= 0.8 * compared.modules
+    for site, largest in compared.largest.items():
+        assert largest <= ROUNDING, site
 
 
 def outcome(entry: str, *suspects: Suspect, is_exercised: bool = True, error: str | None = None) -> Outcome:
