@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 from tensorcap.comparison import Finding, Pair, Status, called_sites, caller_of, state_writer
 from tensorcap.runs import Calls, StateWriters, is_handed_on
+from tensorcap.wording import conjugated
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
@@ -141,7 +142,7 @@ def mismatch_text(pair: Pair) -> str:
     """What is wrong with a pair that no test judged: elements that are not finite, or shapes."""
     if pair.status == "nonfinite" and pair.difference is not None:
         count, elements = pair.difference.mask_mismatches, pair.difference.elements
-        return f"{count} of {elements} elements are finite on one side only"
+        return f"{count} of {elements} elements {conjugated(count, 'are')} finite on one side only"
     return pair.reason or "the shapes differ"
 
 
