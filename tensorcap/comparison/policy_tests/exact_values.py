@@ -19,6 +19,7 @@ from tensorcap.comparison.policy_tests.context import Context, MeasuredPair, Pol
 from tensorcap.comparison.policy_tests.growth import judge_total_error
 from tensorcap.metrics import is_routing
 from tensorcap.runs import is_parameter
+from tensorcap.wording import counted
 from tensorcap_formats.records import Record
 
 
@@ -106,7 +107,7 @@ class ZeroRowTest(PolicyTest):
         for pair in context.open_floats():
             count = pair.difference.zero_rows
             if count:
-                text = f"{count} rows are all zeros in the reference and not in the target"
+                text = f"{counted(count, 'row', 'are')} all zeros in the reference and not in the target"
                 yield pair.key, Finding("zeros", count, 0, "suspect", text)
 
 

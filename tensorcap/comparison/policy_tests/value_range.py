@@ -19,6 +19,7 @@ from tensorcap.comparison.pair import Finding
 from tensorcap.comparison.policy import POLICY
 from tensorcap.comparison.policy_tests.context import Context, MeasuredPair, PolicyTest
 from tensorcap.runs import Call, enclosing_sites, is_gradient, is_inner
+from tensorcap.wording import conjugated, counted
 from tensorcap_formats.float_formats import FLOAT_FORMATS
 from tensorcap_formats.records import Record
 
@@ -49,7 +50,8 @@ class CutValues:
     def finding(self) -> Finding:
         """The finding `range`."""
         text = (
-            f"{self.count} values of up to {self.largest:.6g} in the reference are cut to {self.limit:.6g}: "
+            f"{counted(self.count, 'value')} of up to {self.largest:.6g} in the reference "
+            f"{conjugated(self.count, 'are')} cut to {self.limit:.6g}: "
             f"{self.precision} holds at most {self.range:.6g}"
         )
         return Finding("range", self.largest / self.limit, 1.0, "diverged", text)
