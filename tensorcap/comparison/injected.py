@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Literal
 
 from tensorcap.alignment import MappedArchive
@@ -39,7 +40,7 @@ class Injected:
                 self._replaced[name] = [(call, _spans(steps)) for call, steps in slot.calls.items()]
             if slot.reason == HELD:
                 self._written.add(name)
-        self._writers = StateWriters(archive)
+        self._archive = archive
         self._inputs: dict[_Place, list[Record]] = {}
         for record in archive.records if self._replaced else ():
             if record.key.slot.startswith("input") and not is_inner(record.key):
@@ -52,6 +53,10 @@ class Injected:
 
     def __bool__(self) -> bool:
         return bool(self._replaced)
+
+    @cached_property
+    def _writers(self) -> StateWriters:
+        return StateWriters(self._archive)  # takes a look at every record: only for runs that were injected
 
     def own(self, pair: Pair) -> Own | None:
         """Say whether the error of a pair is a module's own.
