@@ -357,6 +357,8 @@ class _Agreement:
         for module in (site, *enclosing_sites(site)):
             results = self._results.get((key.rank, key.step, module), ())
             others = [p for p in results if p.reference and _contents(p.reference) != besides]
+            if results and others[:1] != [results[0]] and module != ROOT_SITE:
+                continue  # its main result is what is looked at
             if any(pair.is_compared for pair in others):
                 return module, [pair for pair in others if not _is_spare(pair)]
         return None
