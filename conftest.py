@@ -64,6 +64,7 @@ NEEDED_BY = {
         "tests/rerun/test_forward_replay.py",
         "tests/rerun/test_replaying.py",
         "tests/rewrites",
+        "tests/localization/test_calls_without_tensors.py",
         "tests/localization/test_padding.py",
         "tests/localization/test_seeded_bugs.py",
         "tests/localization/test_states.py",

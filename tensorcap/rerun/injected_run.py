@@ -111,7 +111,7 @@ def run_injected(
         return run(released, Path(folder) / path.name)
 
     first = run(frozenset(), path)
-    injected = Injected(first.target)
+    injected = Injected(first.target, first.reference)
     for pair in first.comparison.pairs:
         if pair.reference is not None and pair.reference.key.slot.startswith("input"):
             own_keys[pair.key] = [key.text for key in injected.keys_of(pair)]

@@ -69,7 +69,7 @@ class InjectionJudge:
         self._paired = {pair.key for pair in self._pairs}
         self._reference = reference
         self._run = injected.source if isinstance(injected, MappedArchive) else injected
-        self._injected = Injected(injected)
+        self._injected = Injected(injected, reference)
         self._states = States(self._makers.writers, (reference, injected))
         self._errors: dict[str, float | None] = {}
         self._released = {
