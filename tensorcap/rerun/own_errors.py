@@ -33,11 +33,10 @@ from tensorcap.comparison import (
     compare_records,
     is_circumstance,
     judge_gain,
-    precision_of_bits,
     state_writer,
     worst_status,
 )
-from tensorcap.rerun.quantised_modules import quantised_modules
+from tensorcap.rerun.quantised_modules import quantised_sites
 from tensorcap.rerun.replay_tests import (
     judge_bits,
     judge_narrowing,
@@ -219,7 +218,7 @@ class ReplayJudge:
         self._released = released
         self._makers = _Makers(reference)
         self._calls = self._makers.calls
-        self._quantised = {} if runs.compute_dtype else quantised_modules(runs.exact, runs.target, pairs)
+        self._quantised = {} if runs.compute_dtype else quantised_sites(runs.exact, runs.target, pairs)
         self._padding = Padding(runs.exact, runs.target)
         self._near_ties = NearTies.of(runs.exact, runs.target, pairs, noise=self._noise)
         self._arguments = Inputs(reference, pairs)
@@ -302,8 +301,8 @@ class ReplayJudge:
     def _precision_of(self, pair: Pair) -> Precision:
         """The precision of the runs, or of the weights of the module that made a tensor."""
         precision = POLICY.precision_of_pair(self._runs.precision, *_records(pair))
-        bits = self._quantised.get(self._makers.module(_records(pair)[0].key))
-        return precision if bits is None else precision_of_bits(precision, bits)
+        quantised = self._quantised.get(self._makers.module(_records(pair)[0].key))
+        return precision if quantised is None else quantised.precision(precision)
 
     def _is_judged_by_twin(self, pair: Pair, *, is_leaf: bool) -> bool:
         """Whether R is judged: of leaves that are no products, and of weights that routers give.
