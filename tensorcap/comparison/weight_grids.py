@@ -90,7 +90,8 @@ def _has_lowest(rows: Array, largest: Array, bits: int) -> Array:
     for levels in (2 ** (bits - 1) - 1, 2 ** (bits - 1)):
         numbers = rows / (largest / levels)
         errors.append(np.abs(numbers - np.rint(numbers)).mean(axis=1, keepdims=True))
-    return (rows.min(axis=1, keepdims=True) == -largest) & (errors[1] < errors[0])
+    has_lowest: Array = (rows.min(axis=1, keepdims=True) == -largest) & (errors[1] < errors[0])
+    return has_lowest
 
 
 def _lined_up(reference: Array, target: Array) -> Iterator[tuple[str, Array, Array]]:

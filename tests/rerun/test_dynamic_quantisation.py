@@ -32,7 +32,8 @@ Mistake = Callable[[Any], None]
 def model() -> BertModel:
     torch.manual_seed(0)
     sizes: Any = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
-    bert: BertModel = BertModel(BertConfig(vocab_size=99, num_hidden_layers=2, **sizes)).eval()
+    bert = BertModel(BertConfig(vocab_size=99, num_hidden_layers=2, **sizes))
+    bert.train(False)
     for module in bert.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.bias, 0, 0.1)
