@@ -26,7 +26,6 @@ from tensorcap.comparison import (
     Status,
     compare,
     is_circumstance,
-    precision_of_bits,
     worst_status,
 )
 from tensorcap.rerun.own_errors import (
@@ -38,7 +37,7 @@ from tensorcap.rerun.own_errors import (
     mismatch_finding,
     mismatch_text,
 )
-from tensorcap.rerun.quantised_modules import quantised_modules
+from tensorcap.rerun.quantised_modules import quantised_sites
 from tensorcap.rerun.replay_result import Replay, Way
 from tensorcap.rerun.replay_tests import (
     judge_bits,
@@ -100,7 +99,7 @@ class ReplayJudge:
         self._released = released
         self._makers = Makers(reference)
         self._calls = self._makers.calls
-        self._quantised = {} if runs.compute_dtype else quantised_modules(runs.exact, runs.target, pairs)
+        self._quantised = {} if runs.compute_dtype else quantised_sites(runs.exact, runs.target, pairs)
         self._padding = Padding(runs.exact, runs.target)
         self._near_ties = NearTies.of(runs.exact, runs.target, pairs, noise=self._noise)
         self._arguments = Inputs(reference, pairs)
@@ -183,8 +182,8 @@ class ReplayJudge:
     def _precision_of(self, pair: Pair) -> Precision:
         """The precision of the runs, or of the weights of the module that made a tensor."""
         precision = POLICY.precision_of_pair(self._runs.precision, *both_records(pair))
-        bits = self._quantised.get(self._makers.module(both_records(pair)[0].key))
-        return precision if bits is None else precision_of_bits(precision, bits)
+        quantised = self._quantised.get(self._makers.module(both_records(pair)[0].key))
+        return precision if quantised is None else quantised.precision(precision)
 
     def _is_judged_by_twin(self, pair: Pair, *, is_leaf: bool) -> bool:
         """Whether R is judged: of leaves that are no products, and of weights that routers give.

@@ -124,10 +124,16 @@ def _class_texts(ours: str, theirs: str, modules: tuple[ModuleInfo, ModuleInfo])
     if bool(types[0]) == bool(types[1]):
         return ours, theirs
     one, other = (
-        f"{name} ({kind} weights, dequantised)" if kind else name
-        for name, kind in zip((ours, theirs), types, strict=True)
+        f"{name} ({kind} weights, {_arithmetic(module)})" if kind else name
+        for name, kind, module in zip((ours, theirs), types, modules, strict=True)
     )
     return one, other
+
+
+def _arithmetic(module: ModuleInfo) -> str:
+    """What a module with quantised weights computes with."""
+    bits = module.settings.get("input_bits")
+    return "dequantised" if bits is None else f"inputs rounded to {bits} bits at each call"
 
 
 def _quantised_type(module: ModuleInfo) -> str:
