@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -31,11 +32,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning"),
 ]
 
-UNIT = {  # largest relative error of one rounding: of a value, or of an int8 weight to half a step of 127
-    "float32": 2.0**-24,
-    "float16": 2.0**-11,
-    "int8": 0.5 / 127,
-}
+UNIT = {"float32": 2.0**-24, "float16": 2.0**-11}  # largest relative error of one rounding
+UNIT_INT8 = 3 / 127 / np.sqrt(12.0)  # of a weight, whose rows have peaks of at most 3 times their size
 IN_THE_SAME_OPERATIONS = [mistake for mistake in MISTAKES if mistake.kind != "rope"]
 IN_A_MODULE = [mistake for mistake in MISTAKES if mistake.kind not in ("transposition", "bias")]
 IN_TORCH = re.compile(r'File "[^"]*/torch/')
@@ -86,24 +84,35 @@ def bound(entry: Conversion) -> float:
     """How far roundings move a result, as `distance` measures it.
 
     Of n roundings, each of a relative error up to u and independent of the others, the errors add up to
-    sqrt(n) u (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019); twice that
-    is allowed.
+    sqrt(n) u (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019). A matrix
+    product rounds each term of its sums. Weights rounded to int8 are one rounding a matrix.
     """
     operations = calls(reference_program(entry.model))
-    matrices = ("aten.mm.default", "aten.addmm.default")
-    roundings = [
-        node
-        for node in operations
-        if (str(node.target) in matrices if entry.precision == "int8" else computes(node))
-    ]
-    return float(2 * np.sqrt(np.float64(len(roundings))) * UNIT[entry.precision])
+    if entry.precision == "int8":
+        matrices = [
+            node for node in operations if str(node.target) in ("aten.mm.default", "aten.addmm.default")
+        ]
+        return float(np.sqrt(np.float64(len(matrices))) * UNIT_INT8)
+    return float(np.sqrt(np.float64(sum(map(roundings, operations)))) * UNIT[entry.precision])
 
 
-def computes(node: Node) -> bool:
-    """Whether an operation gives new floating values, rather than a view of some."""
+def roundings(node: Node) -> int:
+    """How often an operation rounds what becomes one element of its result; a view, never."""
     value = node.meta.get("val")
-    is_view = getattr(node.target, "is_view", True)
-    return isinstance(value, torch.Tensor) and value.is_floating_point() and not is_view
+    if (
+        not isinstance(value, torch.Tensor)
+        or not value.is_floating_point()
+        or getattr(node.target, "is_view", True)
+    ):
+        return 0
+    operands = [x.meta["val"].shape for x in node.args if isinstance(x, Node)]
+    match str(node.target):
+        case "aten.mm.default" | "aten.bmm.default" | "aten.addmm.default":
+            return int(operands[-1][-2])
+        case "aten.convolution.default":
+            return math.prod(operands[1][1:])
+        case _:
+            return 1
 
 
 def calls(program: ExportedProgram) -> list[Node]:
@@ -126,7 +135,7 @@ class Values(Interpreter):
         value = super().run_node(node)
         first = value[0] if isinstance(value, tuple) else value
         if node.op == "call_function" and isinstance(first, torch.Tensor):
-            self.by_name[node.name] = first
+            self.by_name[node.name] = first.detach()
         return value
 
 
