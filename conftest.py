@@ -30,6 +30,7 @@ NEEDED_BY = {
         "tests/diagnosis/test_options.py",
         "tests/formats/test_dump_folder.py",
         "tests/comparison/test_value_range.py",
+        "tests/coreai",
         "tests/formats/test_foreign_torch.py",
         "tests/formats/test_safetensors.py",
         "tests/hostile/test_hostile_torch.py",
@@ -57,6 +58,7 @@ NEEDED_BY = {
         "tests/cli/test_verify.py",
         "tests/comparison/test_inner_points_models.py",
         "tests/comparison/test_policy_models.py",
+        "tests/coreai",
         "tests/diagnosis/test_attention_variants.py",
         "tests/diagnosis/test_expert_weights.py",
         "tests/rerun/test_injecting.py",
@@ -85,6 +87,7 @@ NEEDED_BY = {
     ],
     "gguf": ["formats/tensorcap_formats/foreign/gguf_file.py", "tests/formats/test_gguf.py"],
     "onnx": ["formats/tensorcap_formats/foreign/onnx_file.py", "tests/formats/test_onnx.py"],
+    "coreai_torch": ["tests/coreai"],
     "max": [
         "tensorcap/adapters/max",
         "tests/max/nets.py",
