@@ -84,6 +84,7 @@ NEEDED_BY = {
     ],
     "gguf": ["formats/tensorcap_formats/foreign/gguf_file.py", "tests/formats/test_gguf.py"],
     "onnx": ["formats/tensorcap_formats/foreign/onnx_file.py", "tests/formats/test_onnx.py"],
+    "coreai": ["tensorcap/adapters/coreai", "tests/coreai/test_target_run.py"],
     "max": [
         "tensorcap/adapters/max",
         "tests/max/nets.py",
