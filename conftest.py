@@ -87,7 +87,7 @@ NEEDED_BY = {
     ],
     "gguf": ["formats/tensorcap_formats/foreign/gguf_file.py", "tests/formats/test_gguf.py"],
     "onnx": ["formats/tensorcap_formats/foreign/onnx_file.py", "tests/formats/test_onnx.py"],
-    "coreai_torch": ["tests/coreai"],
+    "coreai_torch": ["tensorcap/adapters/coreai", "tests/coreai"],
     "max": [
         "tensorcap/adapters/max",
         "tests/max/nets.py",
