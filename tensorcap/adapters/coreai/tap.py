@@ -21,7 +21,7 @@ from tensorcap_formats.dtypes import Array, bits_of, dtype_of
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import escape
 
-_FUSED: Final = "no target value because fused"
+_FUSED: Final = "no target value: fused away, or none that the runtime gives"
 _NO_LOCATIONS: Final = (
     "the asset has no source locations (converted in release mode): files, lines and modules of its "
     "operations are not known"
