@@ -76,22 +76,22 @@ class RobustErrors:
         """Measure the largest error of an element relative to it and to the size of its row (POL-162).
 
         1. `outlier` of `specs/metrics.md`, of rows of at most 4,096 elements.
-        2. But the RMS of a row counts as at least `Policy.least_row` times the median over elements of that
-           of their rows, of rows that are not all zeros.
+        2. But the RMS of a row counts as at least `Policy.least_row` times the median of all rows that are
+           not all zeros.
 
         Args:
             pair: Of stored tensors of one shape, all of whose elements are measured.
         """
-        sizes = np.concatenate([rms for _, _, rms in self._row_blocks(pair)])
+        sizes = np.concatenate([rms for _, _, rms, _ in self._row_blocks(pair)])
         least = POLICY.least_row * float(np.median(sizes[sizes > 0])) if sizes.any() else 0.0
         largest = 0.0
-        for x, y, rms in self._row_blocks(pair):
-            scales = np.abs(x) + np.maximum(rms, least)
+        for x, y, rms, lengths in self._row_blocks(pair):
+            scales = np.abs(x) + np.repeat(np.maximum(rms, least), lengths)
             largest = max(largest, float(_ratio(np.abs(y - x), scales).max()))
         return largest
 
-    def _row_blocks(self, pair: Pair) -> Iterator[tuple[Array, Array, Array]]:
-        """Read both sides of a pair, some rows at a time, with the RMS of the row of each element."""
+    def _row_blocks(self, pair: Pair) -> Iterator[tuple[Array, Array, Array, Array]]:
+        """Read both sides of a pair, some rows at a time, with the RMS and the length of each row."""
         assert pair.reference is not None
         assert pair.target is not None
         ours, theirs = pair.reference, pair.target
@@ -102,7 +102,7 @@ class RobustErrors:
             starts = np.arange(0, x.size, columns)
             lengths = np.diff(np.append(starts, x.size))
             rms = np.sqrt(np.add.reduceat(np.abs(x) ** 2, starts) / lengths)
-            yield x, y, np.repeat(rms, lengths)
+            yield x, y, rms, lengths
 
     def of_rows(self, chosen: Sequence[Pair], sources: Sequence[Pair], result: Pair) -> RobustError | None:
         """Measure errors over those rows whose choices of experts are the same; None if there are none."""
