@@ -65,6 +65,7 @@ NEEDED_BY = {
         "tests/localization/llama.py",
         "tests/rerun/test_forward_replay.py",
         "tests/rerun/test_replaying.py",
+        "tests/rerun/test_dynamic_quantisation.py",
         "tests/rewrites",
         "tests/localization/test_calls_without_tensors.py",
         "tests/localization/test_padding.py",
