@@ -32,6 +32,7 @@ def packed_settings(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> d
         return {}
     settings: dict[str, Any] = {"one_scale": weight.qscheme() == torch.per_tensor_affine}
     if type(module).__module__.startswith(_DYNAMIC) and weight.dtype == torch.qint8:
-        is_reduced = getattr(module, "version", 0) is None or getattr(module, "version", 0) >= _REDUCED_RANGE
+        version = getattr(module, "version", 0)
+        is_reduced = version is None or version >= _REDUCED_RANGE
         settings["input_bits"] = 7 if is_reduced else 8
     return settings
