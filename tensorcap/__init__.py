@@ -9,6 +9,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tensorcap.adapters.coreai.model import CoreAIModel
     from tensorcap.adapters.max.model import MaxModel
     from tensorcap.alignment import Aligned, Alignment, align
     from tensorcap.comparison import Calibrated, Comparison, Pair, calibrate, compare, compare_records
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 # The names that each module defines
 _NAMES = {
+    "tensorcap.adapters.coreai.model": ("CoreAIModel",),
     "tensorcap.adapters.max.model": ("MaxModel",),
     "tensorcap.alignment": ("Aligned", "Alignment", "align"),
     "tensorcap.comparison": ("Calibrated", "Comparison", "Pair", "calibrate", "compare", "compare_records"),
@@ -82,6 +84,7 @@ __all__ = [
     "Called",
     "Capture",
     "Comparison",
+    "CoreAIModel",
     "Diagnosis",
     "Difference",
     "Graph",

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 _NUMBER: Final = re.compile(r"(?<![^./])\d+(?![^./])")  # a whole part of a name
+_OF_ONE: Final = {"are": "is", "were": "was", "have": "has", "do": "does"}  # verbs
 FEW: Final = 3  # items of a list that are named; the others are counted
 
 
@@ -22,14 +23,34 @@ def some(names: Sequence[str], few: int = FEW) -> str:
     return ", ".join(names[:few]) + more
 
 
-def counted(count: int, noun: str) -> str:
-    """A count with its noun.
+def counted(count: int, noun: str, verb: str = "") -> str:
+    """A count with its noun, and the verb that agrees with it.
+
+    Args:
+        count: How many.
+        noun: Of one.
+        verb: Of several; "" without.
 
     Example:
-        >>> counted(1, "tensor"), counted(2, "tensor")
-        ('1 tensor', '2 tensors')
+        >>> counted(1, "tensor"), counted(2, "tensor"), counted(1, "row", "are"), counted(2, "row", "are")
+        ('1 tensor', '2 tensors', '1 row is', '2 rows are')
     """
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    text = f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{text} {conjugated(count, verb)}" if verb else text
+
+
+def conjugated(count: int, verb: str) -> str:
+    """A verb as it follows a count.
+
+    Args:
+        count: How many do or are so.
+        verb: Of several.
+
+    Example:
+        >>> conjugated(1, "differ"), conjugated(1, "were"), conjugated(3, "were")
+        ('differs', 'was', 'were')
+    """
+    return verb if count != 1 else _OF_ONE.get(verb, f"{verb}s")
 
 
 def name_pattern(name: str, *, last: bool = False) -> str:

@@ -132,7 +132,7 @@ def test_case_66_a_reference_with_dropout_does_not_repeat(tcap: Callable[..., st
     output = tcap("preflight", "a.h5", "a.h5", "--reference-repeat", "b.h5", status=1)
     assert "The reference is not deterministic: " in output
     assert "first 0/1/output (Dropout).\n" in output
-    assert "The reference ran in training mode: dropout is random in 1 modules, first 1.\n" in output
+    assert "The reference ran in training mode: dropout is random in 1 module, first 1.\n" in output
     output = tcap("preflight", "c.h5", "c.h5", "--reference-repeat", "d.h5", status=0)
     assert "\nequal        inputs, repeat, mode," in output
     assert "One run was in training mode" in tcap("compare", "c.h5", "a.h5", status=1)

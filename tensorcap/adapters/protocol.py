@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _Module = TypeVar("_Module")
 _ADAPTERS: Final = {  # root package of the model's class, or of a base class; sorted
+    "coreai": "tensorcap.adapters.coreai.adapter:CoreAIAdapter",
     "max": "tensorcap.adapters.max.adapter:MaxAdapter",
     "torch": "tensorcap.adapters.torch.adapter:TorchAdapter",
 }

@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 from tensorcap.alignment.layout import Dims, Layout, Shape, steps_between, token_dims
 from tensorcap.alignment.mapping import Entry
 from tensorcap.alignment.tokens import LAST, VALID, Gather, Gathering, How, TokenAlignment, TokenRule
+from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import UsageError
@@ -158,7 +159,7 @@ class LinkMaker:
             raise entry.refuse(f"{target[0][0].key.text}: {error}", error.hint) from None
         if len(shapes[0]) != len(reference):
             raise entry.refuse(
-                f"gives {len(shapes[0])} tensors, the reference has {len(reference)}",
+                f"gives {counted(len(shapes[0]), 'tensor')}, the reference has {len(reference)}",
                 "Say by steps how the one side becomes the other: concat, split, sum, …",
             )
         gathers, remark = self._gathers(step, reference, shapes)

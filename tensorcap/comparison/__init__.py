@@ -54,7 +54,7 @@ from tensorcap.comparison.policy_tests import (
     judge_gain,
     judge_own_error,
 )
-from tensorcap.comparison.quantised_weights import precision_of_bits, quantised_bits
+from tensorcap.comparison.quantised_weights import QuantisedModule, quantised_modules
 from tensorcap.comparison.ranking import by_error, by_module, contents, error_of, shade, worst
 from tensorcap.comparison.robust_errors import sample
 from tensorcap.comparison.thresholds import METRICS, KeyThresholds, Thresholds, judge_metric, metric_named
@@ -91,6 +91,7 @@ __all__ = [
     "Padding",
     "Pair",
     "Precision",
+    "QuantisedModule",
     "Ratio",
     "RunSummary",
     "Selection",
@@ -123,8 +124,7 @@ __all__ = [
     "label_of",
     "metric_named",
     "paired",
-    "precision_of_bits",
-    "quantised_bits",
+    "quantised_modules",
     "sample",
     "shade",
     "state_writer",

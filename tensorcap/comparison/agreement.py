@@ -13,7 +13,7 @@ from tensorcap.comparison.divergence import first_divergence
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
 from tensorcap.comparison.pairing import Absences, Selection
 from tensorcap.comparison.ranking import error_of
-from tensorcap.runs import Calls, enclosing_sites, is_gradient, is_inner, is_parameter, is_result, ops_of
+from tensorcap.runs import calls_of, enclosing_sites, is_gradient, is_inner, is_parameter, is_result, ops_of
 from tensorcap.wording import some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key, module_of
@@ -128,7 +128,7 @@ class _Agreement:
 
     def __init__(self, reference: Archive, target: Archive, pairs: Sequence[Pair]) -> None:
         self._target = target
-        self._reference_calls = Calls(reference)
+        self._reference_calls = calls_of(reference)
         self._classes = {site: module.short_class for site, module in reference.info.modules.items()}
         self._calls = [
             {point.site: point.calls for point in archive.info.points if not point.slots}
@@ -357,6 +357,8 @@ class _Agreement:
         for module in (site, *enclosing_sites(site)):
             results = self._results.get((key.rank, key.step, module), ())
             others = [p for p in results if p.reference and _contents(p.reference) != besides]
+            if results and others[:1] != [results[0]] and module != ROOT_SITE:
+                continue  # its main result is what is looked at
             if any(pair.is_compared for pair in others):
                 return module, [pair for pair in others if not _is_spare(pair)]
         return None

@@ -20,6 +20,7 @@ from tensorcap.comparison.policy_tests import Gain, GainLog
 from tensorcap.comparison.routing import Flips
 from tensorcap.metrics import is_routing
 from tensorcap.runs import Calls, is_gradient, is_parameter
+from tensorcap.wording import conjugated
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import ReadError
 from tensorcap_formats.keys import ROOT_SITE
@@ -208,7 +209,10 @@ def _blind_spots(
             "the error were tested."
         )
     elif untested:
-        sentences.append(f"The gain of {len(untested)} leaves is unknown: their inputs were not compared.")
+        leaves = (
+            "1 leaf is unknown: its" if len(untested) == 1 else f"{len(untested)} leaves is unknown: their"
+        )
+        sentences.append(f"The gain of {leaves} inputs were not compared.")
     if growth and precision is not None:
         first, last = growth[0], growth[-1]
         deeper = f", below {last.visible:.2g} at depth {last.depth}" if len(growth) > 1 else ""
@@ -321,4 +325,4 @@ def _experts(reference: Archive, config: Mapping[str, Any]) -> Iterator[str]:
     if count and chosen:
         idle = sum(count - len(numbers) for numbers in chosen.values())
         if idle > 0:
-            yield f"{idle} of {count * len(chosen)} experts were never chosen."
+            yield f"{idle} of {count * len(chosen)} experts {conjugated(idle, 'were')} never chosen."

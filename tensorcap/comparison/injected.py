@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
 from tensorcap.alignment import MappedArchive
 from tensorcap.comparison.pair import Pair
@@ -23,10 +24,11 @@ class Injected:
     """Which tensors of an injected run were replaced after they were recorded (INJ-20).
 
     Args:
-        target: The run, under its own keys or mapped to those of a reference; it need not be an injected one.
+        target: The run, under its own keys or mapped to those of the reference; it need not be injected.
+        reference: What it is compared with.
     """
 
-    def __init__(self, target: Archive) -> None:
+    def __init__(self, target: Archive, reference: Archive) -> None:
         archive = target
         self._sources: Mapping[str, Sequence[Record]] = {}
         if isinstance(target, MappedArchive):
@@ -39,7 +41,9 @@ class Injected:
                 self._replaced[name] = [(call, _spans(steps)) for call, steps in slot.calls.items()]
             if slot.reason == HELD:
                 self._written.add(name)
-        self._writers = StateWriters(archive)
+        self._run = archive
+        self._reference = reference
+        self._in_part = {point.site for point in archive.info.points if point.slots}
         self._inputs: dict[_Place, list[Record]] = {}
         for record in archive.records if self._replaced else ():
             if record.key.slot.startswith("input") and not is_inner(record.key):
@@ -52,6 +56,10 @@ class Injected:
 
     def __bool__(self) -> bool:
         return bool(self._replaced)
+
+    @cached_property
+    def _writers(self) -> StateWriters:
+        return StateWriters(self._run)  # takes a look at every record: only for runs that were injected
 
     def own(self, pair: Pair) -> Own | None:
         """Say whether the error of a pair is a module's own.
@@ -70,7 +78,7 @@ class Injected:
 
         Of a result these are arguments of its call, of an argument those of the call of the module around it,
         of a state those of the call that wrote it; whole numbers count if there is nothing else. The inputs
-        of the run count as archived.
+        of the run count as archived. A call without tensors, such as one of a table of positions, has none.
 
         Returns:
             None if the inputs are not known.
@@ -81,6 +89,8 @@ class Injected:
         for record in self._records(pair):
             place = self._call_of(record)
             if place is None:
+                if self._takes_no_tensors(pair, record.key):
+                    continue
                 return None
             left.update((one.key, None) for one in self._arguments(place) if not self.is_replaced(one.key))
         return tuple(left)
@@ -123,6 +133,32 @@ class Injected:
         is_result = kind == "output" and not is_inner(key) and _place(key) in self._inputs
         return _place(key) if is_result else None
 
+    def _takes_no_tensors(self, pair: Pair, key: Key) -> bool:
+        """Whether a result is of a call that was given no tensors, and all else as in the reference."""
+        if pair.reference is None or not key.slot.startswith("output") or is_inner(key):
+            return False
+        if _place(key) in self._inputs or not self._has_all_inputs(key.site):
+            return False
+        ours, theirs = (
+            {name: value for name, value in calls.get(one.where, {}).items() if name.startswith("input")}
+            for calls, one in ((self._values[0], pair.reference.key), (self._values[1], key))
+        )
+        if ours.keys() == theirs.keys():
+            return ours == theirs
+        return sorted(map(repr, ours.values())) == sorted(map(repr, theirs.values()))  # under other names
+
+    @cached_property
+    def _values(self) -> Sequence[Mapping[str, Mapping[str, Any]]]:
+        """What is no tensor, by slot, of each call by `Key.where`: of the reference and of the run."""
+        return [_by_call(archive.values) for archive in (self._reference, self._run)]
+
+    def _has_all_inputs(self, site: str) -> bool:
+        """Whether all tensors that a module was given were recorded."""
+        scope = self._run.info.scope
+        if scope is None or not scope.inputs or scope.include or scope.exclude:
+            return False
+        return site not in self._in_part
+
     def _call_around(self, record: Record) -> _Place:
         """Return the call of the nearest module around that of an argument."""
         for site in enclosing_sites(record.key.site):
@@ -132,6 +168,14 @@ class Injected:
             if earlier:
                 return earlier[-1]
         return (record.key.step, ROOT_SITE, 0)
+
+
+def _by_call(values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    by_call: dict[str, dict[str, Any]] = {}
+    for text, value in values.items():
+        call, _, slot = text.rpartition("/")
+        by_call.setdefault(call, {})[slot] = value
+    return by_call
 
 
 def injection_text(injected: InjectionInfo) -> str:

@@ -29,7 +29,7 @@ from tensorcap.comparison.routing import (
 )
 from tensorcap.comparison.thresholds import KeyThresholds, Thresholds
 from tensorcap.metrics import LogitDifference, is_routing, logit_metrics, shared_vocabulary
-from tensorcap.runs import Calls, is_inner, ops_of
+from tensorcap.runs import Calls, calls_of, is_inner, ops_of
 from tensorcap_formats.archive import Archive
 
 _MOVED: Final = "experts flipped before it, so that its rows are not those of the reference"
@@ -272,7 +272,7 @@ class PolicyJudge:
 
     @cached_property
     def _calls(self) -> Calls:
-        return Calls(self.reference)
+        return calls_of(self.reference)
 
     def _precision(self, pair: Pair) -> Precision:
         assert pair.reference is not None  # pairs whose errors are asked for have both sides

@@ -19,7 +19,7 @@ from tensorcap.comparison.padding import row_metrics
 from tensorcap.comparison.pair import Pair
 from tensorcap.comparison.policy import POLICY
 from tensorcap.comparison.routing import Flips, Router, find_routers
-from tensorcap.runs import Calls, enclosing_sites, ops_of
+from tensorcap.runs import Calls, calls_of, enclosing_sites, ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import ROOT_SITE
@@ -102,7 +102,7 @@ class NearTies:
         cls, reference: Archive, target: Archive, pairs: Sequence[Pair], *, noise: Callable[[Pair], float]
     ) -> NearTies:
         """Find them in two runs whose pairs are known."""
-        calls, by_key = Calls(reference), {pair.key: pair for pair in pairs}
+        calls, by_key = calls_of(reference), {pair.key: pair for pair in pairs}
         routers = find_routers(calls, ops_of(reference), by_key)
         return cls(reference, target, calls, routers, by_key, noise=noise)
 

@@ -194,7 +194,7 @@ class _Run:
             _require_precision(self.calibration, precision)
         judged = with_hints(self._by_metadata(target, pairs), reference, target)
         judged = self._measured(judged)
-        injected = Injected(target)
+        injected = Injected(target, reference)
         policy_judge = PolicyJudge(reference, target, precision, thresholds, self.calibration, injected)
         judged, account = policy_judge.judge(judged)
         if not injected:  # else records that are the same in the reference are not in the target

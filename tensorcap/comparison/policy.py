@@ -53,7 +53,7 @@ _PHRASES: Final[Mapping[str, str]] = {
     "wide_error": "row error",
     "integers": "other whole numbers",
     "parameter": "other parameters",
-    "range": "values cut",
+    "range": "values beyond the range",
     "routing": "share of other choices",
     "zeros": "rows of zeros",
 }
@@ -156,6 +156,7 @@ class Policy:
             are predicted a hundred times better, norms and sums over elements are off by a tenth and more.
         outlier: Test `outlier_element`: how many times the row error an outlier may be.
         outlier_spread: The same: how many times the median the worst rows may be and still count as usual.
+        least_row: The same: the least size of a row, in units of the usual one of its tensor.
         envelope: Test `growth`: `e0 * rho * sqrt(e1 + e2 * n)` at block n.
         few: How many standard deviations of a ratio of two RMS over `n` elements, `1 / sqrt(n)`, limits of
             such ratios are widened by.
@@ -194,6 +195,7 @@ class Policy:
     function_error: float = 1e-2
     outlier: float = 25.0
     outlier_spread: float = 5.0
+    least_row: float = 0.1
     envelope: tuple[float, float, float] = (2.0, 4.0, 30.0)
     few: float = 3.0
     rough: float = 3.0

@@ -1,10 +1,13 @@
-"""The precision of a target whose weights are whole numbers: what their rounding does to results (POL-4)."""
+"""The precision of a target whose weights are whole numbers: what their rounding does to results (POL-4).
+
+A module may round its inputs to whole numbers too, at each call, as dynamic quantisation does (POL-180).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Container, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tensorcap.comparison.policy import POLICY, Precision
@@ -12,8 +15,9 @@ from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import ModuleInfo, RunInfo, TensorInfo
 
-_BITS: Final[Mapping[str, int]] = {"int8": 8, "uint8": 8, "int32": 32}  # dtypes that hold packed weights
-_BYTES: Final = ("int8", "uint8")
+_PACKED: Final = ("qint8", "quint8")  # of a weight that an engine keeps in an order of its own
+_BYTES: Final = ("int8", "uint8", *_PACKED)
+_BITS: Final[Mapping[str, int]] = {"int32": 32, **dict.fromkeys(_BYTES, 8)}  # dtypes that hold weights
 _COMMON: Final = (8, 4, 3, 2)  # bits of a weight
 _MATRIX: Final = 2  # axes
 _PEAK: Final = 4.0  # largest weight of a group over their RMS: of 64 to 16,384 normal values 2.5 to 4.2
@@ -34,33 +38,121 @@ def quantised_precision(
         precision: What both runs computed in.
         records: The reference's, if they have an order of execution; without them it counts everywhere.
     """
-    bits = quantised_bits(reference, target)
-    if not bits:
+    modules = quantised_modules(reference, target, records)
+    if not modules:
         return precision
-    rounded = precision_of_bits(precision, min(bits.values()))
+    rounded = max(modules.values(), key=lambda module: module.rounding).precision(precision)
     if not rounded.weights:
         return precision
-    return replace(rounded, weights_from=_first_results(records, bits))
+    return replace(rounded, weights_from=_first_results(records, modules))
 
 
-def precision_of_bits(precision: Precision, bits: int) -> Precision:
-    """Return the precision of a product with weights of some bits; the given one if that is coarser."""
-    rounding = _PEAK / ((2 ** (bits - 1) - 1) * math.sqrt(12))
-    if rounding <= precision.rounding:
-        return precision
-    return replace(
-        precision, unit=rounding / POLICY.rounding, rounding=rounding, weights=f"int{bits}", weights_from=()
-    )
+@dataclass(frozen=True, slots=True)
+class QuantisedModule:
+    """A module of the target that computes with whole numbers.
+
+    Attributes:
+        bits: Of a weight.
+        rounding: What rounding its weights, and its inputs if it does that, does to its products: RMS of the
+            error over that of the result, no unit.
+    """
+
+    bits: int
+    rounding: float
+
+    def precision(self, runs: Precision) -> Precision:
+        """Return the precision of its products; that of the runs if that is coarser."""
+        if self.rounding <= runs.rounding:
+            return runs
+        unit = self.rounding / POLICY.rounding
+        return replace(runs, unit=unit, rounding=self.rounding, weights=f"int{self.bits}", weights_from=())
 
 
-def quantised_bits(reference: RunInfo, target: RunInfo) -> dict[str, int]:
-    """Return the bits of each weight of the target that holds whole numbers in the place of floats, by site.
+def quantised_modules(
+    reference: RunInfo, target: RunInfo, records: Collection[Record] = ()
+) -> dict[str, QuantisedModule]:
+    """Return the modules of the target that hold whole numbers in the place of floats, by site.
 
     Args:
         reference: What the reference's metadata say.
         target: What the target's metadata say, with sites under the reference's names.
+        records: The reference's, whose statistics say how large inputs and results are.
     """
-    return dict(_quantised_bits(reference, target))
+    modules = {}
+    calls: dict[str, list[Record]] = {}
+    bits_by_site = dict(_quantised_bits(reference, target))
+    for record in records if bits_by_site else ():
+        if record.key.site in bits_by_site:
+            calls.setdefault(record.key.site, []).append(record)
+    for site, bits in bits_by_site.items():
+        weights = _PEAK / ((2 ** (bits - 1) - 1) * math.sqrt(12))
+        settings = target.modules[site].settings
+        input_bits = settings.get("input_bits")
+        if not isinstance(input_bits, int):
+            modules[site] = QuantisedModule(bits, weights)
+            continue
+        errors = _product_errors(
+            calls.get(site, ()),
+            reference.modules.get(site),
+            bits,
+            input_bits,
+            has_one_scale=settings.get("one_scale") is not False,
+        )
+        inputs = 2 * _PEAK / ((2**input_bits - 1) * math.sqrt(12))
+        modules[site] = QuantisedModule(bits, max(errors, default=math.hypot(weights, inputs)))
+    return modules
+
+
+def packed_weights(run: RunInfo) -> set[tuple[str, str]]:
+    """Return site and name of each weight that an engine keeps packed, which is recorded in floats."""
+    return {
+        (site, name)
+        for site, module in run.modules.items()
+        for name, tensor in module.parameters.items()
+        if tensor.dtype in _PACKED
+    }
+
+
+def _product_errors(
+    records: Collection[Record], module: ModuleInfo | None, bits: int, input_bits: int, *, has_one_scale: bool
+) -> Iterator[float]:
+    """Yield the error of each call of a linear layer of one scale for its weight and one for its inputs.
+
+    Rounding errors are spread evenly over a step, and independent. With `E` those of the inputs X
+    and `D` those of the weight W of m outputs, the mean of `|EW + XD|^2` over them is
+    `e^2 rows |W|^2 + d^2 m |X|^2`, for e and d the RMS of each, `step / sqrt(12)`.
+    """
+    held = module.parameters.get("weight") if module is not None else None
+    weight = held.statistics if held is not None else None
+    for record in records:
+        if record.key.slot == "param.weight" and record.statistics is not None:
+            weight = record.statistics
+    shape = held.shape if held is not None else None
+    if weight is None or shape is None or len(shape) != _MATRIX:
+        return
+    inputs = {_call(r): r for r in records if r.key.slot.startswith("input")}
+    for record in records:
+        fed = inputs.get(_call(record))
+        if not record.key.slot.startswith("output") or fed is None:
+            continue
+        x, y = fed.statistics, record.statistics
+        if x is None or y is None:
+            continue
+        numbers = (x.minimum, x.maximum, x.l2, y.l2, weight.minimum, weight.maximum, weight.l2)
+        if None in numbers or not y.l2:
+            continue
+        low, high, x_norm, y_norm, least, most, w_norm = (float(number or 0) for number in numbers)
+        e = (max(high, 0.0) - min(low, 0.0)) / ((2**input_bits - 1) * math.sqrt(12))
+        largest = max(most, -least)
+        if not has_one_scale:
+            largest = min(largest, _PEAK * w_norm / math.sqrt(math.prod(shape)))
+        d = 2 * largest / ((2**bits - 1) * math.sqrt(12))
+        rows = math.prod(fed.shape) / shape[1]
+        yield math.sqrt(e**2 * rows * w_norm**2 + d**2 * shape[0] * x_norm**2) / y_norm
+
+
+def _call(record: Record) -> tuple[int, int, int]:
+    return record.key.rank, record.key.step, record.key.call
 
 
 def _first_results(records: Collection[Record], sites: Collection[str]) -> tuple[tuple[int, int], ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,6 +10,8 @@ import numpy as np
 
 from tensorcap.comparison.pair import Pair
 from tensorcap.comparison.policy import POLICY
+from tensorcap.metrics import Operands
+from tensorcap.metrics.value_blocks import read_value_blocks
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.records import Record
@@ -69,6 +71,38 @@ class RobustErrors:
     def typical(self, pair: Pair) -> float:
         """Measure the median of a pair's error over rows along the last axis, however short these are."""
         return self._errors(pair, is_centred=False)[0][0]
+
+    def outlier(self, pair: Pair) -> float:
+        """Measure the largest error of an element relative to it and to the size of its row (POL-162).
+
+        1. `outlier` of `specs/metrics.md`, of rows of at most 4,096 elements.
+        2. But the RMS of a row counts as at least `Policy.least_row` times the median over elements of that
+           of their rows, of rows that are not all zeros.
+
+        Args:
+            pair: Of stored tensors of one shape, all of whose elements are measured.
+        """
+        sizes = np.concatenate([rms for _, _, rms in self._row_blocks(pair)])
+        least = POLICY.least_row * float(np.median(sizes[sizes > 0])) if sizes.any() else 0.0
+        largest = 0.0
+        for x, y, rms in self._row_blocks(pair):
+            scales = np.abs(x) + np.maximum(rms, least)
+            largest = max(largest, float(_ratio(np.abs(y - x), scales).max()))
+        return largest
+
+    def _row_blocks(self, pair: Pair) -> Iterator[tuple[Array, Array, Array]]:
+        """Read both sides of a pair, some rows at a time, with the RMS of the row of each element."""
+        assert pair.reference is not None
+        assert pair.target is not None
+        ours, theirs = pair.reference, pair.target
+        columns = min(Operands(ours.dtype, theirs.dtype, ours.shape).row, _LONGEST_ROW)
+        reference, target = self._archives
+        for _, x, y in read_value_blocks((reference, ours), (target, theirs), columns):
+            x, y = (side.astype(np.complex128 if side.dtype.kind == "c" else np.float64) for side in (x, y))
+            starts = np.arange(0, x.size, columns)
+            lengths = np.diff(np.append(starts, x.size))
+            rms = np.sqrt(np.add.reduceat(np.abs(x) ** 2, starts) / lengths)
+            yield x, y, np.repeat(rms, lengths)
 
     def of_rows(self, chosen: Sequence[Pair], sources: Sequence[Pair], result: Pair) -> RobustError | None:
         """Measure errors over those rows whose choices of experts are the same; None if there are none."""

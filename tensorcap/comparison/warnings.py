@@ -8,6 +8,7 @@ from tensorcap.alignment import OrderedArchive
 from tensorcap.comparison.exact import BY_RECORDED_DIGEST
 from tensorcap.comparison.injected import injection_text
 from tensorcap.comparison.pair import Pair
+from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.open import is_same_file
@@ -37,7 +38,7 @@ def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
         unfinished = [point.site for point in archive.info.points if point.unfinished]
         if unfinished:
             sites = ", ".join(unfinished[:3]) + (", …" if len(unfinished) > 3 else "")
-            yield f"In the {name}, calls of {len(unfinished)} modules did not return: {sites}."
+            yield f"In the {name}, calls of {counted(len(unfinished), 'module')} did not return: {sites}."
         if archive.info.stopped:
             yield f"The capture of the {name} stopped at {archive.info.stopped.text}."
         if not archive.is_complete:

@@ -49,9 +49,10 @@ def find_weight_grid(reference: Array, target: Array, unit: float = 0.0) -> Weig
     """Find the symmetric grid that the target's values are the reference's rounded to.
 
     1. Values that may share a scale are lined up: all, each row or column, or groups of the last axis.
-    2. The step is the target's largest magnitude over `2^(bits - 1) - 1`; every value of the target has to be
-       a whole number of them, and the reference's nearest such number, but for rounding. A value of so many
-       steps that rounding to its dtype hides that says nothing.
+    2. The step is the target's largest magnitude over `2^(bits - 1) - 1`, or over one more if that is the
+       lowest number of a signed type; every value of the target has to be a whole number of them, and the
+       reference's nearest such number, but for rounding. A value of so many steps that rounding to its dtype
+       hides that says nothing.
 
     Args:
         reference: float64, any shape.
@@ -65,9 +66,11 @@ def find_weight_grid(reference: Array, target: Array, unit: float = 0.0) -> Weig
         return None
     for bits in sorted(_BITS):
         for scope, ours, theirs in _lined_up(reference, target):
-            step = np.abs(theirs).max(axis=1, keepdims=True) / (2 ** (bits - 1) - 1)
-            if not step.all():
+            largest = np.abs(theirs).max(axis=1, keepdims=True)
+            if not largest.all():
                 continue
+            has_lowest = _has_lowest(theirs, largest, bits)
+            step = largest / (2 ** (bits - 1) - 1 + has_lowest)
             numbers = theirs / step
             slack = _OFF_GRID + 2 * unit * np.abs(numbers)
             is_telling = slack <= _UNCERTAIN
@@ -79,6 +82,16 @@ def find_weight_grid(reference: Array, target: Array, unit: float = 0.0) -> Weig
                     on_grid = on_grid.T
                 return WeightGrid(bits, scope, on_grid.reshape(target.shape))
     return None
+
+
+def _has_lowest(rows: Array, largest: Array, bits: int) -> Array:
+    """Whether the largest of each row is negative, and rather `2^(bits - 1)` steps than one less."""
+    errors = []
+    for levels in (2 ** (bits - 1) - 1, 2 ** (bits - 1)):
+        numbers = rows / (largest / levels)
+        errors.append(np.abs(numbers - np.rint(numbers)).mean(axis=1, keepdims=True))
+    has_lowest: Array = (rows.min(axis=1, keepdims=True) == -largest) & (errors[1] < errors[0])
+    return has_lowest
 
 
 def _lined_up(reference: Array, target: Array) -> Iterator[tuple[str, Array, Array]]:

@@ -34,7 +34,7 @@ from tensorcap.diagnosis.simple import (
     propose_position_offsets,
 )
 from tensorcap.diagnosis.values import relative_error
-from tensorcap.wording import fault_text
+from tensorcap.wording import conjugated, counted, fault_text
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError, UsageError, no_such_tensor
 from tensorcap_formats.json_values import json_object
@@ -291,7 +291,10 @@ def _value_notes(context: PairContext) -> Iterator[str]:
     for name, values in (("reference", context.reference_values), ("target", context.target_values)):
         count = int(values.size - np.isfinite(values).sum())
         if count:
-            yield f"{count} values of the {name} are not finite and were left out."
+            yield (
+                f"{counted(count, 'value')} of the {name} {conjugated(count, 'are')} not finite and "
+                f"{conjugated(count, 'were')} left out."
+            )
     r, t = context.r, context.t
     if not context.is_same_shape:
         yield f"The shapes differ: {r.shape} in the reference, {t.shape} in the target."

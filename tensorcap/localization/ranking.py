@@ -18,6 +18,7 @@ from tensorcap.localization.nonfinite import find_nonfinite_origin
 from tensorcap.localization.suspect import By, Localization, Noise, Precise, Suspect, Undone, find_mistake
 from tensorcap.rerun import OwnError
 from tensorcap.runs import Calls, PartialArchive, is_inner, is_parameter, is_result
+from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError
 from tensorcap_formats.keys import ROOT_SITE, Key
@@ -358,7 +359,8 @@ def _with_open(
     keys = tuple(dict.fromkeys([*wrong, *unjudged]))
     if not keys:
         return localization
-    note = f"{len(keys)} tensors are not green and no module is accused of them: {keys[0]}; see tcap compare."
+    open_keys = counted(len(keys), "tensor", "are")
+    note = f"{open_keys} not green, and no module is accused of that: {keys[0]}; see tcap compare."
     return replace(localization, open=keys, notes=(*localization.notes, note))
 
 

@@ -86,7 +86,8 @@ def _nonfinite_text(origin: NonfiniteOrigin) -> str:
         by_size = sorted(origin.operands, key=lambda operand: -(operand.largest or 0.0))
         keys = some([operand.key for operand in by_size])
         first = ", the largest first" * (len(by_size) > 1)
-        operands = f"its {count} all finite, up to {largest:.3g}{first}: {keys}"
+        every = "all " * (len(by_size) > 1)
+        operands = f"its {count} {every}finite, up to {largest:.3g}{first}: {keys}"
     return (
         f"Values stop being finite at {origin.key}, made by {origin.module}: of {tensor.elements} elements "
         f"{tensor.nan} are NaN and {tensor.inf} infinite; {operands}."

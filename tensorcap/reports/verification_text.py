@@ -13,7 +13,7 @@ from tensorcap.comparison.preflight import item_text
 from tensorcap.reports.layer_report import Layer, depth_of, shape_texts
 from tensorcap.reports.suspects import context_lines, suspect_lines
 from tensorcap.runs import ArchiveSummary
-from tensorcap.wording import FEW, counted, one_line, some
+from tensorcap.wording import FEW, conjugated, counted, one_line, some
 from tensorcap_formats.keys import Key
 
 if TYPE_CHECKING:
@@ -100,12 +100,14 @@ def _lines(verification: Verification, layers: Sequence[Layer]) -> Iterator[str]
         yield f"{heading} is wrong"
         yield from (f"{_INDENT}{detail}" for detail in (*details, *_both_sides(suspect, layers)))
     if len(verification.suspects) > _SUSPECTS:
-        count = counted(len(verification.suspects) - _SUSPECTS, "more module")
-        yield f"{count} accused: verify.json lists all."
+        more = counted(len(verification.suspects) - _SUSPECTS, "more module")
+        yield f"{more} accused: verify.json lists all."
     if verification.inheriting:
+        count = len(verification.inheriting)
         yield (
-            f"{counted(len(verification.inheriting), 'tensor')} of the free run not green only inherit an "
-            f"error: given the reference's tensors, they are green ({some(verification.inheriting)})."
+            f"{counted(count, 'tensor')} of the free run not green only {conjugated(count, 'inherit')} an "
+            f"error, and {conjugated(count, 'are')} green given the reference's tensors "
+            f"({some(verification.inheriting)})."
         )
     yield from context_lines(_without_listed(verification.localization))
     yield from _preflight_lines(verification)

@@ -2,16 +2,20 @@
 
 An archive and the workload of the other side go in; an injected archive or a `Replay` comes out. Read
 `injection` (a target with the reference's tensors in the place of its own) with `finite_padding`,
-`own_errors` (what such runs show of each module, judged) with `replay_tests` and `quantised_modules`,
-`compensation` (what is undone by what comes of it), `injected_run` (the runs of an injection),
-`replay_result` (a replay and its notes), and `module_replay` (the runs of a replay).
+`own_errors` (which module made an error), `injection_judge` and `replay_judge` (what such runs show of each
+module, judged) with `replay_tests` and `quantised_modules`, `compensation` (what is undone by what comes of
+it), `injected_run` (the runs of an injection), `substitutes` (which tensors a replay replaces),
+`replay_result` (a replay and its notes), `reverse_replay` (the reference's model on the target's values), and
+`module_replay` (a replay in either direction).
 """
 
 from tensorcap.rerun.injected_run import InjectedRun, run_injected
 from tensorcap.rerun.injection import inject, open_run, reverse
-from tensorcap.rerun.module_replay import OpenReplay, replay, replay_within
-from tensorcap.rerun.own_errors import BAD, OwnError, shares_off
+from tensorcap.rerun.module_replay import replay
+from tensorcap.rerun.own_errors import BAD, OwnError
 from tensorcap.rerun.replay_result import Replay
+from tensorcap.rerun.replay_tests import shares_off
+from tensorcap.rerun.reverse_replay import OpenReplay, replay_within
 
 __all__ = [
     "BAD",

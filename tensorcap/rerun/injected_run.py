@@ -13,7 +13,8 @@ from tensorcap.alignment import MappingSource, sides
 from tensorcap.comparison import Comparison, Decision, Injected, compare, decide, explain_as, first_divergence
 from tensorcap.rerun.compensation import Dependencies, settle
 from tensorcap.rerun.injection import inject
-from tensorcap.rerun.own_errors import InjectionJudge, OwnError
+from tensorcap.rerun.injection_judge import InjectionJudge
+from tensorcap.rerun.own_errors import OwnError
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.open import open_archive
 from tensorcap_formats.progress import Progress
@@ -110,7 +111,7 @@ def run_injected(
         return run(released, Path(folder) / path.name)
 
     first = run(frozenset(), path)
-    injected = Injected(first.target)
+    injected = Injected(first.target, first.reference)
     for pair in first.comparison.pairs:
         if pair.reference is not None and pair.reference.key.slot.startswith("input"):
             own_keys[pair.key] = [key.text for key in injected.keys_of(pair)]

@@ -1,4 +1,4 @@
-"""Modules of a replay whose weights are whole numbers in the target: their results are as precise as these.
+"""Modules of a replay that compute with whole numbers in the target: their results are as precise as these.
 
 In a comparison of free runs the error of such weights goes on to all that follows (POL-4). In a replay it
 does not: what follows is given the target's values.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tensorcap.comparison import Pair, quantised_bits
+from tensorcap.comparison import Pair, QuantisedModule, quantised_modules
 from tensorcap.runs import enclosing_sites
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 
 
-def quantised_modules(reference: Archive, target: Archive, pairs: Sequence[Pair]) -> Mapping[str, int]:
+def quantised_sites(
+    reference: Archive, target: Archive, pairs: Sequence[Pair]
+) -> Mapping[str, QuantisedModule]:
     """Return the modules of the reference that the target computes with weights of few bits.
 
     1. A module of the target is those of the reference whose results are made of its own, as the three
@@ -28,12 +30,12 @@ def quantised_modules(reference: Archive, target: Archive, pairs: Sequence[Pair]
         pairs: Their comparison.
 
     Returns:
-        Bits of a weight by site, the fewest of those that count there.
+        The modules of the target by those sites, the coarsest of those that count there.
     """
-    bits: dict[str, int] = {}
+    coarsest: dict[str, QuantisedModule] = {}
     users = _users(pairs)
     known = {site for sites in users.values() for site in sites}
-    for module, count in quantised_bits(reference.info, target.info).items():
+    for module, quantised in quantised_modules(reference.info, target.info, reference.records).items():
         has_name = module in reference.info.modules
         sites = {
             site
@@ -43,8 +45,8 @@ def quantised_modules(reference: Archive, target: Archive, pairs: Sequence[Pair]
         }
         around = next((site for site in enclosing_sites(module) if site in known), ROOT_SITE)
         for site in sites or {around}:
-            bits[site] = min(count, bits.get(site, count))
-    return bits
+            coarsest[site] = max(quantised, coarsest.get(site, quantised), key=lambda one: one.rounding)
+    return coarsest
 
 
 def _users(pairs: Sequence[Pair]) -> Mapping[str, set[str]]:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any, Final
+
+import numpy as np
 
 from tensorcap.comparison import POLICY, Finding, Limits, Precision, count_tail, judge_own_error
+
+_ROUNDING_SLACK: Final = 0.001  # of an ulp: what computing a distance in ulp may be off by
+_ROUNDED_ONCE: Final = 0.5 + _ROUNDING_SLACK  # ulp from the exact value
 
 
 def judge_replayed(
@@ -74,6 +80,35 @@ def judge_other_values(share: float, elements: int) -> Finding:
     limits = Limits(_widen(POLICY.twin_values, elements), math.inf)
     text = f"{100 * share:.2g} % of elements are not the twin's, at most {100 * limits.green:.2g} %"
     return limits.finding("ulp_share", share, text)
+
+
+def shares_off(
+    exact: Any, twin: Any, target: Any, unit: float, *, rounds_once: bool = True
+) -> tuple[float, float]:
+    """Measure which elements are neither the twin's nor the exact ones rounded once (`ulp_share`).
+
+    Args:
+        exact: What the model makes in its own precision, float64.
+        twin: What it makes in the target's, float64, the same shape.
+        target: What the target made, float64, the same shape.
+        unit: `u` of the target's dtype.
+        rounds_once: Whether the exact ones rounded once are as good as the twin's, to the last place.
+
+    Returns:
+        The share of elements that are more than one unit in the last place off, and of those that differ from
+        both at all.
+    """
+    if not target.size:
+        return 0.0, 0.0
+    _, exponent = np.frexp(np.maximum(np.abs(exact), np.abs(target)))
+    ulp = np.ldexp(2 * unit, exponent - 1)
+    with np.errstate(invalid="ignore"):
+        from_twin, from_exact = np.abs(target - twin), np.abs(target - exact)
+        far = from_twin > (1 + _ROUNDING_SLACK) * ulp
+        unlike_both = (from_twin > 0) & (from_exact > _ROUNDED_ONCE * ulp)
+        if rounds_once:
+            far &= from_exact > (1 + _ROUNDED_ONCE) * ulp
+    return float(far.mean()), float(unlike_both.mean())
 
 
 def _widen(share: float, elements: int) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from tensorcap.runs.record_kinds import is_gradient, is_inner, is_parameter
 from tensorcap_formats.archive import Archive
@@ -234,6 +235,17 @@ class Calls:
 
     def _kind(self, site: str) -> str:
         return self.class_of(site) or site.rpartition(".")[2]
+
+
+def calls_of(archive: Archive) -> Calls:
+    """Return the calls of an archive; they are looked for once, as long as the archive exists."""
+    calls = _KNOWN.get(archive)
+    if calls is None:
+        calls = _KNOWN[archive] = Calls(archive)
+    return calls
+
+
+_KNOWN: Final[WeakKeyDictionary[Archive, Calls]] = WeakKeyDictionary()
 
 
 def is_state(key: Key) -> bool:

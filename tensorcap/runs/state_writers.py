@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.runs.calls import Call, Calls, enclosing_sites, state_path
+from tensorcap.runs.calls import Call, calls_of, enclosing_sites, state_path
 from tensorcap.runs.record_kinds import is_inner
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import Key
@@ -62,7 +62,7 @@ class StateWriters:
     """
 
     def __init__(self, archive: Archive) -> None:
-        self._calls = Calls(archive)
+        self._calls = calls_of(archive)
         self._is_ordered = archive.is_ordered
 
     def __bool__(self) -> bool:

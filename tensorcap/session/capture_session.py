@@ -27,6 +27,7 @@ from tensorcap.recording import (
     Tally,
     summarise,
 )
+from tensorcap.wording import counted
 from tensorcap.workload import class_name, describe_process, now, redact
 from tensorcap_formats.errors import CaptureError, TensorcapError, UsageError
 from tensorcap_formats.keys import module_site
@@ -415,8 +416,9 @@ class Capture:
             hint = f"The model was called; no record of its {which} fits the {asked}."
         else:
             hint = "Call the model in the block; what torch.compile made before the block is not seen."
+        modules = counted(len(points), "module")
         return CaptureError(
-            f"{class_name(self._model)}: nothing was captured, of {len(points)} modules: {counts_text}",
+            f"{class_name(self._model)}: nothing was captured, of {modules}: {counts_text}",
             hint=hint,
         )
 

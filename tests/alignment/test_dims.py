@@ -254,7 +254,7 @@ def test_kv_heads_that_should_be_copies_and_are_not_are_told(tmp_path: Path) -> 
     entry = Entry(("k_proj",), ("rank*/k",), dims="s h[tp] d")
     (pair,) = _compared(tmp_path, {"0/k_proj/output": k}, _ranks("k", ranks), entry).pairs
     assert pair.status == "unreadable"
-    assert "tensors 2 and 3 are no copies: 1 of 20 elements differ" in pair.reason
+    assert "tensors 2 and 3 are no copies: 1 of 20 elements differs" in pair.reason
 
 
 @pytest.mark.spec("ALN-79")

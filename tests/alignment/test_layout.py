@@ -210,7 +210,7 @@ def test_copies_that_differ_are_no_copies() -> None:
 def test_copies_are_equal_bit_for_bit() -> None:
     nan = np.array([np.nan, 0.0], np.float32)
     assert _applied(["dereplicate 2"], nan, nan.copy())[0] is nan
-    with pytest.raises(UsageError, match="1 of 2 elements differ"):
+    with pytest.raises(UsageError, match="1 of 2 elements differs"):
         _applied(["dereplicate 2"], nan, np.array([np.nan, -0.0], np.float32))
 
 

@@ -126,7 +126,7 @@ def test_two_arguments_of_one_shape_are_not_guessed_at(tmp_path: Path) -> None:
             [Entry(("a",), ("b",), where="m.toml:3"), Entry(("a/output",), ("c",), where="m.toml:7")],
             "m.toml:7: a/output = c: 0/a/output is mapped already, at m.toml:3",
         ),
-        ([Entry(("a", "d"), ("b",))], r"a \+ d = b: gives 1 tensors, the reference has 2"),
+        ([Entry(("a", "d"), ("b",))], r"a \+ d = b: gives 1 tensor, the reference has 2"),
         (
             [Entry(("a", "d"), ("b",), steps=("split 0 3",))],
             "0/b/output: step 'split 0 3': axis 0 has 2 elements, expected a multiple of 3",

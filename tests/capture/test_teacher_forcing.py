@@ -174,7 +174,7 @@ def test_a_run_that_ends_before_the_reference_did_is_reported(folder: Path, tmp_
     [
         pytest.param({}, {}, "has one step, expected those of a generation", id="one-forward"),
         pytest.param(
-            {"max_new_tokens": 3}, {"input_ids": "1,2;3,4"}, "has 1 rows, and 2 are to be run", id="rows"
+            {"max_new_tokens": 3}, {"input_ids": "1,2;3,4"}, "has 1 row, and 2 are to be run", id="rows"
         ),
         pytest.param({"max_new_tokens": 3}, {"input_ids": "1,3"}, "was given another input_ids", id="prompt"),
         pytest.param(

@@ -113,7 +113,7 @@ def test_json_has_the_members_of_the_specification() -> None:
 @pytest.mark.usefixtures("folder")
 def test_the_verdict_says_what_of_the_target_is_left_over() -> None:
     lines = tcap("align", "tgt.h5", "more.h5").output.splitlines()
-    assert lines[-1] == "Every reference tensor is mapped or explained; 1 of the target are neither."
+    assert lines[-1] == "Every reference tensor is mapped or explained; 1 of the target is neither."
 
 
 @pytest.mark.usefixtures("folder")
@@ -135,7 +135,7 @@ def test_a_map_that_is_begun_is_completed(folder: Path) -> None:
         len([entry for entry in read_mapping(folder / "map.toml").entries if entry.evidence == "user"]) == 1
     )
     output = tcap("align", "ref.h5", "tgt.h5", "--map", "mine.toml", "--by", "none", status=1).output
-    assert "1 of 6 reference tensors are mapped" in output
+    assert "1 of 6 reference tensors is mapped" in output
     error = tcap("align", "ref.h5", "tgt.h5", "--by", "none", status=2).output
     assert "--by none computes nothing, expected --map." in error
 
@@ -158,7 +158,7 @@ def test_preflight_compares_parameters_through_a_mapping(folder: Path) -> None:
     text = '[[pair]]\nreference = "k"\ntarget = "b"\n[[pair]]\nreference = "q"\ntarget = "a"\n'
     (folder / "map.toml").write_text(text)
     output = tcap("preflight", "r.h5", "t.h5", "--map", "map.toml", status=1).output
-    assert "1 of 1 parameters are not the same numbers" in output
+    assert "1 of 1 parameters is not the same numbers" in output
     assert "k/param.weight" in output
     assert (
         "parameters" in tcap("preflight", "r.h5", "t.h5", "--map", "none").output.partition("not checked")[2]

@@ -459,7 +459,7 @@ def test_text_tells_what_explains_before_what_differs(tcap: Callable[..., Any]) 
         "status ",
         "LOGITS  0/@root/output.logits",
         "ROUTING  0/gate/output",
-        "note: 1 arguments or results that are no tensors differ:",
+        "note: 1 argument or result that is no tensor differs:",
         "What this run cannot see:",
         "7 of 9 reference tensors compared: ",
     ]
@@ -536,3 +536,21 @@ def test_a_target_of_other_names_is_no_pass(tcap: Callable[..., Any], write: Cal
     assert "0 of 3 reference tensors compared" in tcap("compare", "ref.h5", "none.h5", status=1).stdout
     output = tcap("compare", "ref.h5", "some.h5", status=1).stdout
     assert "1 of 3 reference tensors compared: 1 identical, 2 missing-in-target" in output
+
+
+def test_a_line_for_several_tensors_of_one_reason_speaks_of_each(
+    write: Callable[..., Path], tcap: Callable[..., Any]
+) -> None:
+    values = np.linspace(-2, 2, 24, dtype=np.float32).reshape(4, 6)
+    copies = {f"0/{name}/output": values for name in ("a", "b", "c")}
+    modules = [{"path": path, "class": "zoo.Copy"} for path in ("", "mlp", "a", "b", "c")]
+    tensors = {"0/mlp/output": values, "0/@root/output": 2 * values}
+    write("ref.h5", {**tensors, **copies}, run={**RUN, "modules": modules})
+    write("tgt.h5", tensors, run=RUN)
+    output = tcap("compare", "ref.h5", "tgt.h5").output
+    each = "  3 tensors, each holds what 0/mlp/output holds, which agrees: 0/a/output, 0/b/output, 0/c/output"
+    assert each in output
+    del copies["0/b/output"], copies["0/c/output"]
+    write("ref.h5", {**tensors, **copies}, run={**RUN, "modules": modules})
+    output = tcap("compare", "ref.h5", "tgt.h5").output
+    assert "  1 tensor, it holds what 0/mlp/output holds, which agrees: 0/a/output" in output

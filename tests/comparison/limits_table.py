@@ -28,7 +28,7 @@ def limits_table() -> str:
         ),
         _row("attention_gain_tail", "the worst row of an expert", "gain", POLICY.expert_row),
         _words("outlier_element", "any pair", f"κ ≤ {POLICY.outlier:g} times the usual row error", "–"),
-        _words("range", "any floating pair", "no value cut by the range", "–"),
+        _words("range", "any floating pair", "no value beyond the range", "–"),
         _words("growth", "any pair", f"ε ≤ {e0:g}ρ√({e1:g} + {e2:g}n) at depth n", "more", "never"),
         _words(
             "input_dependence",

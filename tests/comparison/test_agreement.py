@@ -192,6 +192,16 @@ class TestDifferent:
         assert "what block.attn makes of it agrees" in reason(found, "0/block.attn.q/output")
 
     @pytest.mark.spec("CMP-55")
+    def test_a_module_that_returns_a_difference_undoes_it_by_no_further_result(self, run_of: Make) -> None:
+        """An output projection, whose result the attention returns beside weights that agree."""
+        keys = ("0/block.attn.q/output", "0/block.attn/output.0")
+        reference = run_of(other=dict.fromkeys(keys, Y))
+        found = compare(reference, run_of(other={**dict.fromkeys(keys, Y * 2), "0/block/output": LOGITS * 2}))
+        assert statuses(found, *keys) == ["diverged", "diverged"]
+        assert found.divergence is not None
+        assert found.divergence.module == "block.attn.q"
+
+    @pytest.mark.spec("CMP-55")
     @pytest.mark.parametrize(("handed_on", "status"), [(X, "explained"), (X * 1.2, "diverged")])
     def test_a_place_that_holds_something_else_is_explained_by_a_later_one_that_holds_the_same(
         self, run_of: Make, handed_on: Any, status: str

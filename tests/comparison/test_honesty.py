@@ -146,7 +146,7 @@ def test_what_is_no_tensor_and_what_did_not_return_is_said(make_archive: Any) ->
     )
     target = make_archive(ONE, skipped={"names": "text"})
     assert list(compare(reference, target).warnings) == [
-        "In the reference, calls of 1 modules did not return: c.",
+        "In the reference, calls of 1 module did not return: c.",
         "The target holds what was not read: names (text).",
     ]
 

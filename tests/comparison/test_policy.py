@@ -879,3 +879,23 @@ def test_features_that_the_inputs_did_not_reach_are_listed(make_archive: MakeArc
         "There was no padding.",
         "2 of 4 experts were never chosen.",
     )
+
+
+@pytest.mark.spec("POL-162")
+@pytest.mark.parametrize(
+    ("row", "error", "status"),
+    [
+        pytest.param(0, 0.002, "within-rounding", id="rest-of-a-channel"),
+        pytest.param(0, 0.5, "diverged", id="wrong-element-of-a-small-row"),
+        pytest.param(1, 0.5, "diverged", id="wrong-element-of-a-usual-row"),
+    ],
+)
+def test_a_row_is_not_taken_for_smaller_than_a_tenth_of_the_usual_one(
+    make_archive: MakeArchive, row: int, error: float, status: str
+) -> None:
+    x = normal(64, 64)
+    x[0] = 1e-3 * np.abs(x[0])
+    y = bfloat16(x)
+    y[row, 5] += error
+    sides = [make_archive({"0/m/output": side}, run=BF16) for side in (x, y)]
+    assert finding_of(compare(*sides), "0/m/output", "outlier_element").status == status

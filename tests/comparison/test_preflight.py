@@ -246,7 +246,7 @@ def test_random_modules_are_named_on_either_side(look: Look) -> None:
     layers = ("", "Model"), ("drop", "torch.nn.Dropout")
     random = tree(*layers, drop={"training": True})
     item = only(look(tree(*layers), random), "mode")
-    assert item.text == "The target ran in training mode: dropout is random in 1 modules, first drop."
+    assert item.text == "The target ran in training mode: dropout is random in 1 module, first drop."
     assert (item.reference, item.target, item.explains) == (False, True, True)
 
 
@@ -285,7 +285,7 @@ def test_parameters_are_compared_by_value_where_both_are_held(look: Look) -> Non
     wrong = {**rounded, "0/fc/param.bias": half * np.float16(1.01)}
     item = only(look({}, {}, tensors=(held, wrong)), "parameters")
     assert item.name == "0/fc/param.bias"
-    assert item.text.startswith("1 of 2 parameters are not the same numbers, beyond rounding of the dtypes")
+    assert item.text.startswith("1 of 2 parameters is not the same numbers, beyond rounding of the dtypes")
     cut = {**held, "0/fc/param.weight": weight[:4]}
     assert only(look({}, {}, tensors=(held, cut)), "parameters").text == "Its shapes differ."
 
@@ -299,7 +299,7 @@ def test_shapes_serve_where_parameters_are_not_held(look: Look) -> None:
     item = only(look(run(4), run(5)), "parameters")
     assert (item.name, item.reference, item.target) == ("fc.a", [4], [5])
     lacking = only(look(run(4, 4), run(4)), "parameters")
-    assert lacking.text == "The target lacks 1 parameters of the other: fc.b."
+    assert lacking.text == "The target lacks 1 parameter of the other: fc.b."
     assert not lacking.explains
 
 

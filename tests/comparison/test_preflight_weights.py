@@ -189,7 +189,7 @@ def test_quantised_modules_of_one_class_name_are_told_apart(look: Look) -> None:
     item = only(look(run({"a": WEIGHT}, classes="torch.nn.Linear"), theirs), "modules")
     assert item_text(item) == (
         "modules Linear: Linear in the reference, Linear (qint8 weights, dequantised) in the target. "
-        "All 1 modules of this class are of another implementation."
+        "The only module of this class is of another implementation."
     )
     other = look(run({"a": WEIGHT}, classes="mine.Linear"), run({"a": WEIGHT}, classes="yours.Linear"))
     assert "mine.Linear in the reference, yours.Linear in the target" in item_text(only(other, "modules"))
@@ -200,7 +200,7 @@ def test_weights_of_other_names_are_paired_by_their_bits(look: Look) -> None:
     found = look(run({"a": WEIGHT, "b": OTHER}), run({"a": WEIGHT, "c": OTHER}))
     assert "parameters" in found.equal
     lacking = only(look(run({"a": WEIGHT, "b": OTHER}), run({"a": WEIGHT})), "parameters")
-    assert lacking.text == "The target lacks 1 parameters of the other: b.weight."
+    assert lacking.text == "The target lacks 1 parameter of the other: b.weight."
 
 
 def test_damaged_descriptions_count_as_unknown(look: Look) -> None:
@@ -300,6 +300,6 @@ def test_a_batch_norm_left_in_training_mode_is_named(look: Look) -> None:
     item = only(look(*sides), "mode")
     assert (item.name, item.reference, item.target, item.explains) == ("bn", False, True, True)
     assert item.text == (
-        "The target ran 1 norm in training mode, first bn: it takes mean and variance of its batch, not the "
+        "The target ran 1 norm in training mode, first bn: with mean and variance of the batch, not the "
         "running ones."
     )

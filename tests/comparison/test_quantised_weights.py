@@ -132,3 +132,49 @@ def test_quantised_weights_excuse_nothing_that_comes_before_them(
     statuses = {pair.key: pair.is_green for pair in found.pairs}
     assert statuses["0/norm/output"] is (wrong != "0/norm/output")
     assert statuses["0/proj/output"] is True
+
+
+@pytest.mark.spec("POL-180")
+@pytest.mark.parametrize("largest", [1.0, 40.0], ids=["normal values", "one large value in each row"])
+@pytest.mark.parametrize("bits", [7, 8])
+def test_what_rounding_of_inputs_does_to_a_product_is_expected(
+    make_archive: MakeArchive, bits: int, largest: float
+) -> None:
+    """Of products of float64 matrices of which each is rounded to one grid of its own."""
+    weight, x = RNG.normal(size=(96, 128)), RNG.normal(size=(64, 128))
+    x[:, 5] *= largest
+    step = (x.max() - x.min()) / (2**bits - 1)
+    scale = np.abs(weight).max() / 127.5
+    exact = x @ weight.T
+    rounded = np.rint(x / step) * step @ (np.clip(np.rint(weight / scale), -128, 127) * scale).T
+    error = float(np.linalg.norm(rounded - exact) / np.linalg.norm(exact))
+
+    run = run_of(weight=("float32", [96, 128]))
+    values = {"0/proj/param.weight": weight, "0/proj/input.x": x, "0/proj/output": exact}
+    reference = make_archive({k: v.astype(np.float32) for k, v in values.items()}, run=run)
+    held = run_of(weight=("qint8", [96, 128]))
+    held["modules"][0]["settings"] = {"input_bits": bits, "one_scale": True}
+    precision = quantised_precision(reference.info, RunInfo.of(held), FLOAT32, reference.records)
+    assert 0.9 * precision.rounding < error < 1.1 * precision.rounding
+
+
+@pytest.mark.spec("POL-181")
+@pytest.mark.parametrize(
+    ("factor", "held", "status"),
+    [
+        pytest.param(1.0, "qint8", "within-rounding", id="rounded"),
+        pytest.param(1.1, "qint8", "diverged", id="a wrong scale"),
+        pytest.param(1.0, "float32", "diverged", id="not said"),
+    ],
+)
+def test_a_packed_weight_is_the_references_rounded_to_a_grid(
+    make_archive: MakeArchive, factor: float, held: str, status: str
+) -> None:
+    weight = RNG.normal(size=(96, 128))
+    rounded = factor * quantised(weight, 8, weight.size)
+    key = "0/proj/param.weight"
+    reference, target = (
+        make_archive({key: w.astype(np.float32)}, run=run_of(weight=(dtype, [96, 128])))
+        for w, dtype in ((weight, "float32"), (rounded, held))
+    )
+    assert compare(reference, target).pairs[0].status == status

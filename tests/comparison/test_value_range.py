@@ -100,6 +100,31 @@ def test_what_is_handed_on_or_computed_from_cut_values_is_not_cut_again(make_arc
     assert cut == ["0/a/output"]
 
 
+@pytest.mark.spec("POL-163")
+@pytest.mark.parametrize(
+    ("size", "error", "is_below"),
+    [
+        pytest.param(5e-7, 0.0, True, id="below"),
+        pytest.param(5e-3, 0.0, False, id="above"),
+        pytest.param(5e-6, 0.3, False, id="larger-error"),
+    ],
+)
+def test_values_below_the_range_are_named_as_that(
+    make_archive: Any, size: float, error: float, is_below: bool
+) -> None:
+    values = size * RNG.standard_normal((4, 256))
+    sides = values.astype(np.float32), ((1 + error) * values).astype(np.float16)
+    archives = [make_archive({"0/a/input.x": side, "0/a/output": side}) for side in sides]
+    texts = [
+        (pair.key, finding.text)
+        for pair in compare(*archives).pairs
+        for finding in pair.findings
+        if finding.test == "range"
+    ]
+    words = "below 6.1e-05: float16 holds these with fewer bits, or none"
+    assert [(key, words in text) for key, text in texts] == ([("0/a/input.x", True)] if is_below else [])
+
+
 @pytest.mark.spec("DIA-110")
 @pytest.mark.parametrize(
     ("target", "kind"), [(CUT, "saturated"), (np.where(SUM > 65520, np.inf, SUM), "overflow")]

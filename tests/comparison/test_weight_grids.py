@@ -68,3 +68,14 @@ def test_weights_rounded_to_int8_are_told_as_that(make_archive: Callable[..., An
     assert "1 parameter rounded to int8 with a scale for each row in the target" in item_text(items[0])
     first = diagnose(reference, target, key).explanations[0]
     assert (first.kind, first.facts["dtype"], first.facts["scale"]) == ("rounded", "int8", "each row")
+
+
+@pytest.mark.spec("PRE-90")
+def test_the_lowest_number_of_a_signed_type_is_one_of_the_grid() -> None:
+    """torch rounds -127.5 steps to -128, which no positive number of int8 mirrors."""
+    weight = WEIGHT * (1.0 / np.abs(WEIGHT).max())
+    weight[0, 0] = -1.001
+    step = 1.001 / 127.5
+    grid = find_weight_grid(weight, np.clip(np.rint(weight / step), -128, 127) * step)
+    assert grid is not None
+    assert grid.text == "int8 with a scale for the whole tensor"

@@ -399,7 +399,7 @@ def test_where_values_stop_being_finite_is_reported_with_what_went_in(tmp_path: 
     text = next(text for text in context_lines(found) if "finite" in text)
     assert text == (
         "Values stop being finite at 0/fc/output, made by fc: of 256 elements 32 are NaN and 0 infinite; "
-        "its 1 operand all finite, up to 1: 0/fc/input.input."
+        "its 1 operand finite, up to 1: 0/fc/input.input."
     )
 
 

@@ -58,7 +58,8 @@ MECHANISMS: Final[Mapping[str, tuple[str, Callable[..., Any]]]] = {  # what is p
     "cancellation": ("tensorcap.comparison.policy_tests.growth.cancellation_scale", lambda *_: 1.0),
     "padding": ("tensorcap.comparison.judge.Padding.without", lambda _, pair: pair),
     "masks": ("tensorcap.comparison.judge.judge_masks", lambda _, __, pair: pair),
-    "passed through": ("tensorcap.comparison.pipeline.judge_pass_through", lambda _, __, pairs, ___: pairs),
+    "agreement": ("tensorcap.comparison.pipeline.explain_by_agreement", lambda _, __, pairs, *___: pairs),
+    "passed through": ("tensorcap.comparison.pipeline.judge_pass_through", lambda _, __, pairs, *___: pairs),
 }
 EVIDENCE: Final = ("replay", "archives")  # with the reference's model and without
 REPLAY_TESTS: Final = ("own_error_leaf", "own_error_composite", "twin_ratio", "ulp_share", "outlier_element")

@@ -15,6 +15,7 @@ from tests.zoo.ablation_of_tests import (
     policy_rows,
     try_apart,
 )
+from tests.zoo.entry import DTYPES
 
 if TYPE_CHECKING:
     import pytest
@@ -73,6 +74,11 @@ def test_a_mechanism_protects_the_ports_that_are_red_without_it() -> None:
     )
     rows = {row[:2]: row[2:] for row in mechanism_rows([port])}
     assert rows["module", "padding"] == (0, 0, 0, 1, 0)
+
+
+def test_each_mechanism_can_be_left_out_of_a_run() -> None:
+    trials = try_apart(["llama_eager"], ["policy"])
+    assert [trial.dtype for trial in trials] == list(DTYPES)
 
 
 def test_a_family_counts_alone_if_no_other_one_names_the_mistake() -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _NAMES: Final = 6
 _GROUPS: Final = 8
+_IT: Final = re.compile("^it(?= )")  # which a reason begins with that speaks of one tensor
 _NUMBER: Final = re.compile(r"(?<=[.])(\d+|\{\d+\})(?=[.@/ ,]|$)")  # of a layer
 
 
@@ -74,6 +75,8 @@ def _print_groups(pairs: Sequence[Pair], *, has_status: bool) -> None:
         status = str(pair.status) if has_status else ""
         groups.setdefault((status, _NUMBER.sub("{i}", one_line(pair.reason))), []).append(pair)
     for (status, reason), members in groups.items():
+        if len(members) > 1:
+            reason = _IT.sub("each", reason)
         what = ": ".join(filter(None, (status, reason)))
         keys = some([pair.key for pair in members])
         click.echo(f"  {counted(len(members), 'tensor')}, {what}: {keys}")

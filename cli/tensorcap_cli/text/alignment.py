@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorcap.wording import counted, one_line
+from tensorcap.wording import conjugated, counted, one_line
 from tensorcap_cli.text.comparison import side_text
 from tensorcap_cli.text.output import print_heading
 
@@ -113,13 +113,15 @@ def _print_coverage(reference: Coverage, target: Coverage) -> None:
         click.echo(f"… {len(reference.unexplained) - _SHOWN} more")
     for side, coverage in (("reference", reference), ("target", target)):
         click.echo(
-            f"{coverage.mapped} of {coverage.records} {side} tensors are mapped, {coverage.explained} are "
-            f"left over and explained, {len(coverage.unexplained)} are not explained"
+            f"{coverage.mapped} of {coverage.records} {side} tensors {conjugated(coverage.mapped, 'are')} "
+            f"mapped, {coverage.explained} {conjugated(coverage.explained, 'are')} left over and explained, "
+            f"{len(coverage.unexplained)} {conjugated(len(coverage.unexplained), 'are')} not explained"
         )
     is_green = reference.mapped and not reference.unexplained
     verdict = "Every reference tensor is mapped or explained" if is_green else "Not everything is mapped"
     if is_green and target.unexplained:
-        verdict = f"{verdict}; {len(target.unexplained)} of the target are neither"
+        are = conjugated(len(target.unexplained), "are")
+        verdict = f"{verdict}; {len(target.unexplained)} of the target {are} neither"
     verdict = f"{verdict}."
     if not reference.mapped:
         verdict = "Nothing is mapped."

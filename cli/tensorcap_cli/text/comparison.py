@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tensorcap.wording import counted, one_line
+from tensorcap.wording import conjugated, counted, one_line
 from tensorcap_cli.text.absent import is_absent_place, print_absent
 from tensorcap_cli.text.output import class_text, cut, number_text, print_heading
 from tensorcap_cli.text.pair import print_details, print_extras, print_location, print_origin
@@ -84,7 +84,8 @@ def _print_mapping(comparison: Comparison) -> None:
     mapped = f"{mapping.reference.mapped} of {mapping.reference.records} reference tensors"
     click.echo(f"mapping    {mapping.path or 'computed'}: {mapped} ({evidence or 'none'})")
     if mapping.reference.explained:
-        click.echo(f"           {mapping.reference.explained} have no counterpart, which is explained")
+        have = conjugated(mapping.reference.explained, "have")
+        click.echo(f"           {mapping.reference.explained} {have} no counterpart, which is explained")
     _print_moved(comparison)
     for tokens in mapping.tokens:
         click.echo(f"           {one_line(tokens)}")
@@ -235,7 +236,13 @@ def _print_values(comparison: Comparison) -> None:
     if not differences:
         return
     click.echo()
-    click.echo(f"note: {len(differences)} arguments or results that are no tensors differ:")
+    count = len(differences)
+    what = (
+        "1 argument or result that is no tensor differs"
+        if count == 1
+        else f"{count} arguments or results that are no tensors differ"
+    )
+    click.echo(f"note: {what}:")
     for value in differences[:5]:
         within = ", within the tolerance" if value.is_within else ""
         sides = (value.reference, value.target)  # None: it was, or was not given at all

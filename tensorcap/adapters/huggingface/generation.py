@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 
 from tensorcap.adapters.torch.tensors import from_stored
+from tensorcap.wording import conjugated, counted
 from tensorcap.workload import StoredInput, archived_inputs
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import CaptureError, UsageError
@@ -152,7 +153,8 @@ def _check_prompt(archive: Archive, prompt: Mapping[str, torch.Tensor]) -> None:
             continue
         kept = from_stored(*before[name])
         if len(kept) != len(value):
-            raise UsageError(f"{archive.path}: has {len(kept)} rows, and {len(value)} are to be run")
+            rows = f"{counted(len(kept), 'row')}, and {len(value)} {conjugated(len(value), 'are')}"
+            raise UsageError(f"{archive.path}: has {rows} to be run")
         if not torch.equal(kept, value.to(kept.dtype)):
             raise UsageError(
                 f"{archive.path}: was given another {name}",

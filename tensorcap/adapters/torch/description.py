@@ -11,6 +11,7 @@ from torch import nn
 
 from tensorcap.adapters.torch.module_settings import module_settings
 from tensorcap.adapters.torch.modules import tree, unwrapped
+from tensorcap.adapters.torch.packed_weights import packed_settings, packed_tensors
 from tensorcap.adapters.torch.tensor_leaves import untraced
 from tensorcap.adapters.torch.tensors import PLAIN_CLASSES, dtype_name
 from tensorcap.adapters.torch.weight_digests import WeightDigests
@@ -65,13 +66,15 @@ def _describe_module(name: str, module: nn.Module, weights: WeightDigests | None
         return {n: _describe_tensor(t, weights) for n, t in named.items() if t is not None}
 
     module = unwrapped(module)
+    packed = packed_tensors(module)
     entry = {
         "path": name,
         "class": class_name(type(module)),
-        "parameters": tensors(module._parameters),
+        "parameters": tensors({**module._parameters, **packed}),
         "training": module.training,
     }
-    further = {"buffers": tensors(module._buffers), "settings": module_settings(module)}
+    settings = {**module_settings(module), **packed_settings(module, packed)}
+    further = {"buffers": tensors(module._buffers), "settings": settings}
     return {**entry, **{name: value for name, value in further.items() if value}}
 
 

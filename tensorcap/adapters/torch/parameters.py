@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tensorcap.adapters.torch.modules import unwrapped
+from tensorcap.adapters.torch.packed_weights import packed_tensors
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
 from tensorcap.recording import Call
 from tensorcap_formats.keys import escape
@@ -101,6 +102,8 @@ class _Holder:
             tensors[f"param.{escape(name)}"] = parameter
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
             tensors[f"buffer.{escape(name)}"] = buffer
+        for name, packed in packed_tensors(module).items():
+            tensors[f"param.{escape(name)}"] = packed.dequantize() if packed.is_quantized else packed
         return tensors
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from tensorcap.alignment.layout.axis_patterns import Shape
 from tensorcap.alignment.layout.steps import Arrays, Shapes, Step, unlike
+from tensorcap.wording import conjugated
 from tensorcap_formats.dtypes import Array
 
 
@@ -204,7 +205,8 @@ class Dereplicate(Step):
             count = 0 if i == first else unlike(arrays[first], array)
             if count:
                 raise self.refuse(
-                    f"tensors {first} and {i} are no copies: {count} of {array.size} elements differ",
+                    f"tensors {first} and {i} are no copies: {count} of {array.size} elements "
+                    f"{conjugated(count, 'differ')}",
                     "Compare one of them with take_rank.",
                 )
         return list(arrays[:: self.copies])

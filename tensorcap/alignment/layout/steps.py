@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, TypeVar
 import numpy as np
 
 from tensorcap.alignment.layout.axis_patterns import Pattern, Shape
+from tensorcap.wording import conjugated
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 
@@ -374,7 +375,9 @@ class Repeat(EachStep):
         for i in range(1, self.copies):
             count = unlike(first, apart.take(i, at + 1))
             if count:
-                raise self.refuse(f"found no copies: {count} of {first.size} elements differ")
+                raise self.refuse(
+                    f"found no copies: {count} of {first.size} elements {conjugated(count, 'differ')}"
+                )
         return first
 
 

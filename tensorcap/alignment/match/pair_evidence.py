@@ -24,7 +24,7 @@ from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.pairs import RecordPair
 from tensorcap.alignment.names import Index, SiteTemplate
-from tensorcap.wording import some
+from tensorcap.wording import conjugated, some
 from tensorcap_formats.records import Record
 
 Shapes = tuple[str, str, tuple[int, ...], tuple[int, ...]]  # classes of two modules, shapes of what they hold
@@ -410,7 +410,7 @@ def _is_ascending(places: Sequence[Place]) -> bool:
 
 def _count_text(count: int, whole: int, distance: float, other: float | None) -> str:
     rest = "" if other is None or other == float("inf") else f", next best {other:.1g}"
-    return f"values: {count} of {whole} agree within {distance:.1g}{rest}"
+    return f"values: {count} of {whole} {conjugated(count, 'agree')} within {distance:.1g}{rest}"
 
 
 def _describe_read(fit: Fit) -> list[str]:

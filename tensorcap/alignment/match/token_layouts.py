@@ -16,6 +16,7 @@ from tensorcap.alignment.links import Gatherings, Link, place_of
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_each, resolve_fitting
 from tensorcap.alignment.tokens import LAST, VALID, TokenAlignment, TokenRule
+from tensorcap.wording import conjugated, counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE
@@ -159,7 +160,9 @@ def _pair_without_rows(
         ]
         if len(without_rows) < max(least, _TIMES * with_rows):
             continue
-        reason = f"{len(without_rows)} tensors of the {side} have no axis for rows, {with_rows} have one"
+        tensors, have = counted(len(without_rows), "tensor"), conjugated(len(without_rows), "have")
+        reason = f"{tensors} of the {side} {have} no axis for rows, "
+        reason += f"{with_rows} {conjugated(with_rows, 'have')} one"
         places = dict.fromkeys(place_of(record) for record in without_rows)
         trial = [Entry((p,), (p,), steps=(step,), evidence="rule", reason=reason) for p in places]
         resolved, _ = resolve_fitting(Alignment(tuple(trial)), reference, target)

@@ -9,16 +9,21 @@ values have norms and means, which prove a least error by the triangle inequalit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
+
+import numpy as np
 
 from tensorcap.comparison.exact import coarser_dtype
 from tensorcap.comparison.pair import Finding
 from tensorcap.comparison.policy import POLICY, Limits
 from tensorcap.comparison.policy_tests.context import Context, MeasuredPair, PolicyTest, is_whole
 from tensorcap.comparison.policy_tests.growth import judge_total_error
+from tensorcap.comparison.quantised_weights import packed_weights
+from tensorcap.comparison.weight_grids import find_weight_grid
 from tensorcap.metrics import is_routing
 from tensorcap.runs import is_parameter
+from tensorcap.wording import counted
 from tensorcap_formats.records import Record
 
 
@@ -67,9 +72,13 @@ class ParameterTest(PolicyTest):
 
     def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
         """Judge parameters and buffers, which were measured with the tolerance of one rounding."""
+        packed = packed_weights(context.target.info)
         for pair in context.open_measured():
             if not pair.is_whole and is_parameter(pair.reference.key):
-                yield pair.key, _judge_parameter(pair)
+                finding = _judge_parameter(pair)
+                if finding.status == "diverged" and _is_packed(pair, packed):
+                    finding = _rounded_to_grid(context, pair) or finding
+                yield pair.key, finding
 
 
 class CoarserDtypeTest(PolicyTest):
@@ -106,7 +115,7 @@ class ZeroRowTest(PolicyTest):
         for pair in context.open_floats():
             count = pair.difference.zero_rows
             if count:
-                text = f"{count} rows are all zeros in the reference and not in the target"
+                text = f"{counted(count, 'row', 'are')} all zeros in the reference and not in the target"
                 yield pair.key, Finding("zeros", count, 0, "suspect", text)
 
 
@@ -128,6 +137,22 @@ def _judge_parameter(pair: MeasuredPair) -> Finding:
     if coarse is not None and pair.reference.dtype.name != pair.target.dtype.name:
         text += f", rounded to {coarse.name}"
     return Limits(0, 0).finding("parameter", unlike, text)
+
+
+def _is_packed(pair: MeasuredPair, packed: Collection[tuple[str, str]]) -> bool:
+    """Whether a parameter is recorded in floats, and its module says that it holds whole numbers."""
+    key = pair.target.key
+    return pair.target.dtype.kind == "float" and (key.site, key.slot.partition(".")[2]) in packed
+
+
+def _rounded_to_grid(context: Context, pair: MeasuredPair) -> Finding | None:
+    """What says that a weight is the reference's, rounded to whole numbers; None if it is not."""
+    sides = context.reference.load(pair.reference), context.target.load(pair.target)
+    ours, theirs = (side.astype(np.float64) for side in sides)
+    grid = find_weight_grid(ours, theirs, POLICY.units[pair.target.dtype.name])
+    if grid is None:
+        return None
+    return Limits(0, 0).finding("parameter", 0, f"the reference's, rounded to {grid.text}")
 
 
 def _least_error(reference: Record, target: Record) -> float | None:

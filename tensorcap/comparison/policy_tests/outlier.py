@@ -3,7 +3,9 @@
 Formula: kappa, the largest error of an element relative to it and to the RMS of its row, against
 `Policy.outlier` times the usual row error. A mistake in one index or one mask position changes few elements
 by much, which a median of rows hides. Not tested behind routers that chose other experts in the same step,
-whose rows are others, nor within a module's code if masked elements were left out (POL-29).
+whose rows are others, nor within a module's code if masked elements were left out (POL-29). A row that is
+much smaller than the usual one of its tensor, as of a channel that a ReLU leaves hardly anything of, is
+measured again as if it were not as small (POL-162).
 """
 
 from __future__ import annotations
@@ -33,7 +35,14 @@ class OutlierTest(PolicyTest):
             if difference.outlier is None or is_flipped or is_masked:
                 continue
             worst_rows = difference.row_error_p95 or error
-            yield pair.key, judge_outlier(difference.outlier, error, worst_rows, pair.precision)
+            finding = judge_outlier(difference.outlier, error, worst_rows, pair.precision)
+            is_all = (
+                pair.reference.stored and pair.target.stored and difference.measured == difference.elements
+            )
+            if finding.status == "diverged" and is_all:
+                outlier = min(difference.outlier, context.robust_errors.outlier(pair))
+                finding = judge_outlier(outlier, error, worst_rows, pair.precision)
+            yield pair.key, finding
 
 
 def judge_outlier(outlier: float, error: float, worst_rows: float, precision: Precision) -> Finding:

@@ -26,7 +26,7 @@ from tensorcap.comparison.preflight.weights import (
 )
 from tensorcap.comparison.weight_grids import WeightGrid, find_weight_grid
 from tensorcap.metrics import measure
-from tensorcap.wording import FEW, counted, some
+from tensorcap.wording import FEW, conjugated, counted, some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.keys import ROOT_SITE
@@ -80,7 +80,9 @@ def _renamed_items(target: Archive) -> Iterator[Item]:
     ]
     if renamed:
         name, other = renamed[0]
-        text = f"{len(renamed)} tensors have another name in the target: {name} is {other} there."
+        text = (
+            f"{counted(len(renamed), 'tensor', 'have')} another name in the target: {name} is {other} there."
+        )
         yield make_item("parameters", name, name, other, text, explains=False, rank=3)
 
 
@@ -103,8 +105,9 @@ def compare_buffers(reference: Archive, target: Archive) -> Iterator[Item]:
     if unlike:
         name, ours_dtype, theirs_dtype = unlike[0]
         text = (
-            f"{len(unlike)} of the buffers have another dtype, {ours_dtype} and {theirs_dtype}, as after "
-            "model.to(…), which rounds tables such as rotary frequencies; from_pretrained(dtype=…) does not."
+            f"{counted(len(unlike), 'buffer', 'have')} another dtype, {ours_dtype} and {theirs_dtype}, as "
+            "after model.to(…), which rounds tables such as rotary frequencies; "
+            "from_pretrained(dtype=…) does not."
         )
         yield make_item("buffers", name, ours_dtype, theirs_dtype, text, explains=True)
     yield from _compare_weights(reference, target, "buffers")
@@ -155,7 +158,7 @@ def _compare_weights(reference: Archive, target: Archive, kind: WeightKind) -> I
             continue
         outcome.open[f"{len(lost)} without a counterpart in the {side}"] += 0
         if kind == "parameters":
-            text = f"The {side} lacks {len(lost)} parameters of the other: {some(lost)}."
+            text = f"The {side} lacks {counted(len(lost), 'parameter')} of the other: {some(lost)}."
             has_it = ("absent", "there") if side == "reference" else ("there", "absent")
             yield make_item(kind, lost[0], *has_it, text, explains=False, rank=2)
     if outcome.open:
@@ -289,7 +292,10 @@ def _other_item(
     error, worst = max(other, key=lambda entry: -1.0 if entry[0] is None else entry[0])
     unlike = [pair for _, pair in other]
     names = some([pair.reference.text for pair in unlike])
-    text = f"{len(unlike)} of {len(pairs)} {kind} are not the same numbers, beyond rounding of the dtypes: "
+    verb = conjugated(len(unlike), "are")
+    text = (
+        f"{len(unlike)} of {len(pairs)} {kind} {verb} not the same numbers, beyond rounding of the dtypes: "
+    )
     text += names
     sides: tuple[object, object] = (0.0, error)
     if error is not None:

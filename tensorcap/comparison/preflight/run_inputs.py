@@ -9,6 +9,7 @@ import numpy as np
 
 from tensorcap.comparison.preflight.item import Item, UnknownError, make_item
 from tensorcap.runs import is_state
+from tensorcap.wording import conjugated
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import ROOT_SITE, Key
@@ -133,8 +134,9 @@ def compare_repeat(reference: Archive, repeat: Archive | None) -> Iterator[Item]
         first = unlike[0][0]
         module = reference.info.modules.get(first.key.site)
         class_name = module.short_class if module else ""
+        differ, of_class = conjugated(len(unlike), "differ"), f" ({class_name})" if class_name else ""
         text = (
             f"The reference is not deterministic: {len(unlike)} of {len(pairs)} tensors of its second run "
-            f"differ, first {first.key.text}{f' ({class_name})' if class_name else ''}."
+            f"{differ}, first {first.key.text}{of_class}."
         )
         yield make_item("repeat", first.key.text, first.digest, unlike[0][1].digest, text, explains=True)

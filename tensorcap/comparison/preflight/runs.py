@@ -38,7 +38,7 @@ def compare_modes(reference: Archive, target: Archive) -> Iterator[Item]:
         random = [site for site in training if "dropout" in side[site].class_name.lower()]
         if random:
             text = (
-                f"The {name} ran in training mode: dropout is random in {len(random)} modules, "
+                f"The {name} ran in training mode: dropout is random in {counted(len(random), 'module')}, "
                 f"first {random[0]}."
             )
             flags = [random[0] in side and bool(side[random[0]].is_training) for side in sides]
@@ -64,8 +64,8 @@ def _batch_norms(ours: Mapping[str, ModuleInfo], theirs: Mapping[str, ModuleInfo
         ]
         if norms:
             text = (
-                f"The {name} ran {counted(len(norms), 'norm')} in training mode, first {norms[0]}: it takes "
-                "mean and variance of its batch, not the running ones."
+                f"The {name} ran {counted(len(norms), 'norm')} in training mode, first {norms[0]}: with "
+                "mean and variance of the batch, not the running ones."
             )
             flags = [bool(each[norms[0]].is_training) for each in (ours, theirs)]
             yield make_item("mode", norms[0], flags[0], flags[1], text, explains=True)
@@ -109,7 +109,11 @@ def compare_classes(reference: Archive, target: Archive) -> Iterator[Item]:
     for ours, theirs in mostly.items():
         if ours != theirs:
             first = next(path for path, pair in pairs.items() if pair == (ours, theirs))
-            text = f"All {counts[ours, theirs]} modules of this class are of another implementation."
+            count = counts[ours, theirs]
+            which = (
+                "The only module of this class is" if count == 1 else f"All {count} modules of this class are"
+            )
+            text = f"{which} of another implementation."
             sides = _class_texts(ours, theirs, common[first])
             yield make_item("modules", short_name(ours), *sides, text, explains=False, rank=1)
 
@@ -120,10 +124,16 @@ def _class_texts(ours: str, theirs: str, modules: tuple[ModuleInfo, ModuleInfo])
     if bool(types[0]) == bool(types[1]):
         return ours, theirs
     one, other = (
-        f"{name} ({kind} weights, dequantised)" if kind else name
-        for name, kind in zip((ours, theirs), types, strict=True)
+        f"{name} ({kind} weights, {_arithmetic(module)})" if kind else name
+        for name, kind, module in zip((ours, theirs), types, modules, strict=True)
     )
     return one, other
+
+
+def _arithmetic(module: ModuleInfo) -> str:
+    """What a module with quantised weights computes with."""
+    bits = module.settings.get("input_bits")
+    return "dequantised" if bits is None else f"inputs rounded to {bits} bits at each call"
 
 
 def _quantised_type(module: ModuleInfo) -> str:

@@ -1,0 +1,6 @@
+"""The adapter of Apple's Core AI: assets, and torch models that it converts to them.
+
+Read `adapter` (the protocol's methods), `model`, `engine` (names that differ between releases) and
+`conversion`; then the capture: `operation_map` (which operation holds which torch node), `model_inputs`,
+`description` and `tap` (one run recorded).
+"""
