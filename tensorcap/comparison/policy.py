@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final
 
@@ -108,6 +108,8 @@ class Precision:
         weights: What the weights were rounded to, if that is coarser, as `int8`; else "".
         weights_from: By step, the order of execution in the reference of the first result that such weights
             make, from which on they count; empty if that is not known, so that they count everywhere.
+        own_roundings: `rho` of the results of each module with such weights, by its site; `rounding` is the
+            largest of them.
     """
 
     name: str
@@ -115,6 +117,7 @@ class Precision:
     rounding: float
     weights: str = ""
     weights_from: tuple[tuple[int, int], ...] = ()
+    own_roundings: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def text(self) -> str:
@@ -125,6 +128,11 @@ class Precision:
             'float32 with int8 weights'
         """
         return f"{self.name} with {self.weights} weights" if self.weights else self.name
+
+    def of_module(self, site: str) -> Precision:
+        """Return the precision of what a module adds itself: that of its own weights if they are rounded."""
+        own = self.own_roundings.get(site)
+        return self if own is None else replace(self, unit=self.unit * own / self.rounding, rounding=own)
 
     def has_weights(self, record: Record) -> bool:
         """Whether rounded weights count for a record of the reference: their module's, or what follows."""

@@ -44,7 +44,9 @@ def quantised_precision(
     rounded = max(modules.values(), key=lambda module: module.rounding).precision(precision)
     if not rounded.weights:
         return precision
-    return replace(rounded, weights_from=_first_results(records, modules))
+    own_roundings = {site: module.rounding for site, module in modules.items()}
+    first_results = _first_results(records, modules)
+    return replace(rounded, weights_from=first_results, own_roundings=own_roundings)
 
 
 @dataclass(frozen=True, slots=True)

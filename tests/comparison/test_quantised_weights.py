@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tensorcap.comparison import POLICY, compare
+from tensorcap.comparison.policy import Precision
 from tensorcap.comparison.quantised_weights import quantised_precision
 from tensorcap_formats.run_info import RunInfo
 from tests.comparison.conftest import MakeArchive
@@ -178,3 +179,10 @@ def test_a_packed_weight_is_the_references_rounded_to_a_grid(
         for w, dtype in ((weight, "float32"), (rounded, held))
     )
     assert compare(reference, target).pairs[0].status == status
+
+
+@pytest.mark.spec("POL-180")
+def test_what_a_module_adds_is_held_against_its_own_weights() -> None:
+    runs = Precision("float32", 0.08, 0.04, "int8", own_roundings={"q_proj": 0.01})
+    assert (runs.of_module("q_proj").rounding, runs.of_module("q_proj").unit) == (0.01, 0.02)
+    assert (runs.of_module("norm").rounding, runs.of_module("norm").unit) == (0.04, 0.08)

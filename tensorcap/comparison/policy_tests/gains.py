@@ -204,7 +204,7 @@ class _Gains:
             return
         together = partial(_together, is_core=is_core, kept=kept)
         inputs = together(errors)
-        precision, count = pair.precision, least_elements((*sources, pair))
+        precision, count = pair.precision.of_module(site), least_elements((*sources, pair))
         is_aligned = pair.key in self._context.aligned
         finding = judge_gain(output, inputs, precision, is_core=is_core, elements=count)
         judge_of_tail = partial(judge_tail, has_channels=len(record.shape) >= _IMAGES)
