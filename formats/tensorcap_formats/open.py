@@ -27,8 +27,8 @@ Source = Archive | str | os.PathLike[str]
 _MAX_CHECKPOINT: Final = bytes.fromhex("93f09f94a52b2b93")
 _MAX_SAFETENSORS_HEADER: Final = 100_000_000
 _KINDS: Final = (
-    "HDF5, zarr, safetensors, .npz, .npy, a torch .pt, a .max, .gguf, .onnx, .keras, or a folder of .npy, "
-    ".pt, .max or .safetensors"
+    "HDF5, zarr, safetensors, .npz, .npy, a torch .pt, a .max, .gguf, .onnx, .keras, a folder "
+    ".aimodelintermediates, or a folder of .npy, .pt, .max or .safetensors"
 )
 _ALONE: Final = (".gguf", ".h5", ".hdf5", ".keras", ".npz", ".onnx")  # files that are opened one by one
 _KERAS_WEIGHTS: Final = "model.weights.h5"
@@ -121,12 +121,16 @@ def _folder_opener(path: Path) -> Callable[[Path], Archive]:
         return open_zarr
     from tensorcap_formats.foreign import (
         is_dump,
+        is_intermediates_folder,
         open_dump,
+        open_intermediates,
         open_npy_folder,
         open_torch_folder,
         refuse_known_folder,
     )
 
+    if is_intermediates_folder(path, set(listed)):
+        return open_intermediates
     if is_dump(path, listed):
         return open_dump
     if ".safetensors" in suffixes:

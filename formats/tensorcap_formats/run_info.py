@@ -249,6 +249,7 @@ class RunInfo:
         notes: Remarks for a reader, a sentence each.
         control: How far each output is from that of a graph without taps.
         duration_seconds: How long the run took; None if unknown.
+        mappings: Which operator of a compiled program is which node of its graph, as Core AI has it (AIM-6).
     """
 
     framework: str = ""
@@ -277,6 +278,7 @@ class RunInfo:
     notes: tuple[str, ...] = ()
     control: tuple[Mapping[str, Any], ...] = ()
     duration_seconds: float | None = None
+    mappings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Mapping[str, Any]) -> RunInfo:

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 from tensorcap.alignment.common_part import cut_texts, in_common
 from tensorcap.alignment.coverage import MappingSummary
 from tensorcap.alignment.equivalence_map import read_mapping
+from tensorcap.alignment.graph_nodes import at_modules
 from tensorcap.alignment.links import Link, place_of
 from tensorcap.alignment.map_file import parse_map
 from tensorcap.alignment.mapping import SIDE_NAMES, Alignment, Entry
@@ -136,6 +137,8 @@ def align(
     if rules is not None and not isinstance(rules, Rules):
         rules = read_rules(rules)
     with opened(reference) as trusted, opened(target) as tested:
+        if mapping is None:
+            trusted, tested = at_modules(trusted, tested)
         if not _says_which_part(written):
             trusted, tested = in_common(trusted, tested)
         if by is None and written.tokens is not None and not written.entries:
@@ -257,7 +260,7 @@ def _paired_sides(
     if mapping is not None:
         aligned = align(reference, target, mapping=mapping)
         return aligned.reference, aligned.target
-    reference, target = in_common(reference, target)
+    reference, target = in_common(*at_modules(reference, target))
     injected = _parse_injected_map(target)
     if injected is not None:
         with suppress(UsageError):  # a part of the run was recorded, which lacks what entries name
@@ -287,7 +290,7 @@ def aligned_if_needed(
         return None
     if mapping is not None:
         return align(reference, target, mapping=mapping)
-    resolved = _resolve_if_needed(*in_common(reference, target))
+    resolved = _resolve_if_needed(*in_common(*at_modules(reference, target)))
     return None if resolved is None else Aligned.of(resolved)
 
 

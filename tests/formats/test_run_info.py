@@ -83,6 +83,7 @@ RUN: dict[str, Any] = {
     "notes": ["one", "two"],
     "control": [{"slot": "output", "identical": True}],
     "duration_seconds": 1.5,
+    "mappings": {"sources": {"torch": {"3": {"identifiers": ["mm"]}}}},
 }
 PARSED: dict[str, Any] = {
     "framework": "torch",
@@ -146,6 +147,7 @@ PARSED: dict[str, Any] = {
     "notes": ("one", "two"),
     "control": ({"slot": "output", "identical": True},),
     "duration_seconds": 1.5,
+    "mappings": {"sources": {"torch": {"3": {"identifiers": ["mm"]}}}},
 }
 DAMAGE = [
     pytest.param(None, id="null"),

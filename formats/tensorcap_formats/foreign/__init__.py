@@ -2,14 +2,19 @@
 
 In: a file or a folder, and all that it claims is checked. Out: a `ForeignArchive` of tensors by name; and
 .npz and .max files for others. Read one kind at a time: `numpy_files`, `torch_file` (above `torch_pickle`
-and `strided`), `max_file`, `raw_file`, `dump_folder` (above `dump_files` and `dump_labels`), `signatures` (of
-formats that are known and not read). `gguf_file` and `onnx_file` need packages, and are imported if a file is
-of theirs.
+and `strided`), `max_file`, `raw_file`, `dump_folder` (above `dump_files` and `dump_labels`),
+`intermediates_folder` (of Core AI), `signatures` (of formats that are known and not read). `gguf_file` and
+`onnx_file` need packages, and are imported if a file is of theirs.
 """
 
 from tensorcap_formats.foreign.dump_files import NAMES_FILE
 from tensorcap_formats.foreign.dump_folder import DumpArchive, is_dump, open_dump
 from tensorcap_formats.foreign.dump_labels import label_of, parse_label
+from tensorcap_formats.foreign.intermediates_folder import (
+    INTERMEDIATES_SUFFIX,
+    is_intermediates_folder,
+    open_intermediates,
+)
 from tensorcap_formats.foreign.max_file import MAX_DTYPE_CODES, MAX_SUFFIX, open_max, write_max
 from tensorcap_formats.foreign.numpy_files import open_npy, open_npy_folder, open_npz, write_npz
 from tensorcap_formats.foreign.raw_file import RawSpec, open_raw, raw_file_hint
@@ -24,6 +29,7 @@ from tensorcap_formats.foreign.torch_file import open_torch_file, open_torch_fol
 from tensorcap_formats.foreign.zip_members import ZipMembers
 
 __all__ = [
+    "INTERMEDIATES_SUFFIX",
     "MAX_DTYPE_CODES",
     "MAX_SUFFIX",
     "NAMES_FILE",
@@ -32,8 +38,10 @@ __all__ = [
     "RawSpec",
     "ZipMembers",
     "is_dump",
+    "is_intermediates_folder",
     "label_of",
     "open_dump",
+    "open_intermediates",
     "open_max",
     "open_npy",
     "open_npy_folder",

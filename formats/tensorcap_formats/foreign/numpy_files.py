@@ -60,11 +60,22 @@ def open_npy(path: Path) -> Archive:
         CorruptArchiveError: Its header contradicts the file.
         NotAnArchiveError: It holds no numbers.
     """
+    return ForeignArchive(path, "npy", [read_npy_tensor(path, path.stem)])
+
+
+def read_npy_tensor(path: Path, name: str) -> ForeignTensor:
+    """The array of a file, under a name; its elements are read later.
+
+    Raises:
+        UnsafeFileError: It holds Python objects.
+        CorruptArchiveError: Its header contradicts the file.
+        NotAnArchiveError: There is no such file, or it holds no numbers.
+        ReadError: The system cannot read it.
+    """
     header, read = _npy_file(path)
     if header.dtype is None:
         raise NotAnArchiveError(f"{path}: holds {header.written!r}, expected numbers")
-    tensor = _tensor(path.stem, header, header.dtype, read, Bands())
-    return ForeignArchive(path, "npy", [tensor])
+    return _tensor(name, header, header.dtype, read, Bands())
 
 
 def open_npy_folder(path: Path) -> Archive:
