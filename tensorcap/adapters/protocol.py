@@ -142,9 +142,9 @@ class Adapter(Protocol):
     """What the library asks of a framework.
 
     Four groups: the model (`list_sites`, `describe`, `read_sources`), the workload (`seed`, `dtype_named`,
-    `prepare`, `perturb`, `run`), the capture (`tap`, `record_inputs`, `watch_roots`), and the references'
-    (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python code. The
-    last group has defaults, for adapters that derive from this class.
+    `prepare`, `perturb`, `run`), the capture (`tap`, `record_inputs`, `watch_roots`, `process_rank`), and the
+    references' (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python
+    code. The last group and `process_rank` have defaults, for adapters that derive from this class.
     """
 
     def list_sites(self, model: Any, *, eager: bool = False) -> list[Site]:
@@ -254,6 +254,13 @@ class Adapter(Protocol):
 
         Returns:
             The call; None if it did not come, or the framework cannot call a module again.
+        """
+        return None
+
+    def process_rank(self) -> tuple[int, int] | None:
+        """Which of several processes this is that run one model together, from 0, and how many they are.
+
+        None if the framework does not know of others.
         """
         return None
 
