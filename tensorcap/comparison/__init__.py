@@ -56,6 +56,7 @@ from tensorcap.comparison.policy_tests import (
 )
 from tensorcap.comparison.quantised_weights import QuantisedModule, quantised_modules
 from tensorcap.comparison.ranking import by_error, by_module, contents, error_of, shade, worst
+from tensorcap.comparison.ranks import rank_text
 from tensorcap.comparison.robust_errors import sample
 from tensorcap.comparison.thresholds import METRICS, KeyThresholds, Thresholds, judge_metric, metric_named
 from tensorcap.comparison.warnings import digest_warnings
@@ -125,6 +126,7 @@ __all__ = [
     "metric_named",
     "paired",
     "quantised_modules",
+    "rank_text",
     "sample",
     "shade",
     "state_writer",

@@ -8,7 +8,13 @@ Normative: `specs/ranks.md`. Read in that order.
 
 from tensorcap_formats.ranks.members import rank_of
 from tensorcap_formats.ranks.merged_archive import MergedArchive, merge_ranks
-from tensorcap_formats.ranks.rank_paths import is_rank_pattern, rank_archives, rank_path, written_ranks
+from tensorcap_formats.ranks.rank_paths import (
+    is_rank_pattern,
+    rank_archives,
+    rank_path,
+    rank_pattern,
+    written_ranks,
+)
 from tensorcap_formats.ranks.recorded import RuleBook
 from tensorcap_formats.ranks.rule import MeshRule, Rule
 
@@ -22,5 +28,6 @@ __all__ = [
     "rank_archives",
     "rank_of",
     "rank_path",
+    "rank_pattern",
     "written_ranks",
 ]

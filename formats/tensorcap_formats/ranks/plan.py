@@ -29,17 +29,18 @@ class MergedTensor:
 
     Attributes:
         shards: It on each rank, in the order of the rule's mesh.
-        rule: The rule.
-        known: How the rule is known.
+        known: The rule, and how it is known.
         shape: Shape of the whole.
-        labels: A number for each rank; of equal tensors the same.
     """
 
     shards: Shards
-    rule: MeshRule
-    known: str
+    known: KnownRule
     shape: Shape
-    labels: tuple[int, ...]
+
+    @property
+    def rule(self) -> MeshRule:
+        """The rule."""
+        return self.known.rule
 
     @property
     def is_whole(self) -> bool:
@@ -148,7 +149,7 @@ class _Planner:
             return None
         is_equal = len(set(labels)) == 1
         by_shape = None if whole is None else rule_by_shape(shards.shapes, whole, labels)
-        if by_shape is not None and (is_equal or by_shape.kind != "replicated"):
+        if by_shape is not None and by_shape.kind != "replicated":
             return KnownRule(MeshRule((by_shape,), sizes=(count,)), _BY_SHAPE)
         if is_equal:
             return KnownRule(MeshRule((Rule("replicated"),), sizes=(count,)), _COPIES)
@@ -183,13 +184,13 @@ class _Planner:
         (rule, *others) = known.rule.rules
         if others or rule.kind != "concat" or rule != Rule("concat", rule.axis):
             return known
-        if known.known != _BY_SHAPE and not known.known.startswith("by values"):
+        if known.kind != _BY_SHAPE and not known.kind.startswith("by values"):
             return known
         shards = next(s for s in self._members.shards if s.text == text)
         if not search.is_fused(shards, rule.at(len(shards.shapes[0]))):
             return known
         halves = replace(known.rule, rules=(replace(rule, parts=(2,)),))
-        return KnownRule(halves, f"{known.known}; by values: its halves are a gate and what it is multiplied with")
+        return KnownRule(halves, f"{known.kind}, its halves a gate and what it is multiplied with", known.of)
 
     def _result(self, known: Mapping[str, KnownRule]) -> Plan:
         tensors: list[MergedTensor | Shards] = []
@@ -218,7 +219,7 @@ class _Planner:
         for group in unequal:
             self._note_unequal(ordered, rule, known.known, group, labels)
         self._check_shape(shards, rule, known.known, shape)
-        return MergedTensor(ordered, rule, known.known, shape, labels)
+        return MergedTensor(ordered, known, shape)
 
     def _inner_unequal(self, rule: MeshRule, labels: Sequence[int]) -> bool:
         """Whether copies within one group of ranks are unequal."""
@@ -310,7 +311,7 @@ def iterate_rules(tensors: Sequence[MergedTensor]) -> Iterator[dict[str, Any]]:
     """The rules as the run metadata have them; tensors of one rule are together."""
     groups: dict[str, tuple[dict[str, Any], list[str]]] = {}
     for tensor in tensors:
-        entry: dict[str, Any] = {"rule": tensor.rule.text, "known": tensor.known}
+        entry: dict[str, Any] = {"rule": tensor.rule.text, "known": tensor.known.known}
         if tensor.rule.mesh is not None:
             entry["mesh"] = tensor.rule.mesh
         if tensor.sizes:

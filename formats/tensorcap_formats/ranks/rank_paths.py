@@ -27,6 +27,16 @@ def rank_path(path: Path, rank: int) -> Path:
     return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
+def rank_pattern(path: Path) -> Path:
+    """The pattern that the path of one rank's archive fits.
+
+    Example:
+        >>> str(rank_pattern(Path("out/tgt.rank3.h5")))
+        'out/tgt.rank*.h5'
+    """
+    return path.with_name(re.sub(r"(?<![A-Za-z])(rank[_-]?)[0-9]+", r"\1*", path.name))
+
+
 def is_rank_pattern(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a pattern for the archives of all ranks, as `tgt.rank*.h5`, and no file."""
     return "*" in os.path.basename(os.fspath(path)) and not os.path.exists(path)

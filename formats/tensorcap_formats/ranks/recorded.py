@@ -19,11 +19,18 @@ class KnownRule:
 
     Attributes:
         rule: The rule.
-        known: How it is known, in words.
+        kind: How it is known, in words.
+        of: The tensor that shows it, by key text; "" if none does.
     """
 
     rule: MeshRule
-    known: str
+    kind: str
+    of: str = ""
+
+    @property
+    def known(self) -> str:
+        """How it is known, in words, with the tensor that shows it."""
+        return f"{self.kind} {self.of}" if self.of else self.kind
 
 
 class RuleBook:

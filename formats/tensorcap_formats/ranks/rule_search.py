@@ -118,7 +118,7 @@ class RuleSearch:
         text = self._by_content.get(_content(shards)) if all(shards.content) else None
         if text is None or text == shards.text:
             return None
-        return KnownRule(self._known[text].rule, f"the same tensor as {text}")
+        return KnownRule(self._known[text].rule, "the same tensor as", text)
 
     def _computed(self, shards: Shards) -> KnownRule | None:
         """The rule by which the ranks' tensors make a tensor that all ranks hold: its sum, or joined."""
@@ -129,7 +129,7 @@ class RuleSearch:
             for whole in self._near(shards, shards.shapes[0], after=here):
                 arrays = arrays or self._members.read(shards)
                 if _is_sum(arrays, self._first(whole), shards.dtype):
-                    return self._proven(Rule("sum"), shards, f"adds up to {whole.text}")
+                    return self._proven(Rule("sum"), shards, "adds up to", whole)
         for axis in range(len(shards.shapes[0])):
             rule = Rule("concat", axis)
             try:
@@ -139,7 +139,7 @@ class RuleSearch:
             for whole in self._near(shards, shape):
                 arrays = arrays or self._members.read(shards)
                 if rule.merge(arrays, shards.dtype).tobytes() == self._first(whole).tobytes():
-                    return self._proven(rule, shards, f"joined, it is {whole.text}")
+                    return self._proven(rule, shards, "joined, it is", whole)
         return None
 
     def _like_input(self, shards: Shards) -> KnownRule | None:
@@ -159,7 +159,7 @@ class RuleSearch:
         if len(rules) != 1:
             return None
         (rule, text), *_ = rules.items()
-        return KnownRule(rule, f"as its argument {text}")
+        return KnownRule(rule, "as its argument", text)
 
     def _near(self, shards: Shards, shape: Shape, after: int | None = None) -> Iterator[Shards]:
         """Tensors that all ranks hold of a shape, nearest in execution order."""
@@ -173,8 +173,8 @@ class RuleSearch:
     def _first(self, shards: Shards) -> Array:
         return self._members.archives[shards.ranks[0]].read(shards.records[0])
 
-    def _proven(self, rule: Rule, shards: Shards, how: str) -> KnownRule:
-        return KnownRule(MeshRule((rule,), sizes=(len(shards.ranks),)), f"by values: {how}")
+    def _proven(self, rule: Rule, shards: Shards, how: str, whole: Shards) -> KnownRule:
+        return KnownRule(MeshRule((rule,), sizes=(len(shards.ranks),)), f"by values: {how}", whole.text)
 
     def is_fused(self, shards: Shards, axis: int) -> bool:
         """Whether each rank's tensor is a gate and the values that it is multiplied with, in halves.
