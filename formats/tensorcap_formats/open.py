@@ -6,7 +6,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -100,12 +100,21 @@ def open_ranks(
 
 
 @contextmanager
-def opened(source: Source) -> Iterator[Archive]:
-    """Open an archive for as long as a block lasts; one that is open already stays so."""
+def opened(source: Source, *, reference: Archive | None = None) -> Iterator[Archive]:
+    """Open an archive for as long as a block lasts; one that is open already stays so.
+
+    Args:
+        source: The archive.
+        reference: What it is a target of: archives of ranks are then put together by its shapes too.
+    """
     if isinstance(source, Archive):
         yield source
         return
-    with open_archive(source) as archive:
+    if is_rank_pattern(source):
+        archive: Archive = open_ranks(rank_archives(source), Path(source), reference=reference)
+    else:
+        archive = open_archive(source)
+    with archive:
         yield archive
 
 
@@ -118,15 +127,8 @@ def opened_both(reference: Source, target: Source) -> Iterator[tuple[Archive, Ar
         ):
             yield trusted, trusted
             return
-        with _opened_target(target, trusted) as tested:
+        with opened(target, reference=trusted) as tested:
             yield trusted, tested
-
-
-def _opened_target(target: Source, reference: Archive) -> AbstractContextManager[Archive]:
-    """Open a target; the ranks of one are put together by the reference's shapes too."""
-    if isinstance(target, Archive) or not is_rank_pattern(target):
-        return opened(target)
-    return open_ranks(rank_archives(target), Path(target), reference=reference)
 
 
 def is_same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
