@@ -56,7 +56,7 @@ from tensorcap.comparison.policy_tests import (
 )
 from tensorcap.comparison.quantised_weights import QuantisedModule, quantised_modules
 from tensorcap.comparison.ranking import by_error, by_module, contents, error_of, shade, worst
-from tensorcap.comparison.ranks import rank_text
+from tensorcap.comparison.ranks import rank_text, unlike_on_ranks
 from tensorcap.comparison.robust_errors import sample
 from tensorcap.comparison.thresholds import METRICS, KeyThresholds, Thresholds, judge_metric, metric_named
 from tensorcap.comparison.warnings import digest_warnings
@@ -130,6 +130,7 @@ __all__ = [
     "sample",
     "shade",
     "state_writer",
+    "unlike_on_ranks",
     "worst",
     "worst_status",
     "write_calibration",

@@ -204,7 +204,7 @@ class _Run:
         is_of_own_values = not injected and reference.info.injected is None
         if selection is not None and is_of_own_values:  # else what follows agrees, whatever was made before
             judged = explain_by_agreement(reference, target, judged, selection)
-        judged = judge_ranks(reference, target, judged)
+        judged = judge_ranks(reference, target, judged, is_of_own_values=is_of_own_values)
         if baseline is not None:
             judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
         return Comparison(

@@ -57,6 +57,7 @@ _PHRASES: Final[Mapping[str, str]] = {
     "range": "values beyond the range",
     "routing": "share of other choices",
     "unequal_copies": "unlike copies",
+    "unequal_since": "unlike copies",
     "unmerged": "tensors of ranks apart",
     "zeros": "rows of zeros",
 }

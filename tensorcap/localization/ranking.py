@@ -9,7 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tensorcap.alignment import MappedArchive
-from tensorcap.comparison import POLICY, Comparison, Pair, called_sites, caller_of, compare, label_of
+from tensorcap.comparison import (
+    POLICY,
+    Comparison,
+    Pair,
+    called_sites,
+    caller_of,
+    compare,
+    label_of,
+    rank_text,
+)
 from tensorcap.diagnosis import Diagnosis, diagnose
 from tensorcap.localization.curves import ChangePoint, CurvePoint, change_points
 from tensorcap.localization.evidence import Evidence, EvidenceSource, is_within
@@ -66,7 +75,7 @@ def rank_suspects(
             suspect = _suspect(merged, _diagnose(merged, compute_dtype), free_errors, calls, noise)
         if all(suspect.module != other.module for other in suspects):
             suspects.append(suspect)
-    suspects = group_suspects(suspects)
+    suspects = group_suspects([_with_ranks(suspect, free) for suspect in suspects])
     suspects.sort(key=lambda suspect: suspect.cause == NOISE_CAUSE)
     own_errors = sources[0].own_errors
     with_evidence = {key for one in sources[0].evidence for key in one.keys}  # others are explained by these
@@ -208,6 +217,15 @@ def _suspect(
         reason,
         examined,
     )
+
+
+def _with_ranks(suspect: Suspect, free: Comparison) -> Suspect:
+    """A suspect with what the comparison of the free runs says of the ranks of its tensor, in its reason."""
+    pair = next((pair for pair in free.pairs if pair.key == suspect.key), None)
+    ranks = "" if pair is None else rank_text(pair.findings)
+    if not ranks or ranks in suspect.reason:
+        return suspect
+    return replace(suspect, reason=f"{suspect.reason.rstrip('.')}; {ranks}")
 
 
 def _diagnose(merged: _Merged, compute_dtype: str | None) -> Diagnosis | None:

@@ -72,8 +72,8 @@ def command(
     What ranks hold unlike though the rule says the same is a mistake of the run: it is printed, and compare
     finds it. tcap ls and show print the rule of each tensor.
 
-    Exit status: 0 written; 1 written, with a problem, or it could not be; 2 wrong usage, or a rank is missing,
-    there twice, or of another run; 3 an archive cannot be read.
+    Exit status: 0 written; 1 written, with a problem, or it could not be; 2 wrong usage, or a rank is
+    missing, there twice, or of another run; 3 an archive cannot be read.
     """
     from tensorcap_formats.merge import merge
 
