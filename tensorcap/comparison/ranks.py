@@ -74,6 +74,22 @@ def unlike_on_ranks(target: Archive) -> list[str]:
     return [text for text, source in keys if source is not None and source.key.text in unlike]
 
 
+def sums_of_ranks(target: Archive) -> frozenset[str]:
+    """Keys of a target's tensors that are sums of what ranks hold, in its names as compared."""
+    info = target.info.ranks
+    book = RuleBook(info) if info is not None and info.is_merged else None
+    if book is None or not any(_adds(entry) for entry in book.entries):
+        return frozenset()
+    keys = ((record.key.text, _source(target, record)) for record in target.records)
+    return frozenset(
+        text for text, source in keys if source and (rule := book.find(source.key)) and _adds(rule)
+    )
+
+
+def _adds(entry: TensorRule) -> bool:
+    return any(word in ("sum", "avg") for word in entry.rule.replace(";", " ").split())
+
+
 def rank_text(findings: Sequence[Finding]) -> str:
     """What findings say of ranks, "" if nothing."""
     return "; ".join(finding.text for finding in findings if finding.test in RANK_TESTS)
@@ -95,7 +111,8 @@ def _with_problems(pair: Pair, problems: Sequence[RankProblem], since: str) -> P
     for problem in problems:
         if problem.kind == "shape":
             reason = "; ".join(filter(None, (pair.reason, problem.text)))
-            status = "suspect" if pair.is_green else pair.status
+            is_told = pair.status in (*_RED, "shape-mismatch", "unreadable")
+            status = pair.status if is_told else "suspect" if pair.is_compared else "shape-mismatch"
             pair = decide(pair, Decision("ranks", status, reason, pair.findings))
             continue
         is_unequal = problem.kind == "unequal"

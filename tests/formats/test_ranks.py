@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.check import check_archive
@@ -104,12 +103,22 @@ def test_rules_put_tensors_together(text: str, parts: list[Any], whole: Any) -> 
 @pytest.mark.parametrize(
     ("text", "whole", "copies", "owners"),
     [
-        pytest.param("a: concat 0; b: concat 0", [*A, *B, *C, *D], [[0], [1], [2], [3]], [0, 0, 1, 1, 2, 2, 3, 3], id="one axis"),
-        pytest.param("a: replicated; b: concat 0", [*A, *B], [[0, 2], [1, 3]], [0, 0, 1, 1], id="copies of parts"),
-        pytest.param("a: concat 0; b: replicated", [*A, *C], [[0, 1], [2, 3]], [0, 0, 2, 2], id="parts of copies"),
+        pytest.param(
+            "a: concat 0; b: concat 0",
+            [*A, *B, *C, *D],
+            [[0], [1], [2], [3]],
+            [0, 0, 1, 1, 2, 2, 3, 3],
+            id="one axis",
+        ),
+        pytest.param(
+            "a: replicated; b: concat 0", [*A, *B], [[0, 2], [1, 3]], [0, 0, 1, 1], id="copies of parts"
+        ),
+        pytest.param(
+            "a: concat 0; b: replicated", [*A, *C], [[0, 1], [2, 3]], [0, 0, 2, 2], id="parts of copies"
+        ),
         pytest.param("a: sum; b: concat 0", [40, 42, 60, 62], [[0], [1], [2], [3]], [0, 0, 1, 1], id="terms"),
     ],
-)  # fmt: skip
+)
 def test_a_mesh_has_a_rule_for_each_axis(
     text: str, whole: list[int], copies: list[list[int]], owners: list[int]
 ) -> None:
@@ -140,8 +149,18 @@ def test_sums_are_rounded_once() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "concat", "concat x", "concat 0 parts=0", "concat 0 of=2", "concat 0 copies", "sum 1", "join 0", "a: sum;"],
-)  # fmt: skip
+    [
+        "",
+        "concat",
+        "concat x",
+        "concat 0 parts=0",
+        "concat 0 of=2",
+        "concat 0 copies",
+        "sum 1",
+        "join 0",
+        "a: sum;",
+    ],
+)
 def test_what_is_no_rule_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is none, expected one of"):
         MeshRule.parse(text)
@@ -181,7 +200,12 @@ def test_recorded_rules_are_followed_and_kept(tmp_path: Path) -> None:
     assert rule_of(archive, "0/b.up/output") == "concat -1 (ColumnParallelLinear)"
     assert archive.run["ranks"]["archives"] == ["t.rank0.h5", "t.rank1.h5"]
     entry = next(e for e in archive.run["ranks"]["tensors"] if e["rule"] == "concat -1")
-    assert entry == {"rule": "concat -1", "known": "ColumnParallelLinear", "sizes": {"2": [4, 4]}, "keys": ["0/b.up/output"]}  # fmt: skip
+    assert entry == {
+        "rule": "concat -1",
+        "known": "ColumnParallelLinear",
+        "sizes": {"2": [4, 4]},
+        "keys": ["0/b.up/output"],
+    }
     assert problems(archive) == []
 
 
@@ -300,11 +324,17 @@ def test_what_ranks_hold_unlike_throughout_may_be_terms(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rule", "parts", "ranks"),
     [
-        pytest.param("concat 0 copies=2", [A, A, B, C], "rank 3 holds another tensor than rank 2", id="second"),
-        pytest.param("concat 0 copies=2", [A, B, A, B], "rank 1 holds another tensor than rank 0", id="order"),
-        pytest.param("concat 0 rounds=2", [A, A, B, B], "rank 2 holds another tensor than rank 0", id="rounds"),
+        pytest.param(
+            "concat 0 copies=2", [A, A, B, C], "rank 3 holds another tensor than rank 2", id="second"
+        ),
+        pytest.param(
+            "concat 0 copies=2", [A, B, A, B], "rank 1 holds another tensor than rank 0", id="order"
+        ),
+        pytest.param(
+            "concat 0 rounds=2", [A, A, B, B], "rank 2 holds another tensor than rank 0", id="rounds"
+        ),
     ],
-)  # fmt: skip
+)
 def test_copies_of_parts_are_compared(tmp_path: Path, rule: str, parts: list[Any], ranks: str) -> None:
     shards = {"0/k/output": [np.array(part, "f4") for part in parts]}
     archive = merged(tmp_path, shards, tensors=recorded(rule, "*"))
@@ -328,7 +358,7 @@ def test_copies_of_parts_are_compared(tmp_path: Path, rule: str, parts: list[Any
     ],
 )
 def test_the_shape_of_a_reference_shows_the_rule(
-    tmp_path: Path, parts: list[NDArray[Any]], shape: tuple[int, ...], rule: str
+    tmp_path: Path, parts: list[Any], shape: tuple[int, ...], rule: str
 ) -> None:
     whole = {"0/a/output": np.zeros(shape, "f4")}  # whose values say nothing
     archive = merged(tmp_path, {"0/a/output": parts}, whole)

@@ -101,3 +101,10 @@ def _print(merged: Merged) -> None:
         click.echo(f"{problem.key}: {one_line(problem.text)}")
     if len(merged.problems) > _PROBLEMS:
         click.echo(f"… {len(merged.problems) - _PROBLEMS} more problems; all with --json")
+    unmerged = [problem.key for problem in merged.problems if problem.kind == "unmerged"]
+    if any(key.partition("/")[2].startswith("@root/input") for key in unmerged):
+        click.echo(
+            "Ranks were given unlike inputs: if each had rows of its own, --rule '*=concat 0' joins them."
+        )
+    elif unmerged:
+        click.echo("--reference ARCHIVE, a run of the whole model, or --rule says how these belong together.")

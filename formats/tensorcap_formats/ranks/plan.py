@@ -134,7 +134,10 @@ class _Planner:
         for shards in open_tensors:
             if shards.text not in known:
                 self._leave(shards, self._why_unknown(shards))
-        return self._result({key: self._with_halves(search, key, rule) for key, rule in known.items()})
+        for shards in self._members.shards:
+            if shards.text in known:
+                known[shards.text] = self._with_halves(search, shards, known)
+        return self._result(known)
 
     def _by_metadata(self, shards: Shards) -> KnownRule | None:
         """The rule of a tensor as far as no values have to be read."""
@@ -176,18 +179,38 @@ class _Planner:
             )
         return "ranks hold unlike tensors, no rule is recorded, and no other tensor shows one"
 
-    def _with_halves(self, search: RuleSearch, text: str, known: KnownRule) -> KnownRule:
-        """A rule by shape, or by values, of what proves to be a fused gate and up projection on each rank."""
-        (rule, *others) = known.rule.rules
+    def _with_halves(self, search: RuleSearch, shards: Shards, known: Mapping[str, KnownRule]) -> KnownRule:
+        """A rule by shape, or by values, of what proves to be a fused gate and up projection on each rank.
+
+        Its parameters, of which the first axis is that of its results, are of two parts likewise.
+        """
+        own = known[shards.text]
+        (rule, *others) = own.rule.rules
         if others or rule.kind != "concat" or rule != Rule("concat", rule.axis):
-            return known
-        if known.kind != _BY_SHAPE and not known.kind.startswith("by values"):
-            return known
-        shards = self._by_text[text]
-        if not search.is_fused(shards, rule.at(len(shards.shapes[0]))):
-            return known
-        halves = replace(known.rule, rules=(replace(rule, parts=(2,)),))
-        return KnownRule(halves, f"{known.kind}, its halves a gate and what it is multiplied with", known.of)
+            return own
+        if own.kind != _BY_SHAPE and not own.kind.startswith("by values"):
+            return own
+        ndim = len(shards.shapes[0])
+        halves = replace(own.rule, rules=(replace(rule, parts=(2,)),))
+        if shards.key.slot.startswith("param."):
+            output = self._by_text.get(replace(shards.key, slot="output").text)
+            made = None if output is None or rule.at(ndim) else known.get(output.text)
+            is_fused = made is not None and output is not None and self._is_fused(search, output, made)
+            why = "in halves, as its results are"
+        else:
+            is_fused, why = (
+                self._is_fused(search, shards, own),
+                "its halves a gate and what it is multiplied with",
+            )
+        return KnownRule(halves, f"{own.kind}, {why}", own.of) if is_fused else own
+
+    def _is_fused(self, search: RuleSearch, shards: Shards, known: KnownRule) -> bool:
+        """Whether the last axis of a result is joined of parts that are a gate and an up projection each."""
+        (rule, *others) = known.rule.rules
+        ndim = len(shards.shapes[0])
+        if others or rule.kind != "concat" or rule.at(ndim) != ndim - 1:
+            return False
+        return rule.parts == (2,) or (rule.parts == (1,) and search.is_fused(shards, ndim - 1))
 
     def _result(self, known: Mapping[str, KnownRule]) -> Plan:
         tensors: list[MergedTensor | Shards] = []

@@ -35,13 +35,18 @@ class KnownRule:
 
 
 class RuleBook:
-    """The rules of one archive by key: exact keys first, then globs in their order."""
+    """The rules of one archive by key: exact keys first, then globs in their order.
+
+    Attributes:
+        entries: All rules.
+    """
 
     def __init__(self, info: RanksInfo | None) -> None:
+        self.entries: Sequence[TensorRule] = () if info is None else info.tensors
         self._exact: dict[str, TensorRule] = {}
         self._sites: dict[str, tuple[int, TensorRule]] = {}
         self._globs: list[tuple[int, str, TensorRule]] = []
-        for number, entry in enumerate(() if info is None else info.tensors):
+        for number, entry in enumerate(self.entries):
             for key in entry.keys:
                 if any(c in key for c in "*?["):
                     self._globs.append((number, key, entry))
