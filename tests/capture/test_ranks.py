@@ -17,6 +17,7 @@ from torch import nn
 
 import tensorcap
 from tensorcap.comparison import Comparison
+from tensorcap.recording import Placement
 from tensorcap.session.process_rank import ProcessRank, process_rank
 from tensorcap_formats.errors import UnfinishedArchiveError
 
@@ -452,6 +453,32 @@ def test_a_capture_under_a_launcher_writes_beside_the_path(
         assert [r.key.text for r in archive.records] == ["0/@root/input.input", "0/@root/output"]
 
 
+@pytest.mark.spec("RNK-3")
+def test_an_adapter_says_what_a_layers_tensors_are_parts_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    net = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    placements = {
+        "output": Placement("concat -1", "ColumnParallelLinear, gather_output false"),
+        "param.weight": Placement("concat 0", "ColumnParallelLinear", shape=(6, 2)),
+    }
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        nn.init.constant_(net[0].weight, rank + 1.0)
+        with tensorcap.capture(net, tmp_path / "a.h5", params=True) as capture:
+            for slot, placement in placements.items():
+                capture._recorder.place_slot("0", slot, placement)
+            for _ in range(2):
+                net(torch.ones(1, 2))
+    with tensorcap.open_archive(tmp_path / "a.rank*.h5") as archive:
+        assert archive.get("1/0/output").shape == (1, 6)
+        assert archive.get("1/1/output").shape == (1, 6)  # as its argument, which is the same tensor
+        assert archive.info.ranks is not None
+        known = {key: entry.known for entry in archive.info.ranks.tensors for key in entry.keys}
+        assert known["0/0/output"] == "ColumnParallelLinear, gather_output false"
+
+
 def test_a_rank_that_dies_leaves_what_can_be_recovered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -478,6 +505,7 @@ def mesh(monkeypatch: pytest.MonkeyPatch) -> Any:
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.spec("RNK-2")
 def test_dtensors_and_what_they_give_are_recorded_with_their_placement(tmp_path: Path, mesh: Any) -> None:
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -501,6 +529,7 @@ def test_dtensors_and_what_they_give_are_recorded_with_their_placement(tmp_path:
     assert Replicate() not in given["part"].placements
 
 
+@pytest.mark.slow
 def test_placements_have_rules_or_none(mesh: Any) -> None:
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 

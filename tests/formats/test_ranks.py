@@ -286,8 +286,8 @@ def test_copies_that_differ_are_named_with_their_rank(tmp_path: Path) -> None:
         (
             "0/a/output",
             "unequal",
-            "rank 2 holds another tensor than rank 0, where replicated (test) says the same; 1 of 24 elements "
-            "differ, by 0.5 at most",
+            "rank 2 holds another tensor than rank 0, where replicated (test) says the same; "
+            "1 of 24 elements differ, by 0.5 at most",
         )
     ]
     assert archive.info.ranks is not None

@@ -64,7 +64,8 @@ class RankTexts:
         if ranks is None:
             return
         if not ranks.is_merged:
-            yield "ranks", f"rank {ranks.rank} of {ranks.count}"
+            if ranks.rank is not None:
+                yield "ranks", f"rank {ranks.rank} of {ranks.count or 'an unknown count'}"
             return
         more = f", and {len(ranks.archives) - _FEW} more" if len(ranks.archives) > _FEW else ""
         yield "ranks", one_line(f"{ranks.count} merged: {', '.join(ranks.archives[:_FEW])}{more}")
