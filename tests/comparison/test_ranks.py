@@ -142,6 +142,18 @@ def test_a_rule_that_gives_another_shape_is_told(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.spec("RNK-31")
+def test_problems_of_tensors_that_the_reference_lacks_are_warnings(tmp_path: Path) -> None:
+    shards = {"0/a/output": [X, X], "0/own/output": [Y, Y + 1]}
+    reference, target = write(tmp_path, shards, {"0/a/output": X}, ("*", "replicated"))
+    (warning,) = compare(reference, target).warnings
+    assert warning.startswith(
+        "Ranks of the target do not agree about 1 tensor, first 0/own/output: rank 1 holds another tensor"
+    )
+    (warning,) = compare(reference, tmp_path / "t.rank1.h5").warnings
+    assert warning == "The target is of rank 1 of 2 alone: its tensors may be parts; see tcap merge."
+
+
 def test_sums_need_not_repeat_what_the_model_added(tmp_path: Path) -> None:
     terms = RANDOM.normal(size=(4, 4, 16, 64)).astype("f4")
     total = ((terms[0] + terms[1]) + terms[2]) + terms[3]
