@@ -26,8 +26,8 @@ def _rank_warnings(name: str, ranks: RanksInfo) -> Iterator[str]:
     """Yield what is to be known of an archive of one rank, or of several that were merged."""
     if ranks.rank is not None:
         yield (
-            f"The {name} is of rank {ranks.rank} of {ranks.count or 'several'} alone: its tensors may be parts; "
-            "see tcap merge."
+            f"The {name} is of rank {ranks.rank} of {ranks.count or 'several'} alone: its tensors may be "
+            "parts; see tcap merge."
         )
     if ranks.is_merged and ranks.problems:
         first = ranks.problems[0]
