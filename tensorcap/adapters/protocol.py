@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar, cast
 
 from tensorcap.recording import CaptureOptions, Recorder
 from tensorcap_formats.errors import UsageError, missing_package
@@ -144,8 +144,14 @@ class Adapter(Protocol):
     Four groups: the model (`list_sites`, `describe`, `read_sources`), the workload (`seed`, `dtype_named`,
     `prepare`, `perturb`, `run`), the capture (`tap`, `record_inputs`, `watch_roots`), and the references'
     (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python code. The
-    last group has defaults, for adapters that derive from this class.
+    last group has defaults, for adapters that derive from this class, and so has `decompose`.
+
+    Attributes:
+        decompositions: The framework's own name, if its models are compiled from exported graphs: a
+            reference whose nodes are those that were compiled is captured with it (CAP-191); else empty.
     """
+
+    decompositions: ClassVar[str] = ""
 
     def list_sites(self, model: Any, *, eager: bool = False) -> list[Site]:
         """List all sites, the model itself first, in the order of the module tree.
@@ -243,6 +249,14 @@ class Adapter(Protocol):
         """
         raise UsageError("level export: this framework exports no graphs, expected level module")
 
+    def decompose(self, program: Any) -> Any:
+        """Decompose an exported graph as the framework's converter does before it compiles one.
+
+        Raises:
+            UsageError: The framework compiles no exported graphs.
+        """
+        raise UsageError("decompositions: this framework compiles no exported graphs")
+
     def rerun(self, workload: Workload, substitution: Substitution, site: str, key: Key) -> Rerun | None:
         """Run a workload until a call of a module is over, which can then be made again.
 
@@ -295,3 +309,15 @@ def adapter_named(framework: str) -> Adapter:
         if error.name != framework:
             raise
         raise missing_package(f"capturing a {framework} model", framework, extra=framework) from None
+
+
+def decomposed(program: Any, framework: str) -> Any:
+    """Decompose an exported graph as the converter of a framework does (CAP-191).
+
+    Raises:
+        UsageError: There is no such framework, or it compiles no exported graphs.
+        MissingPackageError: It is not installed.
+    """
+    if framework not in _ADAPTERS:
+        raise UsageError(f"decompositions {framework!r}: expected the name of a framework, such as coreai")
+    return adapter_named(framework).decompose(program)

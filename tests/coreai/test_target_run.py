@@ -48,7 +48,9 @@ def _both(net: torch.nn.Module, shape: tuple[int, ...], folder: Path) -> tuple[A
     torch.manual_seed(0)
     x = torch.randn(shape)
     target = tensorcap.CoreAIModel(net)
-    capture_workload(tensorcap.Workload(net, {"x": x}), folder / "ref.h5", level="export")
+    capture_workload(
+        tensorcap.Workload(net, {"x": x}), folder / "ref.h5", level="export", decompositions="coreai"
+    )
     capture_workload(tensorcap.Workload(target, {"x": x.numpy()}), folder / "tgt.h5")
     return folder / "ref.h5", folder / "tgt.h5"
 
@@ -115,3 +117,21 @@ def test_wrong_inputs_functions_and_folders_are_refused(tmp_path: Path) -> None:
     model.function = "other"
     with pytest.raises(UsageError, match=r"no function 'other', expected one of: main"):
         model(np.zeros((2, 8), np.float32))
+
+
+@pytest.mark.slow
+@pytest.mark.spec("CAP-191")
+def test_a_reference_in_core_ais_decompositions_has_the_nodes_that_are_converted(tmp_path: Path) -> None:
+    x = torch.randn(2, 8)
+    net = Net().eval()
+    paths = {name: tmp_path / f"{name or 'plain'}.h5" for name in ("", "coreai")}
+    for name, path in paths.items():
+        capture_workload(tensorcap.Workload(net, {"x": x}), path, level="export", decompositions=name)
+    with tensorcap.open_archive(paths[""]) as plain, tensorcap.open_archive(paths["coreai"]) as decomposed:
+        assert "0/up:linear/output" in plain
+        up = net.norm(x).double() @ net.up.weight.double().T + net.up.bias.double()
+        np.testing.assert_allclose(
+            decomposed.read(decomposed.get("0/up:addmm/output")), up.detach().numpy(), rtol=0, atol=1e-5
+        )
+        assert decomposed.info.scope is not None
+        assert decomposed.info.scope.decompositions == "coreai"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from tensorcap.adapters.coreai.conversion import decompose
 from tensorcap.adapters.coreai.description import describe, modules_of
 from tensorcap.adapters.coreai.model_inputs import as_array
 from tensorcap.adapters.coreai.tap import tapped
@@ -19,9 +20,14 @@ from tensorcap_formats.dtypes import bits_of, decode, dtype_of
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import escape
 
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
 
 class CoreAIAdapter(Adapter):
     """Sites are modules of the torch source; an asset has the model itself alone."""
+
+    decompositions: ClassVar[str] = "coreai"
 
     def list_sites(self, model: Any, *, eager: bool = False) -> list[Site]:
         """The modules that operations can lie in."""
@@ -138,3 +144,7 @@ class CoreAIAdapter(Adapter):
     def export(self, workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], None]:
         """Refuse: operations are recorded in any case."""
         raise UsageError("level export: Core AI records its operations in any case, expected level module")
+
+    def decompose(self, program: ExportedProgram) -> ExportedProgram:
+        """Decompose an exported graph with Core AI's own table."""
+        return decompose(program)

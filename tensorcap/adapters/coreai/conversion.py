@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.export import ExportedProgram
 
 from tensorcap.adapters.coreai.engine import AIModelAsset, TorchConverter, get_decomp_table, quiet
 from tensorcap.adapters.coreai.model import CoreAIModel
@@ -76,14 +77,14 @@ def _convert(model: CoreAIModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
                 args = tuple(_tensor(value, half=half) for value in args)
                 kwargs = {key: _tensor(value, half=half) for key, value in kwargs.items()}
                 program = torch.export.export(module, args, dict(kwargs), strict=False)
-            elif not isinstance(source, torch.export.ExportedProgram):
+            elif not isinstance(source, ExportedProgram):
                 raise UsageError(f"{name}: expected an .aimodel path, a torch module or an ExportedProgram")
             elif model.precision is not None:
                 raise UsageError(
                     f"{name}: precision {model.precision}: a program has the one it was exported in",
                     hint="Give the module that it was exported from.",
                 )
-            program = program.run_decompositions(get_decomp_table())
+            program = decompose(program)
             converter = TorchConverter(mode=mode).add_exported_program(
                 program, entrypoint_name=model.function
             )
@@ -99,6 +100,13 @@ def _convert(model: CoreAIModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
         raise CaptureError(
             f"{name}: cannot be converted to Core AI: {type(error).__name__}: {reason}"
         ) from error
+
+
+def decompose(program: ExportedProgram) -> ExportedProgram:
+    """Decompose an exported graph with Core AI's own table, as before a conversion."""
+    with quiet():
+        result: ExportedProgram = program.run_decompositions(get_decomp_table())
+    return result
 
 
 def _tensor(value: Any, *, half: bool) -> Any:

@@ -1,14 +1,13 @@
 """Which operation of a Core AI asset holds the value of which node of the torch graph.
 
 The converter notes, for each output of a torch node, the Core AI operations that compute it. Where several
-are noted, the one of the highest id holds the value. An exported graph is decomposed before it is converted:
-the last node of a decomposition holds the value of the node that was decomposed, and has its name here.
+are noted, the one of the highest id holds the value. The nodes are those of the graph that the converter was
+given, which is decomposed: `addmm`, where the exported graph had `linear`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,8 +24,7 @@ class MappedOutput:
     """An output of a torch node, and where its value is.
 
     Attributes:
-        node: The node of the decomposed graph.
-        name: The node of the exported graph whose value it is; the same if it was not decomposed.
+        node: The node of the graph that was converted.
         stack: The calls of modules that it lies in, outermost first: key of the call, path.
         output: Which output of the torch node.
         op_id: The Core AI operation that holds it.
@@ -38,7 +36,6 @@ class MappedOutput:
     """
 
     node: str
-    name: str
     stack: tuple[tuple[str, str], ...]
     output: int
     op_id: int
@@ -52,7 +49,6 @@ class MappedOutput:
         """The row of the run's metadata."""
         return {
             "node": self.node,
-            "records_node": self.name,
             "module": self.stack[-1][1] if self.stack else "",
             "output": self.output,
             "op_id": self.op_id,
@@ -75,7 +71,6 @@ class OperationMap:
     def __init__(self, asset_program: Any, exported: Any) -> None:
         operations = operations_by_id(asset_program)
         nodes = {} if exported is None else {node.name: node for node in exported.graph.nodes}
-        holders = _holders(nodes)
         names = {
             source.id: source.identifiers for source in torch_sources(asset_program).get("torch", {}).values()
         }
@@ -92,7 +87,6 @@ class OperationMap:
             outputs.append(
                 MappedOutput(
                     node,
-                    holders.get((node, output), node),
                     _stack(nodes.get(node)),
                     output,
                     op_id,
@@ -110,24 +104,6 @@ class OperationMap:
             for op_id, operation in operations.items()
             if op_id not in mapped and operation.name not in SILENT
         }
-
-
-def _holders(nodes: Mapping[str, Any]) -> dict[tuple[str, int], str]:
-    """The exported node whose value an output of a decomposed node is, of those that hold one."""
-    last: dict[str, Any] = {}
-    for node in nodes.values():
-        origins = node.meta.get("from_node") if node.op == "call_function" else None
-        if origins:
-            last[origins[0].name] = node
-    return {place: origin for origin, node in last.items() for place in _place(node)}
-
-
-def _place(node: Any) -> Iterator[tuple[str, int]]:
-    """The output that a node's value is: of itself, or of the node that it takes an item of."""
-    if getattr(node.target, "__name__", "") == "getitem":
-        yield node.args[0].name, node.args[1]
-    else:
-        yield node.name, 0
 
 
 def _stack(node: Any) -> tuple[tuple[str, str], ...]:

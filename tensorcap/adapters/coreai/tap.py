@@ -133,7 +133,7 @@ def _module_call(recorder: Recorder, root: Call, row: MappedOutput, calls: dict[
 
 
 def _record_mapped(recorder: Recorder, outer: Call, row: MappedOutput, values: _Values) -> None:
-    call = recorder.inner(row.name, "op", outer=outer)
+    call = recorder.inner(row.node, "op", outer=outer)
     if call is None:
         return
     slot = "output" if row.output == 0 else f"output.{row.output}"

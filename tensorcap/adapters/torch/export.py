@@ -26,6 +26,7 @@ from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
+from tensorcap.adapters.protocol import decomposed
 from tensorcap.adapters.torch.capture_gaps import is_compiled_model
 from tensorcap.adapters.torch.frames import Source
 from tensorcap.adapters.torch.module_tap import ModuleTap
@@ -75,6 +76,10 @@ def export(workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], Non
     try:
         with _quiet(), _kept_attributes(model), _all_frames() as has_all_frames:
             program = torch.export.export(model, args, kwargs, strict=False)
+            if plan.decompositions:
+                program = decomposed(program, plan.decompositions)
+    except UsageError:
+        raise
     except Exception as error:
         raise _failure(name, error) from error
     facts = {
