@@ -20,7 +20,7 @@ from tensorcap.comparison.node_flow import NodeFlow
 from tensorcap.comparison.pair import Decision, Finding, Pair, Status, decide
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.policy_tests import judge_total_error
-from tensorcap.runs import calls_of, is_inner
+from tensorcap.runs import Value, calls_of, is_inner
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError, TensorNotFoundError
@@ -35,6 +35,7 @@ _LEAST: Final = 16  # elements; fewer are equal by chance
 _CLEARLY: Final = 8.0  # how much nearer another value has to be than the pair's own
 _EXACT: Final = 4.0  # roundings by which two operations of one run may differ that hold one value
 _REACH: Final = 4  # computations between a node and those that are looked at: a fused product is two away
+_ANY: Final = 1 << 30  # computations
 _MOST_ELEMENTS: Final = 1 << 24  # of a tensor that is read for it
 _MASKED: Final = -1e4  # and lower, where the other side has a mask constant
 _OPEN: Final = -1e3  # what is not masked is above it: no value lies between, so that none is taken for a mask
@@ -46,7 +47,7 @@ def explain_held_values(
     """Make `explained` what differs because the target's operation holds another node's value.
 
     1. Of a pair that differs, nodes near it in the reference's graph whose values have the target's shape are
-       looked at: up to 4 computations away, and those of its module and of the module around it.
+       looked at: up to 4 computations away, and those in its module and in the module around it.
     2. The target holds the value of one of them if it agrees with the reference's value of it within what the
        policy allows of the whole error, and is at least 8 times nearer to it than to its own; or if it agrees
        with the target's own value of it but for rounding, and the reference's two values differ.
@@ -127,18 +128,21 @@ class _Search:
         own = self._load(self.reference, pair.reference) if pair.reference.size == values.size else None
         own_error = math.inf if own is None else distance(values, own)
         shape = self._shape(pair)
-        users = self.flow.within(place, _REACH, self.flow.users)
+        norm = float(np.linalg.norm(values[np.isfinite(values)]))
+        users = self.flow.within(place, _ANY, self.flow.users)
         for candidate in self._candidates(place, users):
-            for text, found in self._values_of(candidate, shape):
-                error = distance(values, found)
-                name = unescape(Key.parse(f"{candidate}/op").site.partition(":")[2])
+            name = unescape(Key.parse(f"{candidate}/op").site.partition(":")[2])
+            for text, value in self._outputs(candidate, shape):
+                other = self._read(value, norm)
+                error = math.inf if other is None else distance(values, other)
                 if error * _CLEARLY < own_error and self._is_rounding(error, pair):
                     return _Held(candidate, error, candidate in users, f"the target holds the value of {name}")
                 theirs = self._own_value(text, shape)
                 if theirs is None or distance(values, theirs) > _EXACT * self.precision.unit:
                     continue
-                if own is None or distance(own, found) > _CLEARLY * max(self.precision.unit, 1e-7):
-                    text = f"the target holds its own value of {name}"
+                other = self._read(value)
+                if own is None or other is None or distance(own, other) > _CLEARLY * self.precision.unit:
+                    text = f"the target holds its own value of {name}, which is judged there"
                     return _Held(candidate, error, candidate in users, text)
         return None
 
@@ -156,31 +160,47 @@ class _Search:
 
     def _candidates(self, place: str, users: dict[str, int]) -> Iterator[str]:
         """Nodes near one: what is computed from it and what it is computed from, the nearest first; others."""
-        inputs = self.flow.within(place, _REACH, self.flow.inputs)
-        near = {**inputs, **users}
+        near = self.flow.within(place, _REACH, self.flow.inputs)
+        near |= {other: distance for other, distance in users.items() if distance <= _REACH}
         yield from sorted(near, key=lambda other: near[other])
-        node = self.flow.nodes[place]
-        around = {node.module, module_of(node.module).rpartition(".")[0] or node.module}
+        module = self.flow.nodes[place].module
+        parent, _, last = module.rpartition(".")
+        around = module if last.isdigit() or not parent else parent  # a list of layers is no module around one
         for other in self.flow.nodes.values():
-            if other.module in around and other.where not in near and other.where != place:
+            is_within = f"{other.module}.".startswith(f"{around}.")
+            if is_within and other.where not in near and other.where != place:
                 yield other.where
 
-    def _values_of(self, place: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Array]]:
-        """Values of a node's outputs that have a shape, but for axes of length 1, with their key texts."""
-        assert self.flow.graph is not None
+    def _outputs(self, place: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Value]]:
+        """Outputs of a node that have a shape, but for axes of length 1, with their key texts."""
         for value in self.flow.nodes[place].outputs:
-            text = f"{place}/{value.name}"
             own = value.view.shape if value.view is not None else None
             if own is None and value.key is not None and value.key in self.reference:
                 own = self.reference.get(value.key).shape
-            if own is None or without_ones(own) != shape:
-                continue
-            try:
-                array = np.asarray(self.flow.graph.read(value))
-            except (ReadError, TensorNotFoundError):
-                continue
-            if array.dtype.kind == "f":
-                yield text, array.reshape(-1).astype(np.float64)
+            if own is not None and without_ones(own) == shape:
+                yield f"{place}/{value.name}", value
+
+    def _read(self, value: Value, norm: float | None = None) -> Array | None:
+        """A value of floats of the reference, flat, in float64; None if it cannot be read.
+
+        Args:
+            value: An output of a node.
+            norm: Norm of another tensor; of one that is farther from it than by half, nothing is read: a
+                difference of norms is the least that the norm of a difference can be.
+        """
+        assert self.flow.graph is not None
+        record = self.reference.get(value.key) if value.key in self.reference and value.key else None
+        known = None if record is None else record.statistics
+        is_whole = value.view is None or (record is not None and record.size == math.prod(value.view.shape))
+        if norm is not None and is_whole and known is not None and known.l2 is not None:
+            is_finite = not (known.nan or known.posinf or known.neginf)
+            if is_finite and abs(known.l2 - norm) > known.l2 / 2:
+                return None
+        try:
+            array = np.asarray(self.flow.graph.read(value))
+        except (ReadError, TensorNotFoundError):
+            return None
+        return array.reshape(-1).astype(np.float64) if array.dtype.kind == "f" else None
 
     def _own_value(self, text: str, shape: tuple[int, ...]) -> Array | None:
         """The target's own value of a node of the reference."""

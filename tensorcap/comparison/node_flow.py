@@ -61,9 +61,21 @@ class NodeFlow:
         """The nearest nodes with values that a node is computed from, through those without."""
         return self._nearest(place, self.inputs, has_values)
 
-    def nearest_users(self, place: str, has_values: Callable[[str], bool]) -> list[str]:
-        """The nearest nodes with values that are computed from a node, through those without."""
-        return self._nearest(place, self.users, has_values)
+    def nearest_users(self, place: str, has_values: Callable[[str], bool], text: str = "") -> list[str]:
+        """The nearest nodes with values that are computed from a node, through those without.
+
+        Args:
+            place: The node.
+            has_values: Whether a node has any.
+            text: Key text of one of its outputs, if only what is computed from that one counts.
+        """
+
+        def users(other: str) -> Iterator[str]:
+            if text and other == place and self.graph is not None:
+                return (user.where for user in self.graph.consumers(text))
+            return self.users(other)
+
+        return self._nearest(place, users, has_values)
 
     def _nearest(
         self, place: str, neighbours: Callable[[str], Iterator[str]], has_values: Callable[[str], bool]

@@ -24,6 +24,7 @@ from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import PointInfo, ScopeInfo
 
 _UNINITIALIZED: Final = "memory that nothing was written to yet"
+NOT_MAPPED: Final = "no operation of the target's program is mapped to it"
 _CAST: Final = "a cast, which computes nothing; the target has none"
 _INPUT_KEY: Final = "the target's op was given what it holds in"
 
@@ -314,7 +315,8 @@ class Absences:
             kind = point.kind if point else ""
             return "never-called", reason or _NEVER_CALLED.get(kind, "the target never called this module")
         excluded = "the target's capture left it out" if status == "excluded" else ""
-        return "missing-in-target", reason or excluded
+        is_unmapped = is_inner(record.key) and bool(self._target.info.operation_map)
+        return "missing-in-target", reason or excluded or (NOT_MAPPED if is_unmapped else "")
 
     def is_left_out(self, record: Record) -> bool:
         """Whether the target's capture was told to leave a record out, or reached its limit before."""
@@ -359,6 +361,8 @@ class Absences:
         if key.where not in self._ops:
             is_function = module_of(key.site) != PROBES
             return "watched no functions" if is_function and not scope.watch else ""
+        if self._target.info.operation_map:
+            return ""
         if not self._others:
             return "took no ops"
         module = module_of(key.site)
