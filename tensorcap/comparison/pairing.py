@@ -186,12 +186,16 @@ class _Step(NamedTuple):
 
 
 def partner_texts(reference: Archive, target: Archive) -> Callable[[Record], str | None]:
-    """Return a function from a reference's record to the key text of the target's; None if it has none."""
+    """Return a function from a reference's record to the key text of the target's; None if it has none.
+
+    Ops pair in order (CMP-30), but for those of a compiled program, whose nodes have the reference's names.
+    """
+    is_compiled = bool(reference.info.operation_map or target.info.operation_map)
     ours, theirs = ops_of(reference), ops_of(target)
-    partners = pair_ops(reference, ours, target, theirs)
+    partners = {} if is_compiled else pair_ops(reference, ours, target, theirs)
 
     def find(record: Record) -> str | None:
-        if ours and theirs and (place := record.key.where) in ours:
+        if not is_compiled and ours and theirs and (place := record.key.where) in ours:
             return f"{partners[place]}/{record.key.slot}" if place in partners else None
         text = record.key.text
         return text if text in target else target.canonical(text)
