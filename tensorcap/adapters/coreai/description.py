@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tensorcap.adapters.coreai.conversion import converted
-from tensorcap.adapters.coreai.engine import CORE_VERSION, VERSION, quiet
+from tensorcap.adapters.coreai.engine import VERSION, quiet
 from tensorcap.adapters.coreai.model import CoreAIModel
 from tensorcap.adapters.coreai.operation_map import OperationMap
 from tensorcap.workload import class_name, file_of, redact
@@ -52,7 +52,6 @@ def describe(model: CoreAIModel) -> dict[str, Any]:
                 "inputs": dict(model.inputs) or "of the workload",
             },
         },
-        "packages": {"coreai-torch": VERSION, "coreai-core": CORE_VERSION, "torch": torch.__version__},
         "model": {
             "class": modules[""],
             "file": redact(str(source) if model.is_asset else file_of(type(source)) or ""),
