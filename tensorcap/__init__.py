@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tensorcap_formats.conversion import convert
     from tensorcap_formats.errors import TensorcapError
     from tensorcap_formats.keys import Key
+    from tensorcap_formats.merge import Merged, merge
     from tensorcap_formats.open import open_archive
     from tensorcap_formats.progress import Progress
     from tensorcap_formats.records import Record
@@ -64,6 +65,7 @@ _NAMES = {
     "tensorcap_formats.conversion": ("convert",),
     "tensorcap_formats.errors": ("TensorcapError",),
     "tensorcap_formats.keys": ("Key",),
+    "tensorcap_formats.merge": ("Merged", "merge"),
     "tensorcap_formats.open": ("open_archive",),
     "tensorcap_formats.progress": ("Progress",),
     "tensorcap_formats.records": ("Record",),
@@ -92,6 +94,7 @@ __all__ = [
     "LiveBisection",
     "Localization",
     "MaxModel",
+    "Merged",
     "Pair",
     "PlainLog",
     "Port",
@@ -116,6 +119,7 @@ __all__ = [
     "diagnose",
     "inject",
     "localize",
+    "merge",
     "open_archive",
     "preflight",
     "probe",

@@ -25,7 +25,7 @@ class _Tcap(Group):
         "Look": ("ls", "show", "tree"),
         "Compare": ("compare", "align", "preflight", "calibrate"),
         "Find the culprit": ("localize", "verify", "replay", "inject", "bisect", "diagnose"),
-        "Files": ("convert", "import", "export", "check", "recover", "equivalence"),
+        "Files": ("convert", "merge", "import", "export", "check", "recover", "equivalence"),
     }
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -10,7 +10,7 @@ and `machine_code`. Both add up `totals` with `error_bins` and `scaled_sums`. `l
 from tensorcap.metrics.difference import Difference, Nonfinite, Tolerance
 from tensorcap.metrics.error_bins import Histogram, quantiles
 from tensorcap.metrics.expert_choices import WIDEST, RoutingDifference, is_routing, routing_metrics
-from tensorcap.metrics.location import ErrorMap, Location, locate
+from tensorcap.metrics.location import ErrorMap, Location, error_along, locate
 from tensorcap.metrics.logits import (
     LogitDifference,
     agreement,
@@ -39,6 +39,7 @@ __all__ = [
     "Totals",
     "agreement",
     "are_logits",
+    "error_along",
     "exact_difference",
     "is_routing",
     "locate",
