@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tensorcap.rerun import Replay, inject, replay
     from tensorcap.runs import Graph
     from tensorcap.session import Called, Capture, capture, capture_called
+    from tensorcap.source_analysis import SourceDivergence, divergence
     from tensorcap.verbs import diagnose, preflight
     from tensorcap.workload import Port, Workload
     from tensorcap_formats.archive import Archive
@@ -57,6 +58,7 @@ _NAMES = {
     "tensorcap.rerun": ("Replay", "inject", "replay"),
     "tensorcap.runs": ("Graph",),
     "tensorcap.session": ("Called", "Capture", "capture", "capture_called"),
+    "tensorcap.source_analysis": ("SourceDivergence", "divergence"),
     "tensorcap.verbs": ("diagnose", "preflight"),
     "tensorcap.workload": ("Port", "Workload"),
     "tensorcap_formats.archive": ("Archive",),
@@ -100,6 +102,7 @@ __all__ = [
     "Record",
     "Recovered",
     "Replay",
+    "SourceDivergence",
     "Summary",
     "TensorcapError",
     "Verification",
@@ -114,6 +117,7 @@ __all__ = [
     "compare_records",
     "convert",
     "diagnose",
+    "divergence",
     "inject",
     "localize",
     "open_archive",
