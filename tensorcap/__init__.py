@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tensorcap.rerun import Replay, inject, replay
     from tensorcap.runs import Graph
     from tensorcap.session import Called, Capture, capture, capture_called
+    from tensorcap.source_analysis import SourceDivergence, divergence
     from tensorcap.verbs import diagnose, preflight
     from tensorcap.workload import Port, Workload
     from tensorcap_formats.archive import Archive
@@ -58,6 +59,7 @@ _NAMES = {
     "tensorcap.rerun": ("Replay", "inject", "replay"),
     "tensorcap.runs": ("Graph",),
     "tensorcap.session": ("Called", "Capture", "capture", "capture_called"),
+    "tensorcap.source_analysis": ("SourceDivergence", "divergence"),
     "tensorcap.verbs": ("diagnose", "preflight"),
     "tensorcap.workload": ("Port", "Workload"),
     "tensorcap_formats.archive": ("Archive",),
@@ -103,6 +105,7 @@ __all__ = [
     "Record",
     "Recovered",
     "Replay",
+    "SourceDivergence",
     "Summary",
     "TensorcapError",
     "Verification",
@@ -117,6 +120,7 @@ __all__ = [
     "compare_records",
     "convert",
     "diagnose",
+    "divergence",
     "inject",
     "localize",
     "merge",

@@ -23,7 +23,7 @@ class _Tcap(Group):
     sections: ClassVar[Mapping[str, Sequence[str]]] = {
         "Capture": ("capture",),
         "Look": ("ls", "show", "tree"),
-        "Compare": ("compare", "align", "preflight", "calibrate"),
+        "Compare": ("compare", "align", "preflight", "divergence", "calibrate"),
         "Find the culprit": ("localize", "verify", "replay", "inject", "bisect", "diagnose"),
         "Files": ("convert", "merge", "import", "export", "check", "recover", "equivalence"),
     }
