@@ -8,6 +8,7 @@ import tempfile
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.export import ExportedProgram
 
 from tensorcap.adapters.coreai.engine import AIModelAsset, TorchConverter, get_decomp_table, quiet
 from tensorcap.adapters.coreai.model import ASSET_SUFFIX, CoreAIModel
+from tensorcap.adapters.coreai.operation_map import OperationMap
 from tensorcap.adapters.torch.export import exported
 from tensorcap.workload import class_name
 from tensorcap_formats.errors import CaptureError, ReadError, UsageError, abbreviate
@@ -35,6 +37,13 @@ class Converted:
     asset: Any
     path: Path
     program: Any = None
+
+    @cached_property
+    def operation_map(self) -> OperationMap:
+        """The operations of the asset."""
+        with quiet():
+            asset_program = self.asset.program
+            return OperationMap(asset_program, self.program)
 
 
 def converted(model: CoreAIModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Converted:
