@@ -40,6 +40,7 @@ class MappedOutput:
     Attributes:
         node: The node of the graph that was converted.
         stack: The calls of modules that it lies in, outermost first: key of the call, path.
+        module: Path of the innermost one in the model; "" if the asset knows instances and no paths.
         output: Which output of the torch node.
         slot: The slot of the output, `output` of a node with one.
         op_id: The Core AI operation that holds it.
@@ -51,6 +52,7 @@ class MappedOutput:
 
     node: str
     stack: tuple[tuple[str, str], ...]
+    module: str
     output: int
     slot: str
     op_id: int
@@ -63,7 +65,7 @@ class MappedOutput:
         """The row of the run's metadata."""
         return {
             "node": self.node,
-            "module": self.stack[-1][1] if self.stack else "",
+            "module": self.module,
             "output": self.output,
             "op_id": self.op_id,
             "op_ids": list(self.op_ids),
@@ -108,11 +110,13 @@ class OperationMap:
             operation = operations.get(op_id)
             node = self.nodes.get(name)
             origin = origins.get(name, operation)
+            stack = _frames(origin) if node is None else _stack(node)
             is_multiple = name in multiple or _returns_several(node, name)
             self.outputs.append(
                 MappedOutput(
                     name,
-                    _frames(origin) if node is None else _stack(node),
+                    stack,
+                    "" if node is None or not stack else stack[-1][1],
                     output,
                     f"output.{output}" if is_multiple else "output",
                     op_id,
