@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from tensorcap.alignment.node_sequences import GraphNode, pair_nodes, without_ones
 from tensorcap.alignment.views import UNMAPPED
@@ -19,6 +19,7 @@ from tensorcap_formats.run_info import RunInfo
 from tensorcap_formats.view import ArchiveView
 
 _CONTAINER: Final = "intermediates-folder"
+_REFERENCES: Final = ("record", "view", "view_of")  # of an op's inputs and outputs (CAP-12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,10 @@ class NodeArchive(ArchiveView):
                 self.placements[key.text] = placement
             records.append(replace(record, key=key, shape=shape))
             sources[key.text] = (record,)
-        super().__init__(source, records, sources, root=source.root, is_direct=source.is_direct)
+        values = dict(_moved_values(source.values, sites))
+        super().__init__(
+            source, records, sources, values=values, root=source.root, is_direct=source.is_direct
+        )
 
     @cached_property
     def info(self) -> RunInfo:
@@ -70,6 +74,26 @@ class NodeArchive(ArchiveView):
             replace(point, site=self.sites.get(point.site, point.site)) for point in self.source.info.points
         )
         return replace(self.source.info, points=points)
+
+
+def _moved_values(values: Mapping[str, Any], sites: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    """Values under the sites of their nodes; the facts of an op (CAP-11) refer to records there."""
+
+    def moved(text: str) -> str:
+        key = Key.parse(text)
+        return replace(key, site=sites[key.site]).text if key.site in sites else text
+
+    def referring(entry: Any) -> Any:
+        kinds = [kind for kind in _REFERENCES if isinstance(entry, dict) and isinstance(entry.get(kind), str)]
+        return {**entry, **{kind: moved(entry[kind]) for kind in kinds}} if kinds else entry
+
+    for text, value in values.items():
+        if text.endswith("/op") and isinstance(value, dict):
+            site = sites.get(Key.parse(text).site)
+            value = {**value, **({} if site is None else {"module": module_of(site)})}
+            for member in ("inputs", "outputs"):
+                value[member] = [referring(entry) for entry in value.get(member, ())]
+        yield moved(text), value
 
 
 def node_sites(archive: Archive) -> Mapping[str, str]:

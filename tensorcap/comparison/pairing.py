@@ -2,7 +2,8 @@
 
 Ops are paired in order (CMP-30): ops of one name are numbered within a module's call, so that one more of
 them, a cast say, would shift all that follow. The ops and the calls of modules in a call are two sequences;
-what they have in common, in order, is paired. `Absences` says why a record has no partner (CMP-6, CMP-33).
+what they have in common, in order, is paired; nodes of a compiled program's graph have names of their own
+(SYN-1), and are paired by these. `Absences` says why a record has no partner (CMP-6, CMP-33).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Final, NamedTuple
 
+from tensorcap.alignment.graph_nodes import share_nodes
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
 from tensorcap.recording import CaptureOptions, RecordFilter, parse_steps
 from tensorcap.runs import Ops, enclosing_sites, is_gradient, is_inner, is_parameter, is_result, ops_of
@@ -187,10 +189,11 @@ class _Step(NamedTuple):
 def partner_texts(reference: Archive, target: Archive) -> Callable[[Record], str | None]:
     """Return a function from a reference's record to the key text of the target's; None if it has none."""
     ours, theirs = ops_of(reference), ops_of(target)
-    partners = pair_ops(reference, ours, target, theirs)
+    is_by_name = share_nodes(reference, target)  # nodes of graphs, which have names of their own
+    partners = {} if is_by_name else pair_ops(reference, ours, target, theirs)
 
     def find(record: Record) -> str | None:
-        if ours and theirs and (place := record.key.where) in ours:
+        if not is_by_name and ours and theirs and (place := record.key.where) in ours:
             return f"{partners[place]}/{record.key.slot}" if place in partners else None
         text = record.key.text
         return text if text in target else target.canonical(text)
