@@ -176,7 +176,7 @@ def _frames(operation: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _modules(operations: Any) -> dict[str, str]:
-    modules = {}
+    modules: dict[str, str] = {}
     for operation in operations:
         for (_, path), frame in zip(_frames(operation), _trace(operation), strict=True):
             modules.setdefault(path, frame.partition("$")[0])
@@ -190,7 +190,7 @@ def _returns_several(node: Any, name: str) -> bool:
     packet = getattr(torch.ops.aten, _COUNTER.sub("", name), None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return False
-    schema = getattr(packet, packet.overloads()[0])._schema
+    schema = getattr(packet, packet._overload_names[0])._schema
     return len(schema.returns) > 1 or isinstance(schema.returns[0].type, torch.ListType)
 
 
