@@ -128,7 +128,9 @@ def at_modules(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
     ours, theirs = list(_nodes(reference)), list(_nodes(target))
     if not (ours and theirs):
         return reference, target
-    if _modules(ours) and not _modules(ours) & _modules(theirs):  # the target has other names for them, or none
+    if _modules(ours) and not _modules(ours) & _modules(
+        theirs
+    ):  # the target has other names for them, or none
         theirs = [replace(node, module=None) for node in theirs]
     pairs = pair_nodes(ours, theirs)
     at_sites = {r.site: t.site for r, t in pairs if r.module is None and t.module is not None}

@@ -331,7 +331,9 @@ class _Agreement:
         if not _agree(pairs):
             return ""
         names = [unescape(pair.key.rpartition("/")[0].partition(":")[2]) for pair in pairs]
-        return f"the target's program has no value of it, and what is computed from it agrees: {some(names, 2)}"
+        return (
+            f"the target's program has no value of it, and what is computed from it agrees: {some(names, 2)}"
+        )
 
     def _is_not_called(self, key: Key) -> bool:
         """Whether the target has no such module, or one of another class, does not call it, or less often.

@@ -84,7 +84,9 @@ class Bands:
         except ValueError:
             green, red = math.nan, math.nan
         if not (math.isfinite(green) and math.isfinite(red) and green >= red):
-            raise UsageError(f"bands {text!r}: expected GREEN/RED in dB of PSNR, GREEN at least RED, as 40/25")
+            raise UsageError(
+                f"bands {text!r}: expected GREEN/RED in dB of PSNR, GREEN at least RED, as 40/25"
+            )
         return cls(green, red, "given")
 
     @property
@@ -111,7 +113,9 @@ class Bands:
         if metric == "psnr":
             return self.green, self.red
         if metric == "mean-relative":
-            ratios = (10 ** ((base - own) / 20) for base, own in ((_HALF.green, self.green), (_HALF.red, self.red)))
+            ratios = (
+                10 ** ((base - own) / 20) for base, own in ((_HALF.green, self.green), (_HALF.red, self.red))
+            )
             green, red = (limit * ratio for limit, ratio in zip(_RELATIVE, ratios, strict=True))
             return green, red
         factor = _LARGEST if metric == "max-abs" else 1.0

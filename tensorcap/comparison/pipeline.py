@@ -264,6 +264,8 @@ class _Run:
             if pair.reference and pair.target and pair.status != "excluded"
         }
         for place, partner in places.items() if ours and theirs else ():
+            if place not in ours or partner not in theirs or ours.op(place) != theirs.op(partner):
+                continue  # whose arguments mean something else
             trusted, tested = ours.arguments(place), theirs.arguments(partner)
             for name in {**trusted, **tested}:
                 one, other = trusted.get(name), tested.get(name)

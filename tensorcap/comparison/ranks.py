@@ -52,7 +52,12 @@ def judge_ranks(reference: Archive, target: Archive, pairs: Sequence[Pair]) -> l
         if source is not None and pair.reference is not None and pair.status != "excluded":
             text = source.key.text
             pair = _with_problems(pair, problems.get(text, ()))
-            if pair.status in _RED and pair.difference is not None and left and source.shape == pair.reference.shape:
+            if (
+                pair.status in _RED
+                and pair.difference is not None
+                and left
+                and source.shape == pair.reference.shape
+            ):
                 part = _rank_part(reference, target, pair, book, text)
                 left -= 1
                 if part is not None:
@@ -91,9 +96,7 @@ def _with_problems(pair: Pair, problems: Sequence[RankProblem]) -> Pair:
     return pair
 
 
-def _rank_part(
-    reference: Archive, target: Archive, pair: Pair, book: RuleBook, text: str
-) -> Finding | None:
+def _rank_part(reference: Archive, target: Archive, pair: Pair, book: RuleBook, text: str) -> Finding | None:
     """The rank whose part holds nearly all of the error; None if there is none."""
     entry = book.find(text)
     assert pair.reference is not None

@@ -347,15 +347,15 @@ def _rows_of_mappings(mappings: Mapping[str, Any]) -> list[MappedOperation]:
     for row in outputs if isinstance(outputs, list) else ():
         if not isinstance(row, Mapping) or row.get("source_level") != "torch":
             continue
-        numbers = [row.get(name) for name in ("source_op_id", "source_output", "target_op_id", "target_output")]
+        numbers = [
+            row.get(name) for name in ("source_op_id", "source_output", "target_op_id", "target_output")
+        ]
         if all(type(number) is int for number in numbers) and numbers[0] in names:
             source, output, operation, own_output = (int(number or 0) for number in numbers)
             targets.setdefault((names[source], output), []).append((operation, own_output))
             level = str(row.get("target_level"))
     return [
-        MappedOperation(
-            node, "", output, level, max(ids)[0], tuple(sorted(i for i, _ in ids)), max(ids)[1]
-        )
+        MappedOperation(node, "", output, level, max(ids)[0], tuple(sorted(i for i, _ in ids)), max(ids)[1])
         for (node, output), ids in targets.items()
     ]
 

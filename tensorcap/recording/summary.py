@@ -134,7 +134,8 @@ def summarise(
 ) -> Summary:
     """Sum up a capture that is over."""
     sites_by_status: dict[tuple[Kind, str], list[str]] = {}
-    not_capturable, fused = {}, {}
+    not_capturable: dict[str, str] = {}
+    fused: dict[str, str] = {}
     points = list(recorder.points.values())
     for point in points:
         if not (point.status == "never-called" and point.reason):

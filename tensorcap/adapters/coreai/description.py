@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from tensorcap.adapters.coreai.conversion import converted
-from tensorcap.adapters.coreai.engine import VERSION, quiet
+from tensorcap.adapters.coreai.engine import VERSION
 from tensorcap.adapters.coreai.model import CoreAIModel
-from tensorcap.adapters.coreai.operation_map import OperationMap
 from tensorcap.workload import class_name, file_of, redact
 
 
@@ -19,7 +18,7 @@ def modules_of(model: CoreAIModel) -> dict[str, str]:
     if isinstance(source, torch.nn.Module):
         return {path: class_name(module) for path, module in source.named_modules()}
     if model.is_asset:
-        return {"": "coreai.Asset", **_operations(model).modules}
+        return {"": "coreai.Asset", **converted(model, (), {}).operation_map.modules}
     paths = {"": class_name(source)}
     if isinstance(source, torch.export.ExportedProgram):
         for node in source.graph.nodes:
@@ -33,7 +32,7 @@ def describe(model: CoreAIModel) -> dict[str, Any]:
     source = model.source
     modules = modules_of(model)
     if model.is_asset:
-        operations = _operations(model)
+        operations = converted(model, (), {}).operation_map
         dtype = operations.dtype or None
         mode = "debug" if operations.outputs else "release"
     else:
@@ -61,11 +60,6 @@ def describe(model: CoreAIModel) -> dict[str, Any]:
         "device": "cpu",
         "modules": [{"path": path, "class": kind, "training": False} for path, kind in modules.items()],
     }
-
-
-def _operations(model: CoreAIModel) -> OperationMap:
-    with quiet():
-        return OperationMap(converted(model, (), {}).asset.program, None)
 
 
 def _dtype_of(source: Any) -> str | None:

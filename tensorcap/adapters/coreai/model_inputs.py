@@ -50,6 +50,7 @@ def named_arrays(
 
 _SHAPES: Final = "It was converted for the shapes of its first inputs; make a CoreAIModel for each."
 _FLOATS: Final = ("float16", "float32", "float64")
+_INTEGERS: Final = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
 class InputKind(NamedTuple):
@@ -78,12 +79,22 @@ class InputKind(NamedTuple):
         return cls(tuple(array.shape), array.dtype.name)
 
     def fits(self, array: Array) -> bool:
-        """Whether an array is of this shape and kind; floating ones are converted."""
-        is_floating = self.dtype in _FLOATS and array.dtype.kind == "f"
+        """Whether an array is of this shape and kind; floats, and integers that have room, are converted."""
         fits_shape = len(self.shape) == array.ndim and all(
             size in (None, own) for size, own in zip(self.shape, array.shape, strict=True)
         )
-        return fits_shape and (is_floating or array.dtype.name == self.dtype)
+        return fits_shape and (array.dtype.name == self.dtype or self._has_room(array))
+
+    def _has_room(self, array: Array) -> bool:
+        """Whether numbers of another dtype can be converted; Core AI takes int64 of torch as int32."""
+        kind = array.dtype.kind
+        if self.dtype in _FLOATS:
+            return kind == "f"
+        own = np.dtype(self.dtype) if self.dtype in _INTEGERS else None
+        if own is None or kind not in "iu":
+            return False
+        limits = np.iinfo(own)
+        return not array.size or bool(limits.min <= array.min() and array.max() <= limits.max)
 
     def __str__(self) -> str:
         sizes = ", ".join("any" if size is None else str(size) for size in self.shape)

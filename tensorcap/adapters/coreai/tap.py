@@ -14,11 +14,12 @@ import numpy as np
 
 from tensorcap.adapters.coreai.conversion import Converted, converted
 from tensorcap.adapters.coreai.description import modules_of
-from tensorcap.adapters.coreai.engine import CoreAIInspector, MissingValue, NDArray, quiet
+from tensorcap.adapters.coreai.engine import MissingValue, NDArray, quiet
 from tensorcap.adapters.coreai.model import CoreAIModel
 from tensorcap.adapters.coreai.model_inputs import InputKind, named_arrays
 from tensorcap.adapters.coreai.op_recorder import OpRecorder, parameters_of, values_of
 from tensorcap.adapters.coreai.operation_map import OperationMap
+from tensorcap.adapters.coreai.output_order import OrderedInspector
 from tensorcap.adapters.coreai.runtime_log import without_runtime_log
 from tensorcap.recording import Call, NothingLeftError, Recorder
 from tensorcap.wording import counted, some
@@ -32,6 +33,7 @@ _NO_NAMES: Final = (
     "the asset was converted in release mode: which node of the model each operation is, and its module, "
     "file and line, are not known, and the runtime gives the values of no operations, only inputs and outputs"
 )
+_UNORDERED: Final = "no target value: the runtime gives the outputs of the operation in no known order"
 _NO_LOCATIONS: Final = "the asset has no source locations: files and lines of its operations are not known"
 
 
@@ -44,6 +46,7 @@ class _Values:
     operations: Mapping[int, Sequence[Array | None] | None]
     second_outputs: Mapping[str, Array]
     explain: Callable[[int], Any]
+    unordered: frozenset[int] = frozenset()
 
 
 def run(model: CoreAIModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Array]:
@@ -60,8 +63,7 @@ def tapped(model: CoreAIModel, recorder: Recorder) -> Callable[..., dict[str, Ar
     def tapped_run(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Array]:
         with nullcontext() if model.is_asset else recorder.stage("Core AI converts the model"):
             known = converted(model, args, kwargs)
-        with quiet():
-            operation_map = OperationMap(known.asset.program, known.program)
+        operation_map = known.operation_map
         op_ids = sorted({row.op_id for row in operation_map.outputs} | operation_map.unmapped.keys())
         values = _execute(model, known, args, kwargs, op_ids)
         _record(values, operation_map, recorder, known.program, modules_of(model))
@@ -88,10 +90,12 @@ def _execute(
             outputs = {key: value.numpy().copy() for key, value in results.items()}
             if not op_ids:
                 return _Values(inputs, outputs, {}, {}, _no_reason)
-            inspector = CoreAIInspector(model=executable, function_name=model.function)
+            types = known.operation_map.results
+            inspector = OrderedInspector(types, model=executable, function_name=model.function)
             operations = await inspector.get_intermediates_for_ops(list(op_ids), dict(inputs))
             second = inspector.last_outputs or {}
-            return _Values(inputs, outputs, operations, second, inspector.explain_missing)
+            unordered = frozenset(inspector.unordered)
+            return _Values(inputs, outputs, operations, second, inspector.explain_missing, unordered)
 
     return _in_runtime(name, execute)
 
@@ -167,7 +171,7 @@ def _record(
     ops.record(
         partial(values_of, values.operations),
         partial(_record_array, recorder),
-        lambda op_id: _reason(values.explain(op_id), names),
+        lambda op_id: _UNORDERED if op_id in values.unordered else _reason(values.explain(op_id), names),
     )
     for op_id, op_name in operation_map.unmapped.items():
         results = [array for array in values.operations.get(op_id) or () if array is not None]
