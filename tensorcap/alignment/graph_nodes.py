@@ -128,7 +128,9 @@ def at_modules(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
     ours, theirs = list(_nodes(reference)), list(_nodes(target))
     if not (ours and theirs):
         return reference, target
-    if _modules(ours) and not _modules(ours) & _modules(theirs):  # the target has other names for them, or none
+    if _modules(ours) and not _modules(ours) & _modules(
+        theirs
+    ):  # the target has other names for them, or none
         theirs = [replace(node, module=None) for node in theirs]
     pairs = pair_nodes(ours, theirs)
     at_sites = {r.site: t.site for r, t in pairs if r.module is None and t.module is not None}
@@ -172,10 +174,10 @@ def _nodes(archive: Archive) -> Iterator[GraphNode]:
     scope = archive.info.scope
     if scope is None or scope.level != "export" or not ops_of(archive):
         return
-    for node in {Key.parse(f"{node.where}/op").site: node for node in Graph.of(archive).nodes}.items():
-        site, facts = node
-        shape = shapes.get(site) or next((v.view.shape for v in facts.outputs if v.view is not None), None)
-        yield GraphNode(unescape(site.partition(":")[2]), site, module_of(site), shape)
+    for site, node in {Key.parse(f"{node.where}/op").site: node for node in Graph.of(archive).nodes}.items():
+        views = (value.view.shape for value in node.outputs if value.view is not None)
+        known = shapes[site] if site in shapes else next(views, None)
+        yield GraphNode(unescape(site.partition(":")[2]), site, module_of(site), known)
 
 
 def _placements(

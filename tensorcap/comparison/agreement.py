@@ -318,7 +318,7 @@ class _Agreement:
         return "the target's call returns no such value, and its other results agree"
 
     def _used_without(self, key: Key) -> str:
-        """By the results of all nodes of the graph that are computed from a node which a compiler left out."""
+        """By the results of all nodes that are computed from one that a compiler left out."""
 
         def has_values(place: str) -> bool:
             return any(pair.is_compared and not is_held(pair) for pair in self._flow.pairs(place))
@@ -331,7 +331,9 @@ class _Agreement:
         if not _agree(pairs):
             return ""
         names = [unescape(pair.key.rpartition("/")[0].partition(":")[2]) for pair in pairs]
-        return f"the target's program has no value of it, and what is computed from it agrees: {some(names, 2)}"
+        return (
+            f"the target's program has no value of it, and what is computed from it agrees: {some(names, 2)}"
+        )
 
     def _is_not_called(self, key: Key) -> bool:
         """Whether the target has no such module, or one of another class, does not call it, or less often.

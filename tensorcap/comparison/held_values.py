@@ -25,7 +25,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError, TensorNotFoundError
 from tensorcap_formats.float_formats import MASK_SENTINELS
-from tensorcap_formats.keys import Key, module_of, unescape
+from tensorcap_formats.keys import Key, unescape
 from tensorcap_formats.records import Record
 
 HELD: Final = "another_value"  # name of the finding
@@ -86,9 +86,7 @@ class _Held:
     text: str
 
 
-def _explained(
-    pair: Pair, held: _Held | None, search: _Search, holders: dict[str, _Held]
-) -> Pair:
+def _explained(pair: Pair, held: _Held | None, search: _Search, holders: dict[str, _Held]) -> Pair:
     if held is None or not (held.is_later or search.is_agreed_after(pair, holders)):
         return pair
     finding = Finding(HELD, held.error, 0.0, "explained", held.text)
@@ -136,7 +134,9 @@ class _Search:
                 other = self._read(value, norm)
                 error = math.inf if other is None else distance(values, other)
                 if error * _CLEARLY < own_error and self._is_rounding(error, pair):
-                    return _Held(candidate, error, candidate in users, f"the target holds the value of {name}")
+                    return _Held(
+                        candidate, error, candidate in users, f"the target holds the value of {name}"
+                    )
                 theirs = self._own_value(text, shape)
                 if theirs is None or distance(values, theirs) > _EXACT * self.precision.unit:
                     continue
@@ -159,13 +159,15 @@ class _Search:
         return bool(compared) and all(p.is_green for p in compared)
 
     def _candidates(self, place: str, users: dict[str, int]) -> Iterator[str]:
-        """Nodes near one: what is computed from it and what it is computed from, the nearest first; others."""
+        """Nodes near one: those computed from it and those it is computed from, the nearest first; others."""
         near = self.flow.within(place, _REACH, self.flow.inputs)
         near |= {other: distance for other, distance in users.items() if distance <= _REACH}
         yield from sorted(near, key=lambda other: near[other])
         module = self.flow.nodes[place].module
         parent, _, last = module.rpartition(".")
-        around = module if last.isdigit() or not parent else parent  # a list of layers is no module around one
+        around = (
+            module if last.isdigit() or not parent else parent
+        )  # a list of layers is no module around one
         for other in self.flow.nodes.values():
             is_within = f"{other.module}.".startswith(f"{around}.")
             if is_within and other.where not in near and other.where != place:
@@ -215,7 +217,7 @@ class _Search:
         return without_ones(self._shape_of(pair.target))
 
     def _shape_of(self, record: Record) -> tuple[int, ...]:
-        """The shape that the target's operation gave a tensor, before it was placed beside the reference's."""
+        """The shape that the target's operation gave a tensor, before it was placed beside another."""
         placed = placement_of(self.target, record.key.text)
         return record.shape if placed is None else placed[1].shape
 
@@ -261,7 +263,9 @@ def _with_masks_apart(reference: Archive, target: Archive, pair: Pair, precision
     ours, theirs = pair.reference, pair.target
     if pair.status not in _DIFFERENT or ours is None or theirs is None or ours.shape != theirs.shape:
         return pair
-    if {ours.dtype.kind, theirs.dtype.kind} != {"float"} or not _has_constant(reference, ours, target, theirs):
+    if {ours.dtype.kind, theirs.dtype.kind} != {"float"} or not _has_constant(
+        reference, ours, target, theirs
+    ):
         return pair
     try:
         trusted, tested = (
@@ -276,9 +280,10 @@ def _with_masks_apart(reference: Archive, target: Archive, pair: Pair, precision
     error = distance(tested[~masked], trusted[~masked]) if not masked.all() else 0.0
     depth = calls_of(reference).depth(ours)
     finding = judge_total_error(error, depth, precision, elements=max(1, int((~masked).sum())))
-    constants = " and ".join(f"{values[masked].max():.3g} in the {side}" for values, side in (
-        (trusted, "reference"), (tested, "target")
-    ))
+    constants = " and ".join(
+        f"{values[masked].max():.3g} in the {side}"
+        for values, side in ((trusted, "reference"), (tested, "target"))
+    )
     text = f"{int(masked.sum())} of {masked.size} elements are masked: {constants}"
     if finding.status != "within-rounding":
         return pair
@@ -287,14 +292,10 @@ def _with_masks_apart(reference: Archive, target: Archive, pair: Pair, precision
     return decide(pair, Decision("masks", status, text, findings))
 
 
-def _has_constant(reference: Archive, ours: Record, target: Archive, theirs: Record) -> bool:
-    """Whether either record may have a mask constant, by its statistics."""
-    for archive, record in ((reference, ours), (target, theirs)):
-        known = record.statistics
-        if known is None or known.neginf or (known.minimum is not None and known.minimum <= _MASKED):
-            continue
-        return False
-    return True
+def _has_constant(ours: Record, theirs: Record) -> bool:
+    """Whether both records may have mask constants, by their statistics."""
+    known = [record.statistics for record in (ours, theirs) if record.statistics is not None]
+    return all(s.neginf or (s.minimum is not None and s.minimum <= _MASKED) for s in known)
 
 
 def _masked(trusted: Array, tested: Array) -> Array | None:
@@ -307,4 +308,4 @@ def _masked(trusted: Array, tested: Array) -> Array | None:
             return None
         masks.append(low)
         is_constant |= bool(np.isin(values[low], (-np.inf, *MASK_SENTINELS)).all())
-    return masks[0] if is_constant and np.array_equal(*masks) else None
+    return masks[0] if is_constant and np.array_equal(masks[0], masks[1]) else None
