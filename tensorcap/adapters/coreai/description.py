@@ -26,6 +26,20 @@ def modules_of(model: CoreAIModel) -> dict[str, str]:
     return paths
 
 
+def _describe_modules(model: CoreAIModel, classes: dict[str, str]) -> list[dict[str, Any]]:
+    """An entry for each module; of a torch module with its weights, by which quantised ones are known."""
+    if not isinstance(model.source, torch.nn.Module):
+        return [{"path": path, "class": kind, "training": False} for path, kind in classes.items()]
+    entries = describe_modules(dict(model.source.named_modules()))
+    for entry in entries:
+        entry["training"] = False
+        tensors = [*entry["parameters"].values(), *entry.get("buffers", {}).values()]
+        for tensor in tensors if model.precision == "fp16" else ():
+            if tensor["dtype"] in ("float32", "float64", "bfloat16"):
+                tensor["dtype"] = "float16"
+    return entries
+
+
 def describe(model: CoreAIModel) -> dict[str, Any]:
     """The run's metadata that Core AI knows (`specs/coreai.md`)."""
     source = model.source
@@ -57,17 +71,3 @@ def describe(model: CoreAIModel) -> dict[str, Any]:
         "device": "cpu",
         "modules": _describe_modules(model, modules),
     }
-
-
-def _describe_modules(model: CoreAIModel, classes: dict[str, str]) -> list[dict[str, Any]]:
-    """An entry for each module; of a torch module with its weights, by which quantised ones are known."""
-    if not isinstance(model.source, torch.nn.Module):
-        return [{"path": path, "class": kind, "training": False} for path, kind in classes.items()]
-    entries = describe_modules(dict(model.source.named_modules()))
-    for entry in entries:
-        entry["training"] = False
-        tensors = [*entry["parameters"].values(), *entry.get("buffers", {}).values()]
-        for tensor in tensors if model.precision == "fp16" else ():
-            if tensor["dtype"] in ("float32", "float64", "bfloat16"):
-                tensor["dtype"] = "float16"
-    return entries
