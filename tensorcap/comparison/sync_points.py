@@ -188,7 +188,7 @@ class SyncPoints:
 
     @property
     def modules(self) -> Sequence[ModuleShare]:
-        """Shares of bad points by module, the largest share of failed ones first."""
+        """Shares of bad points by module, the largest share of failed ones first, then of red ones."""
         members: dict[str, list[SyncPoint]] = {}
         for point in self.points:
             if point.status in COMPARED:
@@ -198,11 +198,11 @@ class SyncPoints:
                 module,
                 len(points),
                 sum(point.status == "fail" for point in points),
-                sum(point.band == "red" and point.status == "fail" for point in points),
+                sum(point.band == "red" for point in points),
             )
             for module, points in members.items()
         ]
-        return sorted(shares, key=lambda share: -share.failed / share.compared)
+        return sorted(shares, key=lambda share: (-share.failed / share.compared, -share.red / share.compared))
 
     @property
     def summary(self) -> str:
@@ -462,6 +462,9 @@ class _Points:
         if pair.status == "shape-mismatch":
             is_ambiguous = pair.reference.size == pair.target.size
             return "shape ambiguous" if is_ambiguous else "fail", pair.reason
+        if pair.status == "nonfinite" and pair.difference is not None and not pair.reason:
+            at = list(pair.difference.mask_index or ())
+            return "fail", f"{pair.difference.mask_mismatches} elements are not finite alike, first at {at}"
         reason = pair.reason or "; ".join(f.text for f in pair.findings if f.status == pair.status)
         return _STATUSES.get(pair.status, "fail"), "" if pair.is_green and not pair.reason else reason
 

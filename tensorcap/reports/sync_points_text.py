@@ -159,17 +159,15 @@ def _value(value: float | None, metric: str) -> str:
 
 
 def _shares(shares: Sequence[ModuleShare]) -> Iterator[Line]:
-    bad = [share for share in shares if share.failed]
+    bad = [share for share in shares if share.failed or share.red]
     if not bad:
         return
     yield Line("")
-    yield Line("MODULES  points that fail, and those of them that are red", is_heading=True)
+    yield Line("MODULES  shares of points that fail, and that are red", is_heading=True)
     for share in bad[:_MODULES]:
-        percent = 100 * share.failed / share.compared
+        failed, red = (100 * count / share.compared for count in (share.failed, share.red))
         points = counted(share.compared, "compared point")
-        yield Line(
-            f"  {percent:3.0f} %  {share.failed} of {points}, {share.red} red  {_module(share.module)}"
-        )
+        yield Line(f"  {failed:3.0f} % fail  {red:3.0f} % red  of {points}  {_module(share.module)}")
     if len(bad) > _MODULES:
         yield Line(f"  … {len(bad) - _MODULES} more")
 
