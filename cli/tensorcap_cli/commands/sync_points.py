@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     "--metric",
     type=click.Choice(["psnr", "mean-abs", "mean-squared", "max-abs", "mean-relative"]),
     default="psnr",
-    help="How close a point is: what is printed, coloured, and sorted by.",
+    metavar="NAME",
+    help="What is printed, coloured and sorted by: psnr, mean-abs, mean-squared, max-abs or mean-relative.",
 )
 @click.option(
     "--sort",
@@ -66,8 +67,8 @@ def command(
         tcap sync-points ref.aimodelintermediates tgt.h5 --sort similarity
         tcap sync-points fp32.h5 fp16.h5 --metric max-abs --bands 50/30
 
-    Exit status: as that of tcap compare: 0 all that is required agrees; 1 it does not; 2 wrong usage, or
-    neither run is of a compiled program; 3 an archive or a tensor cannot be read.
+    Exit status: 0 all that is required agrees, as for tcap compare; 1 it does not; 2 wrong usage, or neither
+    run is of a compiled program; 3 an archive or a tensor cannot be read.
     """
     from tensorcap.comparison import Bands, sync_points
 
