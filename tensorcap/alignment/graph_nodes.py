@@ -174,10 +174,10 @@ def _nodes(archive: Archive) -> Iterator[GraphNode]:
     scope = archive.info.scope
     if scope is None or scope.level != "export" or not ops_of(archive):
         return
-    for node in {Key.parse(f"{node.where}/op").site: node for node in Graph.of(archive).nodes}.items():
-        site, facts = node
-        shape = shapes.get(site) or next((v.view.shape for v in facts.outputs if v.view is not None), None)
-        yield GraphNode(unescape(site.partition(":")[2]), site, module_of(site), shape)
+    for site, node in {Key.parse(f"{node.where}/op").site: node for node in Graph.of(archive).nodes}.items():
+        views = (value.view.shape for value in node.outputs if value.view is not None)
+        known = shapes[site] if site in shapes else next(views, None)
+        yield GraphNode(unescape(site.partition(":")[2]), site, module_of(site), known)
 
 
 def _placements(

@@ -57,7 +57,7 @@ from tensorcap.comparison.policy_tests import (
     judge_own_error,
 )
 from tensorcap.comparison.quantised_weights import QuantisedModule, quantised_modules
-from tensorcap.comparison.ranking import by_error, by_module, contents, error_of, shade, worst
+from tensorcap.comparison.ranking import Shade, by_error, by_module, contents, error_of, shade, worst
 from tensorcap.comparison.ranks import rank_text
 from tensorcap.comparison.robust_errors import sample
 from tensorcap.comparison.sync_points import (
@@ -111,6 +111,7 @@ __all__ = [
     "Ratio",
     "RunSummary",
     "Selection",
+    "Shade",
     "Sort",
     "Status",
     "SyncMetric",

@@ -318,7 +318,7 @@ class _Agreement:
         return "the target's call returns no such value, and its other results agree"
 
     def _used_without(self, key: Key) -> str:
-        """By the results of all nodes of the graph that are computed from a node which a compiler left out."""
+        """By the results of all nodes that are computed from one that a compiler left out."""
 
         def has_values(place: str) -> bool:
             return any(pair.is_compared and not is_held(pair) for pair in self._flow.pairs(place))

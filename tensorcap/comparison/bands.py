@@ -5,10 +5,10 @@ what its public repositories call good, and what they say is to be looked into:
 
 | precision | green from | red below | why |
 |---|---|---|---|
-| float32, float64 | 60 dB | 40 dB | whole models are to have 70 dB, and less than 60 dB is to be looked into |
+| float32, float64 | 60 dB | 40 dB | models are to have 70 dB, and less than 60 dB is to be looked into |
 | float16, bfloat16 | 40 dB | 25 dB | more than 50 dB, less than 40 dB; a wrong activation gives 20 to 30 dB |
-| 8 bits | 35 dB | 20 dB | 55 dB at the end of a model, whose weights average what single ones have; gate at 22 dB |
-| 4 bits | 30 dB | 15 dB | about 40 dB, less than 30 to 35 dB; gate at 15 dB |
+| 8 bits | 35 dB | 20 dB | 55 dB at the end of a model, which averages what inner values have; gate: 22 dB |
+| 4 bits | 30 dB | 15 dB | about 40 dB, less than 30 to 35 dB; gate: 15 dB |
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Bands:
         """From where on a metric is green, and from where on it is red.
 
         The PSNR bounds the mean squared error: `peak^2 * 10^(-dB / 10)`. The mean absolute error is at most
-        its root; of the largest one, 8 times the root is expected; a mean relative error has limits of its own,
-        which do not depend on the peak.
+        its root; of the largest one, 8 times the root is expected; a mean relative error has limits of its
+        own, which do not depend on the peak.
 
         Args:
             metric: The metric.

@@ -159,7 +159,7 @@ class _Search:
         return bool(compared) and all(p.is_green for p in compared)
 
     def _candidates(self, place: str, users: dict[str, int]) -> Iterator[str]:
-        """Nodes near one: what is computed from it and what it is computed from, the nearest first; others."""
+        """Nodes near one: those computed from it and those it is computed from, the nearest first; others."""
         near = self.flow.within(place, _REACH, self.flow.inputs)
         near |= {other: distance for other, distance in users.items() if distance <= _REACH}
         yield from sorted(near, key=lambda other: near[other])
@@ -217,7 +217,7 @@ class _Search:
         return without_ones(self._shape_of(pair.target))
 
     def _shape_of(self, record: Record) -> tuple[int, ...]:
-        """The shape that the target's operation gave a tensor, before it was placed beside the reference's."""
+        """The shape that the target's operation gave a tensor, before it was placed beside another."""
         placed = placement_of(self.target, record.key.text)
         return record.shape if placed is None else placed[1].shape
 
@@ -263,9 +263,7 @@ def _with_masks_apart(reference: Archive, target: Archive, pair: Pair, precision
     ours, theirs = pair.reference, pair.target
     if pair.status not in _DIFFERENT or ours is None or theirs is None or ours.shape != theirs.shape:
         return pair
-    if {ours.dtype.kind, theirs.dtype.kind} != {"float"} or not _has_constant(
-        reference, ours, target, theirs
-    ):
+    if {ours.dtype.kind, theirs.dtype.kind} != {"float"} or not _has_constant(ours, theirs):
         return pair
     try:
         trusted, tested = (
@@ -292,14 +290,10 @@ def _with_masks_apart(reference: Archive, target: Archive, pair: Pair, precision
     return decide(pair, Decision("masks", status, text, findings))
 
 
-def _has_constant(reference: Archive, ours: Record, target: Archive, theirs: Record) -> bool:
-    """Whether either record may have a mask constant, by its statistics."""
-    for archive, record in ((reference, ours), (target, theirs)):
-        known = record.statistics
-        if known is None or known.neginf or (known.minimum is not None and known.minimum <= _MASKED):
-            continue
-        return False
-    return True
+def _has_constant(ours: Record, theirs: Record) -> bool:
+    """Whether both records may have mask constants, by their statistics."""
+    known = [record.statistics for record in (ours, theirs) if record.statistics is not None]
+    return all(s.neginf or (s.minimum is not None and s.minimum <= _MASKED) for s in known)
 
 
 def _masked(trusted: Array, tested: Array) -> Array | None:
@@ -312,4 +306,4 @@ def _masked(trusted: Array, tested: Array) -> Array | None:
             return None
         masks.append(low)
         is_constant |= bool(np.isin(values[low], (-np.inf, *MASK_SENTINELS)).all())
-    return masks[0] if is_constant and np.array_equal(*masks) else None
+    return masks[0] if is_constant and np.array_equal(masks[0], masks[1]) else None

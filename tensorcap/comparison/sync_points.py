@@ -78,6 +78,7 @@ class SyncPoint:
         key: Key text of the pair, "" if there is none.
         verdict: The pair's own status, "" if there is none.
         metrics: The five metrics; empty if nothing was measured.
+        peak: Largest absolute value of the reference, as far as errors say; 0 if they do not.
         band: The colour of the metric that was asked for; None if that is undefined.
         is_failure_source: Whether it fails although all that it is computed from agrees.
     """
@@ -95,6 +96,7 @@ class SyncPoint:
     key: str = ""
     verdict: str = ""
     metrics: Mapping[SyncMetric, float | None] = field(default_factory=dict)
+    peak: float = 0.0
     band: Shade | None = None
     is_failure_source: bool = False
 
@@ -186,7 +188,7 @@ class SyncPoints:
 
     @property
     def modules(self) -> Sequence[ModuleShare]:
-        """Shares of bad points by module, the largest share of failed ones first."""
+        """Shares of bad points by module, the largest share of failed ones first, then of red ones."""
         members: dict[str, list[SyncPoint]] = {}
         for point in self.points:
             if point.status in COMPARED:
@@ -196,11 +198,11 @@ class SyncPoints:
                 module,
                 len(points),
                 sum(point.status == "fail" for point in points),
-                sum(point.band == "red" and point.status == "fail" for point in points),
+                sum(point.band == "red" for point in points),
             )
             for module, points in members.items()
         ]
-        return sorted(shares, key=lambda share: -share.failed / share.compared)
+        return sorted(shares, key=lambda share: (-share.failed / share.compared, -share.red / share.compared))
 
     @property
     def summary(self) -> str:
@@ -215,12 +217,16 @@ class SyncPoints:
         return sorted(self.points, key=self._similarity)
 
     def _similarity(self, point: SyncPoint) -> tuple[bool, float]:
+        """Sort key: what has values first, and of that the least similar, for the size of its values."""
         value = point.metrics.get(self.metric)
         if point.status not in COMPARED and point.status != "shape ambiguous":
             return True, 0.0
         if value is None or math.isnan(value):
             return False, -math.inf
-        return False, value if self.metric == "psnr" else -value
+        if self.metric == "psnr" or not value:
+            return False, value or math.inf
+        power = {"mean-squared": 2, "mean-relative": 0}.get(self.metric, 1)
+        return False, -value / point.peak**power if point.peak else -math.inf
 
     def to_json(self) -> dict[str, Any]:
         """Convert to the object that `tcap sync-points --json` prints, ready for `json.dumps`."""
@@ -300,8 +306,8 @@ def points_of(
     rows = _rows(reference, target)
     if not rows:
         raise UsageError(
-            f"{target.path}: its run does not say which operation holds the value of which node, expected one "
-            "of a compiled program",
+            f"{target.path}: its run does not say which operation holds the value of which node, expected "
+            "one of a compiled program",
             hint="Capture the target with its adapter (tcap capture coreai), or give a folder of "
             "intermediates with mappings.",
         )
@@ -456,6 +462,9 @@ class _Points:
         if pair.status == "shape-mismatch":
             is_ambiguous = pair.reference.size == pair.target.size
             return "shape ambiguous" if is_ambiguous else "fail", pair.reason
+        if pair.status == "nonfinite" and pair.difference is not None and not pair.reason:
+            at = list(pair.difference.mask_index or ())
+            return "fail", f"{pair.difference.mask_mismatches} elements are not finite alike, first at {at}"
         reason = pair.reason or "; ".join(f.text for f in pair.findings if f.status == pair.status)
         return _STATUSES.get(pair.status, "fail"), "" if pair.is_green and not pair.reason else reason
 
@@ -478,7 +487,7 @@ class _Points:
         metrics = metric_values(pair.difference)
         peak = peak_of(pair.difference)
         shade = self._bands.shade(self._metric, metrics[self._metric], peak)
-        return {**own, "metrics": metrics, "band": shade}
+        return {**own, "metrics": metrics, "peak": peak, "band": shade}
 
     def _is_source(self, site: str) -> bool:
         """Whether all nodes with compared values that a node is computed from agree (SYN-20)."""
