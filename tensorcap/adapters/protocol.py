@@ -144,7 +144,8 @@ class Adapter(Protocol):
     Four groups: the model (`list_sites`, `describe`, `read_sources`), the workload (`seed`, `dtype_named`,
     `prepare`, `perturb`, `run`), the capture (`tap`, `record_inputs`, `watch_roots`), and the references'
     (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python code. The
-    last group has defaults, for adapters that derive from this class, and so has `decompose`.
+    last group has defaults, for adapters that derive from this class, and so have `decompose`,
+    `program_workload` and `program_mappings`.
 
     Attributes:
         decompositions: The framework's own name, if its models are compiled from exported graphs: a
@@ -256,6 +257,26 @@ class Adapter(Protocol):
             UsageError: The framework compiles no exported graphs.
         """
         raise UsageError("decompositions: this framework compiles no exported graphs")
+
+    def program_workload(self, program: Any, inputs: Any) -> Workload:
+        """A workload for level export, of a program that is exported already.
+
+        Args:
+            program: The program.
+            inputs: Its positional arguments in a tuple or list, or arguments by name.
+
+        Raises:
+            UsageError: It is no exported program of this framework, or the inputs do not fit it.
+        """
+        raise UsageError(f"a {type(program).__name__} is no exported program, expected one of torch.export")
+
+    def program_mappings(self, program: Any) -> dict[str, Any]:
+        """Which operator of a compiled program is which node of its graph: `mappings` of the metadata.
+
+        Raises:
+            UsageError: It is no compiled program of this framework.
+        """
+        raise UsageError(f"a {type(program).__name__} is no compiled program with mappings")
 
     def rerun(self, workload: Workload, substitution: Substitution, site: str, key: Key) -> Rerun | None:
         """Run a workload until a call of a module is over, which can then be made again.

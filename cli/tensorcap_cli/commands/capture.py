@@ -9,6 +9,8 @@ import click
 
 from tensorcap_cli.commands.capture_script import script_command
 from tensorcap_cli.options.recording import (
+    coreai_option,
+    intermediates_beside,
     recording_arguments,
     recording_options,
     recording_options_of_graphs,
@@ -17,6 +19,7 @@ from tensorcap_cli.options.run import function_options, like_option, make_recipe
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.options.time_limit import time_limit_option
 from tensorcap_cli.text.capture import print_outcome
+from tensorcap_cli.text.graph_dump import graph_dump_lines
 from tensorcap_cli.text.progress import capture_progress
 
 
@@ -42,6 +45,7 @@ command.add_command(script_command)
 @command.command("torch", cls=Command)
 @click.argument("model", metavar="[MODEL]", required=False)
 @recording_options
+@coreai_option
 @like_option
 @run_options
 def torch_command(
@@ -74,6 +78,11 @@ def torch_command(
     \b
         tcap capture torch MODEL --prompt "The sky is" --max-new-tokens 20 --steps 0,5- -o ref.h5
         tcap capture torch --like ref.h5 --dtype bfloat16 --teacher-forced ref.h5 -o tgt.h5
+
+    A reference for a conversion to Core AI, and ref.aimodelintermediates beside it for Apple's debugger:
+
+    \b
+        tcap capture torch MODEL --prompt "The sky is" --coreai -o ref.h5
 
     A log for diff, and no archive:
 
@@ -134,9 +143,11 @@ def max_command(
 def _capture(
     framework: str, model: str | None, like: str | None, options: dict[str, Any], *, as_json: bool
 ) -> None:
+    from tensorcap.adapters import export_graph
     from tensorcap.session import capture_workload
     from tensorcap_formats.open import open_archive
 
+    folder = intermediates_beside(options)
     with ExitStack() as files:
         before = None if like is None else files.enter_context(open_archive(like))
         kept = None if before is None else before.info.scope
@@ -148,5 +159,8 @@ def _capture(
             workload, run={"workload": recipe.describe()}, progress=progress, **recording
         )
     status = print_outcome(capture, as_json=as_json)
+    if folder is not None:
+        with open_archive(recording["path"]) as archive:
+            click.echo("\n".join(graph_dump_lines(export_graph(archive, folder))), err=True)
     if status:
         click.get_current_context().exit(status)

@@ -11,7 +11,9 @@ import numpy as np
 
 from tensorcap.adapters.coreai.conversion import decompose
 from tensorcap.adapters.coreai.description import describe, modules_of
+from tensorcap.adapters.coreai.engine import AIProgram
 from tensorcap.adapters.coreai.model_inputs import as_array
+from tensorcap.adapters.coreai.operation_map import mappings_of
 from tensorcap.adapters.coreai.tap import tapped
 from tensorcap.adapters.protocol import Adapter, CalledRoot, Site
 from tensorcap.recording import Call, CaptureOptions, Recorder, Substitution
@@ -148,3 +150,9 @@ class CoreAIAdapter(Adapter):
     def decompose(self, program: ExportedProgram) -> ExportedProgram:
         """Decompose an exported graph with Core AI's own table."""
         return decompose(program)
+
+    def program_mappings(self, program: Any) -> dict[str, Any]:
+        """Operators of a converted program and the nodes that they were made of, in Apple's form."""
+        if not isinstance(program, AIProgram):
+            return super().program_mappings(program)
+        return mappings_of(program)

@@ -42,7 +42,7 @@ if VERSION != EXPECTED:
 CORE_VERSION: Final = version("coreai-core")
 
 with quiet():
-    from coreai.authoring import AIModelAsset
+    from coreai.authoring import AIModelAsset, AIProgram
     from coreai.runtime import NDArray
     from coreai_torch import TorchConverter, get_decomp_table
     from coreai_torch.debugging import debug_info
@@ -61,6 +61,7 @@ __all__ = [
     "CORE_VERSION",
     "VERSION",
     "AIModelAsset",
+    "AIProgram",
     "CoreAIInspector",
     "NDArray",
     "TorchConverter",

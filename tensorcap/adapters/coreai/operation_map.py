@@ -106,6 +106,22 @@ class OperationMap:
         }
 
 
+def mappings_of(program: Any) -> dict[str, Any]:
+    """The operators of a converted program and the nodes that they were made of, in Apple's own form (AIM-6).
+
+    Args:
+        program: Core AI's program.
+    """
+    sources = torch_sources(program)
+    return {
+        "sources": {
+            level: {op_id: source.to_dict() for op_id, source in operations.items()}
+            for level, operations in sources.items()
+        },
+        "outputs": [row.to_dict() for row in output_maps(program)],
+    }
+
+
 def _stack(node: Any) -> tuple[tuple[str, str], ...]:
     stack = {} if node is None else node.meta.get("nn_module_stack") or {}
     return tuple((key, path) for key, (path, _) in stack.items())
