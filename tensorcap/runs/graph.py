@@ -319,6 +319,8 @@ def _value(name: str, entry: Mapping[str, Any]) -> Value:
         if len(shape) != len(strides):
             raise ValueError(f"{name!r} has {len(shape)} axes and {len(strides)} strides")
         view = View(shape, strides, _whole_numbers([entry["offset"]])[0], DTYPES[entry["dtype"]])
+    if not isinstance(entry.get("parameter", ""), str):
+        raise ValueError(f"{name!r} refers to a parameter {entry['parameter']!r}")
     key = keys[0] if keys else None
     return Value(name, key, parameter=entry.get("parameter"), writes=int(entry.get("writes", 0)), view=view)
 
