@@ -30,6 +30,7 @@ from tensorcap.comparison.mapping_provenance import (
     value_warnings,
     with_hints,
     with_mapping,
+    with_places,
 )
 from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import Decision, Pair, decide
@@ -163,7 +164,7 @@ def _globs(globs: str | Iterable[str]) -> tuple[str, ...]:
 
 def paired(reference: Archive, target: Archive, selection: Selection) -> list[Pair]:
     """Pair the records of two archives as `pair_records` does, with what a mapping says of each."""
-    pairs = pair_records(reference, target, selection)
+    pairs = with_places(pair_records(reference, target, selection), target)
     return with_mapping(pairs, target, selection) if isinstance(target, MappedArchive) else pairs
 
 
