@@ -27,7 +27,13 @@ from tensorcap.adapters.edits import (
     Transposed,
 )
 from tensorcap.adapters.graph_dump import GraphDump, export_graph
-from tensorcap.adapters.protocol import Adapter, CalledRoot, adapter_for, adapter_named
+from tensorcap.adapters.protocol import (
+    Adapter,
+    CalledRoot,
+    ProgramOperation,
+    adapter_for,
+    adapter_named,
+)
 
 __all__ = [
     "MASK_EXTENTS",
@@ -43,6 +49,7 @@ __all__ = [
     "Masked",
     "Operation",
     "Ordered",
+    "ProgramOperation",
     "Quantised",
     "Replaced",
     "Rerun",

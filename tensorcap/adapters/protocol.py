@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar, cast
 
 from tensorcap.recording import CaptureOptions, Recorder
@@ -51,6 +52,31 @@ class Site:
     aliases: tuple[str, ...] = ()
     reason: str = ""
     is_capturable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramOperation:
+    """An operation of a compiled program in a file.
+
+    Attributes:
+        op_id: Its number.
+        op: Its name, as the compiler has it.
+        types: The types of its results.
+        made_of: The nodes of the graph that it was made of.
+        holds: Those of whose outputs it holds the value.
+        instances: The instances of modules that it lies in, the model first: `Mlp$1`, `Block$2`.
+        file: Source file, "" if it is not known.
+        line: Line in it; None if it is not known.
+    """
+
+    op_id: int
+    op: str
+    types: tuple[str, ...] = ()
+    made_of: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
+    instances: tuple[str, ...] = ()
+    file: str = ""
+    line: int | None = None
 
 
 def first_names(named: Iterable[tuple[str, _Module]]) -> tuple[dict[str, _Module], dict[str, str]]:
@@ -145,7 +171,7 @@ class Adapter(Protocol):
     `prepare`, `perturb`, `run`), the capture (`tap`, `record_inputs`, `watch_roots`), and the references'
     (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python code. The
     last group has defaults, for adapters that derive from this class, and so have `decompose`,
-    `program_workload` and `program_mappings`.
+    `program_workload`, `program_mappings` and `program_operations`.
 
     Attributes:
         decompositions: The framework's own name, if its models are compiled from exported graphs: a
@@ -277,6 +303,15 @@ class Adapter(Protocol):
             UsageError: It is no compiled program of this framework.
         """
         raise UsageError(f"a {type(program).__name__} is no compiled program with mappings")
+
+    def program_operations(self, path: Path) -> list[ProgramOperation]:
+        """The operations of a compiled program in a file or a folder.
+
+        Raises:
+            UsageError: The framework has no such files.
+            ReadError: It cannot be read.
+        """
+        raise UsageError(f"{path}: this framework keeps no programs in files")
 
     def rerun(self, workload: Workload, substitution: Substitution, site: str, key: Key) -> Rerun | None:
         """Run a workload until a call of a module is over, which can then be made again.

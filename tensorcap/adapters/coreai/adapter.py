@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
+from tensorcap.adapters.coreai.asset import operations_of
 from tensorcap.adapters.coreai.conversion import decompose
 from tensorcap.adapters.coreai.description import describe, modules_of
 from tensorcap.adapters.coreai.engine import AIProgram
 from tensorcap.adapters.coreai.model_inputs import as_array
 from tensorcap.adapters.coreai.operation_map import mappings_of
 from tensorcap.adapters.coreai.tap import tapped
-from tensorcap.adapters.protocol import Adapter, CalledRoot, Site
+from tensorcap.adapters.protocol import Adapter, CalledRoot, ProgramOperation, Site
 from tensorcap.recording import Call, CaptureOptions, Recorder, Substitution
 from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.dtypes import bits_of, decode, dtype_of
@@ -152,6 +154,10 @@ class CoreAIAdapter(Adapter):
     def decompose(self, program: ExportedProgram) -> ExportedProgram:
         """Decompose an exported graph with Core AI's own table."""
         return decompose(program)
+
+    def program_operations(self, path: Path) -> list[ProgramOperation]:
+        """The operations of an asset that compute a value."""
+        return operations_of(path)
 
     def program_mappings(self, program: Any) -> dict[str, Any]:
         """Operators of a converted program and the nodes that they were made of, in Apple's form."""
