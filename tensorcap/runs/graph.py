@@ -235,9 +235,29 @@ class Graph:
         if value.number is not None:
             return np.asarray(value.number)
         record, view = self.source(value)
-        if view is None:
-            return self.archive.load(record)
-        return decode(_strided(self.archive.read(record), view, record.key.text), view.dtype)
+        return decode(self.elements(value), record.dtype if view is None else view.dtype)
+
+    def output(self, key: str) -> Value:
+        """Return the output of an op that a key names, stored or not.
+
+        Raises:
+            TensorNotFoundError: There is none.
+        """
+        if key not in self._outputs:
+            raise no_such_tensor(str(self.archive.path), key, self._outputs)
+        return self._outputs[key]
+
+    def elements(self, value: Value) -> Array:
+        """Read the stored elements of an op's input or output, in its own shape.
+
+        Raises:
+            TensorNotFoundError: Its values are not in the archive.
+            CorruptArchiveError: A view reaches outside of the tensor that it is a view of.
+            ReadError: The bytes cannot be read.
+        """
+        record, view = self.source(value)
+        stored = self.archive.read(record)
+        return stored if view is None else _strided(stored, view, record.key.text)
 
     def source(self, value: Value) -> tuple[Record, View | None]:
         """Find the record with the values of an op's input or output, and how they are a view of it.

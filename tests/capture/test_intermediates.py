@@ -272,3 +272,19 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path: Path) -> None:
         assert list(metadata(some.folder)["intermediates"]) == ["topk", "topk.1"]
         with pytest.raises(TensorNotFoundError, match="'nothing'"):
             export_graph(run, tmp_path / "none.aimodelintermediates", only=["nothing"])
+
+
+@pytest.mark.spec("AIM-47")
+def test_a_view_that_differs_is_seen_beside_the_archive_that_describes_it(tmp_path: Path) -> None:
+    net, x = net_and_input()
+    folder, path = tmp_path / "net.aimodelintermediates", tmp_path / "net.h5"
+    tensorcap.save_intermediates(program(net, x=x), (x,), folder, archive=path)
+    assert {pair.status for pair in tensorcap.compare(folder, path).pairs} == {"identical"}
+    entry = metadata(folder)["intermediates"]["split_with_sizes.1"]
+    values = np.load(folder / entry["data_file"])
+    values[1, 2] += 1
+    np.save(folder / entry["data_file"], values)
+    for pair in (tensorcap.compare(folder, path), tensorcap.compare(path, folder)):
+        statuses = {each.key: each.status for each in pair.pairs}
+        assert statuses["0/@root:split_with_sizes/output.1"] == "diverged"
+        assert statuses["0/@root:split_with_sizes/output.0"] == "identical"

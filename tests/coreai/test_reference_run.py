@@ -60,7 +60,7 @@ def tcap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 @pytest.mark.spec("CAP-222", "AIM-42")
 def test_one_run_is_an_archive_and_a_folder(tcap: Callable[..., Any], tmp_path: Path) -> None:
     result = tcap("capture", "torch", "net.py:reference", "--coreai", "-o", "ref.h5")
-    assert "ref.aimodelintermediates: 14 values of the graph, " in result.stderr
+    assert "ref.aimodelintermediates: 15 values of the graph, " in result.stderr
     loaded = load_intermediates(tmp_path / "ref.aimodelintermediates")
     with open_archive("ref.h5") as run:
         assert run.info.scope is not None

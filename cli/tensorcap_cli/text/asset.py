@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from tensorcap_formats.foreign import AssetInfo
 
 _HEADERS: Final = ("id", "operation", "result", "holds", "made of", "modules", "code")
-_LOST: Final = "none: converted in release mode, so that the torch nodes, modules and lines of the operations "
+_LOST: Final = (
+    "none: converted in release mode, so that the torch nodes, modules and lines of the operations "
     "are not known"
+)
 
 
 def show_asset(path: str, *, as_json: bool) -> None:
