@@ -312,7 +312,8 @@ class Net(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """(2, 3) to twice (2, 2)."""
-        return self.up(x).split(2, -1)
+        first, second = self.up(x).split(2, -1)
+        return first, second
 
 
 def captured(folder: Path, **options: Any) -> None:

@@ -12,8 +12,10 @@ from click.testing import CliRunner
 
 pytest.importorskip("coreai_torch")
 
+from coreai_torch import TorchConverter
+
 from tensorcap_cli.main import main
-from tests.coreai.conversion import TorchConverter, exported
+from tests.coreai.conversion import exported
 from tests.coreai.models import make, make_inputs
 
 pytestmark = [

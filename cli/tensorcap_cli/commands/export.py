@@ -61,7 +61,7 @@ def command(
         raise click.UsageError(
             f"Missing option '--format', or a DIR that ends in {INTERMEDIATES_SUFFIX}: max, torch or coreai."
         )
-    if form in (None, "coreai"):
+    if form is None or form == "coreai":
         _export_graph(source, folder, only, exclude, as_json=as_json)
         return
     with open_archive(source) as opened, byte_bar("exporting") as bar:

@@ -62,8 +62,8 @@ def export(workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], Non
     """
     model = workload.model
     if isinstance(model, ProgramModule):
-        facts = {"frames": "as the program has them"}
-        return partial(_run, model.program, facts, model, *workload.arguments, plan)
+        own_frames = {"frames": "as the program has them"}
+        return partial(_run, model.program, own_frames, model, *workload.arguments, plan)
     name = class_name(model)
     if workload.run is not None:
         raise UsageError(
@@ -189,8 +189,9 @@ class _GraphRun:
 
         program = self._program
         user_inputs = iter(pytree.tree_leaves((args, kwargs)))
-        is_program = isinstance(self._model, ProgramModule)
-        weights = self._model.weights if is_program else {**program.constants, **program.state_dict}
+        weights = {**program.constants, **program.state_dict}
+        if isinstance(self._model, ProgramModule):
+            weights = self._model.weights
         signature = program.graph_signature
         values = [
             next(user_inputs) if spec.kind is InputKind.USER_INPUT else weights.get(spec.target or "")
@@ -239,7 +240,7 @@ class _GraphRun:
         (nodes,) = self._program.graph_module.graph.output_node().args
         return [
             {"node": node.name, "slots": slots.get(id(value), [])}
-            for node, value in zip(nodes, outputs, strict=True)  # type: ignore[arg-type] # a tuple of nodes
+            for node, value in zip(nodes, outputs, strict=True)
             if isinstance(node, Node)
         ]
 
