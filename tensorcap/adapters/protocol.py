@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar, cast
 
 from tensorcap.recording import CaptureOptions, Recorder
-from tensorcap_formats.errors import UsageError, missing_package
+from tensorcap_formats.errors import MissingPackageError, UsageError, missing_package
 
 if TYPE_CHECKING:
     from tensorcap.adapters.edits import Rerun
@@ -376,4 +376,8 @@ def decomposed(program: Any, framework: str) -> Any:
     """
     if framework not in _ADAPTERS:
         raise UsageError(f"decompositions {framework!r}: expected the name of a framework, such as coreai")
-    return adapter_named(framework).decompose(program)
+    try:
+        adapter = adapter_named(framework)
+    except MissingPackageError:
+        raise missing_package(f"decompositions {framework!r}", framework, extra=framework) from None
+    return adapter.decompose(program)

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import tensorcap
-from tensorcap.adapters import export_graph
+from tensorcap.adapters import export_graph, protocol
 from tensorcap.runs import Graph
 from tensorcap.session import capture_workload
-from tensorcap_formats.errors import TensorNotFoundError, UsageError, WriteError
+from tensorcap_formats.errors import MissingPackageError, TensorNotFoundError, UsageError, WriteError
 from tensorcap_formats.open import open_archive
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch's own programs
@@ -275,6 +275,26 @@ def test_what_is_left_out_is_counted_by_reason(tmp_path: Path) -> None:
         assert list(metadata(some.folder)["intermediates"]) == ["topk", "topk.1"]
         with pytest.raises(TensorNotFoundError, match="'nothing'"):
             export_graph(run, tmp_path / "none.aimodelintermediates", only=["nothing"])
+
+
+@pytest.mark.spec("CAP-191")
+def test_decompositions_of_a_package_that_is_absent_are_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {name!r}", name="coreai")
+
+    net, x = net_and_input()
+    import_module = protocol.import_module
+    monkeypatch.setattr(
+        protocol, "import_module", lambda name: absent(name) if "coreai" in name else import_module(name)
+    )
+    with pytest.raises(MissingPackageError, match="^decompositions 'coreai' needs the package 'coreai'") as e:
+        capture_workload(
+            tensorcap.Workload(net, {"x": x}), tmp_path / "x.h5", level="export", decompositions="coreai"
+        )
+    assert e.value.hint == "Install it with: pip install 'tensorcap[coreai]'"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.spec("AIM-47")

@@ -40,7 +40,7 @@ from tensorcap.adapters.torch.staging_buffer import StagingBuffer
 from tensorcap.adapters.torch.tensor_leaves import KINDS, TensorLeaves
 from tensorcap.recording import Call, CaptureOptions, Point, Recorder, leaf_slot, walk
 from tensorcap.workload import Workload, class_name, redact, replace_attribute
-from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
+from tensorcap_formats.errors import CaptureError, MissingPackageError, UsageError, abbreviate
 from tensorcap_formats.keys import escape
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def export(workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], Non
     args, kwargs = workload.arguments
     try:
         program, has_all_frames = exported(model, args, kwargs, plan.decompositions)
-    except UsageError:
+    except (MissingPackageError, UsageError):
         raise
     except Exception as error:
         raise _failure(name, error) from error
