@@ -210,7 +210,7 @@ class Archive(ABC):
 
         Args:
             records: At least one.
-            buffer: One-dimensional, of `room_for(records)` bytes at least.
+            buffer: One-dimensional, of as many bytes as `room_for` says of each, or more.
 
         Returns:
             Where each of them begins in the buffer.
@@ -224,7 +224,7 @@ class Archive(ABC):
         for record in records:
             self.read_into(record, 0, buffer[end : end + record.nbytes].view(record.dtype.storage))
             places.append(end)
-            end += room_for([record])
+            end += room_for(record)
         return places
 
     def verify(self, record: Record) -> None:
@@ -282,9 +282,9 @@ class Archive(ABC):
         return "/".join(parts)
 
 
-def room_for(records: Iterable[Record]) -> int:
-    """Return how many bytes `Archive.read_many` needs for some records, each up to a multiple of 64."""
-    return sum(-(-record.nbytes // _ALIGNMENT) * _ALIGNMENT for record in records)
+def room_for(record: Record) -> int:
+    """Return how many bytes `Archive.read_many` needs for a record, up to a multiple of 64."""
+    return -(-record.nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _fits(key: Key, text: str) -> bool:

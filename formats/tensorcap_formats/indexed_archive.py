@@ -108,7 +108,7 @@ class FlatArchive(IndexedArchive):
             if not record.stored or self._offsets[record.row] != start + end:
                 return super().read_many(records, buffer)
             places.append(end)
-            end += room_for([record])
+            end += room_for(record)
         part = buffer[: places[-1] + records[-1].nbytes]
         self._file.read_into(start, part)
         self._digests.check_whole(records, places, part)

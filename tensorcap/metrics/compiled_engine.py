@@ -222,7 +222,7 @@ def _kernel(reference: str, target: str) -> Kernel | None:
     return "wide" if all(side.kind == "float" or side.name in layout.KINDS for side in sides) else None
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=1024)
 def task_words(operands: Operands) -> Array:
     """Return the words of a task that describe a pair, in whatever places its elements are."""
     words = np.zeros(layout.TASK_WORDS, np.int64)

@@ -281,7 +281,7 @@ class _Batch:
         together: list[int] = []
         room = 0
         for number, (operands, records) in enumerate(zip(self._operands, self._pairs, strict=True)):
-            nbytes = max(room_for([record]) for record in records)
+            nbytes = max(map(room_for, records))
             is_small = 0 < nbytes <= _SMALL_BYTES and self._engines[number] is not NumpyEngine
             if together and (
                 not is_small or room + nbytes > _TOGETHER_BYTES or len(together) == _TOGETHER_PAIRS
