@@ -99,6 +99,7 @@ class ScopeInfo:
         exclude: Globs of what not to keep.
         inputs: Whether inputs of modules were recorded; those of the model always are.
         level: `op` or `export` if ops were recorded, else "".
+        decompositions: The converter whose table an exported graph was decomposed by, "" for none.
         ops_in: Globs of the modules whose ops were recorded, all if empty.
         watch: Functions whose variables were recorded.
         slices: Which parts of tensors were kept.
@@ -115,6 +116,7 @@ class ScopeInfo:
     exclude: tuple[str, ...] = ()
     inputs: bool = True
     level: str = ""
+    decompositions: str = ""
     ops_in: tuple[str, ...] = ()
     watch: tuple[str, ...] = ()
     slices: tuple[str, ...] = ()
@@ -125,6 +127,33 @@ class ScopeInfo:
     params: bool = False
     eager: bool = False
     inner: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MappedOperation:
+    """Which operation of a compiled program holds the value of an output of a node of its graph (CAI-13).
+
+    Attributes:
+        node: The node.
+        module: Path of the innermost module that it lies in, "" if unknown.
+        output: Which of its outputs.
+        op: Name of the operation that holds the value, as the compiler has it.
+        op_id: Its number.
+        op_ids: All operations that are mapped to the output.
+        op_output: Which output of the operation.
+        file: Source file of the node, "" if unknown.
+        line: Line in it; None if unknown.
+    """
+
+    node: str = ""
+    module: str = ""
+    output: int = 0
+    op: str = ""
+    op_id: int | None = None
+    op_ids: tuple[int, ...] = ()
+    op_output: int = 0
+    file: str = ""
+    line: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +342,8 @@ class RunInfo:
         notes: Remarks for a reader, a sentence each.
         control: How far each output is from that of a graph without taps.
         duration_seconds: How long the run took; None if unknown.
+        operation_map: Which operation of a compiled program holds the value of which node of its graph, a row
+            each (CAI-13).
         mappings: Which operator of a compiled program is which node of its graph, as Core AI has it (AIM-6).
     """
 
@@ -343,6 +374,7 @@ class RunInfo:
     notes: tuple[str, ...] = ()
     control: tuple[Mapping[str, Any], ...] = ()
     duration_seconds: float | None = None
+    operation_map: tuple[MappedOperation, ...] = ()
     mappings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -407,6 +439,10 @@ def _injected_slots(value: object) -> tuple[InjectedSlot, ...]:
         numbered = {int(call): steps for call, steps in calls if _NUMBER.fullmatch(call)}
         slots.append(_parse(InjectedSlot, entry, site=entry["site"], slot=entry["slot"], calls=numbered))
     return tuple(slots)
+
+
+def _operation_map(value: object) -> tuple[MappedOperation, ...]:
+    return tuple(_parse(MappedOperation, entry) for entry in _mappings(value, "node", "op"))
 
 
 def _tensor_rules(value: object) -> tuple[TensorRule, ...]:
@@ -510,6 +546,7 @@ _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     "tuple[int, ...]": _shape,
     "tuple[str, ...]": _texts,
     "tuple[Mapping[str, Any], ...]": lambda value: tuple(_mappings(value)),
+    "tuple[MappedOperation, ...]": _operation_map,
     "tuple[InjectedSlot, ...]": _injected_slots,
     "tuple[TensorRule, ...]": _tensor_rules,
     "tuple[RankProblem, ...]": _rank_problems,

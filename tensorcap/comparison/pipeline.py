@@ -22,6 +22,7 @@ from tensorcap.comparison.exact import (
     parameter_rounding,
     verify_equal_digests,
 )
+from tensorcap.comparison.held_values import explain_held_values
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.judge import LogitMeasure, PolicyJudge, judge
 from tensorcap.comparison.mapping_provenance import (
@@ -30,6 +31,7 @@ from tensorcap.comparison.mapping_provenance import (
     value_warnings,
     with_hints,
     with_mapping,
+    with_places,
 )
 from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import Decision, Pair, decide
@@ -164,7 +166,7 @@ def _globs(globs: str | Iterable[str]) -> tuple[str, ...]:
 
 def paired(reference: Archive, target: Archive, selection: Selection) -> list[Pair]:
     """Pair the records of two archives as `pair_records` does, with what a mapping says of each."""
-    pairs = pair_records(reference, target, selection)
+    pairs = with_places(pair_records(reference, target, selection), target)
     return with_mapping(pairs, target, selection) if isinstance(target, MappedArchive) else pairs
 
 
@@ -203,6 +205,7 @@ class _Run:
             judged = judge_pass_through(
                 reference, target, judged, thresholds, padding.left_out, sums_of_ranks(target)
             )
+        judged = explain_held_values(reference, target, judged, precision)
         is_of_own_values = not injected and reference.info.injected is None
         if selection is not None and is_of_own_values:  # else what follows agrees, whatever was made before
             judged = explain_by_agreement(reference, target, judged, selection)
@@ -263,6 +266,8 @@ class _Run:
             if pair.reference and pair.target and pair.status != "excluded"
         }
         for place, partner in places.items() if ours and theirs else ():
+            if place not in ours or partner not in theirs or ours.op(place) != theirs.op(partner):
+                continue  # whose arguments mean something else
             trusted, tested = ours.arguments(place), theirs.arguments(partner)
             for name in {**trusted, **tested}:
                 one, other = trusted.get(name), tested.get(name)

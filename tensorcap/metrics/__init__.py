@@ -2,9 +2,10 @@
 
 Pairs of archived records go in, a `Difference` comes out. Read `difference` (the metrics, the tolerance),
 `operands` (rows and blocks) and `measurement` (the loop over pairs, which chooses an engine); then the
-engines: `numpy_engine`, and `compiled_engine` with `kernels`, `wide_kernels`, `kernel_loops`, `kernel_state`
-and `machine_code`. Both add up `totals` with `error_bins` and `scaled_sums`. `location`, `logits` and
-`expert_choices` are further passes, over `value_blocks`.
+engines: `numpy_engine`, and `compiled_engine` with `kernels`, `wide_kernels`, `kernel_loops`, `kernel_state`,
+`kernel_tasks` and `machine_code`. Both add up `totals` with `error_bins` and `scaled_sums`; small pairs are
+measured many at a time (`pair_batch`). `location`, `logits` and `expert_choices` are further passes, over
+`value_blocks`.
 """
 
 from tensorcap.metrics.difference import Difference, Nonfinite, Tolerance

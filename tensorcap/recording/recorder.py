@@ -448,7 +448,14 @@ class Recorder:
         )
 
     def lose(
-        self, point: Point, slot: str, reason: str, *, call: Call | None = None, required: bool = False
+        self,
+        point: Point,
+        slot: str,
+        reason: str,
+        *,
+        call: Call | None = None,
+        required: bool = False,
+        fused: bool = False,
     ) -> None:
         """Note that something could not be captured, and why, if it was asked for.
 
@@ -458,6 +465,7 @@ class Recorder:
             reason: Why.
             call: The call, if `slot` names one tensor: globs for keys are then applied to it.
             required: Whether the loss is noted even if no filter asks for the tensor.
+            fused: Whether a compiled program has no such value, so that the capture is whole without it.
         """
         if self.is_off:  # in a forked process, whose copy of the lock may be held for ever
             return
@@ -469,6 +477,8 @@ class Recorder:
         slot = abbreviate(slot)
         with self._lock:
             point.lost[slot] = (abbreviate(reason, 300), point.lost.get(slot, ("", 0))[1] + 1)
+            if fused:
+                point.fused.add(slot)
 
 
 def _sha256(flat: Array, dtype: DType) -> str:

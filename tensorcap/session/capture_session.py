@@ -56,6 +56,7 @@ def capture(
     exclude: str | Iterable[str] = (),
     inputs: bool = True,
     level: Level = "module",
+    decompositions: str = "",
     ops_in: str | Iterable[str] = (),
     watch: str | Iterable[str] = (),
     grads: bool = False,
@@ -95,6 +96,8 @@ def capture(
         inputs: Whether to record the inputs of modules. Those of the model itself are always recorded.
         level: `module`, or `op` to record the result of every op within them too. `export`, for
             `capture_workload` alone, records the nodes of the graph that `torch.export` makes.
+        decompositions: At level export, the converter (`coreai`) whose table the graph is decomposed by, so
+            that its nodes are those that the converter is given.
         ops_in: Globs of modules; only their ops are recorded, and those of the modules below them.
         watch: Local variables to record, as `package.module:Class.method:variable,variable`; `*` for all
             that hold tensors. What the function returns is recorded too.
@@ -148,6 +151,7 @@ def capture(
         exclude=exclude,
         inputs=inputs,
         level=level,
+        decompositions=decompositions,
         ops_in=ops_in,
         watch=watch,
         grads=grads,

@@ -20,7 +20,7 @@ from tensorcap.recording import CaptureOptions, PlainLog
 from tensorcap.session.capture_session import Capture, capture
 from tensorcap.session.process_rank import process_rank
 from tensorcap.wording import counted, some
-from tensorcap.workload import FRAMEWORKS, MODEL_MODULES, Script, as_main, compile_script, replace_attribute
+from tensorcap.workload import MODEL_MODULES, Script, as_main, compile_script, replace_attribute
 from tensorcap_formats.errors import CaptureError, TensorcapError, abbreviate, did_you_mean, missing_package
 from tensorcap_formats.progress import Progress
 from tensorcap_formats.ranks import rank_path
@@ -234,7 +234,7 @@ class ScriptRun:
         """The frameworks whose models are looked for."""
         if self._framework is not None:
             return (self._framework,)
-        return tuple(name for name in FRAMEWORKS if _is_installed(name)) or ("torch",)
+        return tuple(name for name in MODEL_MODULES if _is_installed(name)) or ("torch",)
 
     def _look_out(self, framework: str, stack: ExitStack) -> None:
         """Look for models of a framework, now that it is imported."""

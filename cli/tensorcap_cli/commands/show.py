@@ -12,6 +12,7 @@ from tensorcap.wording import one_line
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.archive import headline, record_json, skipped_line
+from tensorcap_cli.text.asset import show_asset
 from tensorcap_cli.text.op import place_lines
 from tensorcap_cli.text.output import DASH, number_text, print_json, size_text, split_key
 from tensorcap_cli.text.ranks import RankTexts
@@ -81,6 +82,7 @@ def command(
         tcap show ref.h5
         tcap show ref.h5 model.layers.0.mlp --slice '[0, :, 5:8]'
         tcap show ref.h5::0/model.norm/output --npy norm.npy
+        tcap show model.aimodel
 
     Values that numpy has no type for (bfloat16, float8, float4) are written as float32. A slice of a tensor
     with two values a byte counts bytes.
@@ -88,6 +90,7 @@ def command(
     Exit status: 0 shown, 1 FILE could not be written, 2 wrong usage or no such tensor, 3 ARCHIVE cannot be
     read.
     """
+    from tensorcap_formats.foreign import is_asset
     from tensorcap_formats.open import open_archive
 
     path, named_key = split_key(archive)
@@ -95,6 +98,9 @@ def command(
     request = _Request(index, npy, force, as_json)
     if key is None and (index is not None or npy is not None):
         raise click.UsageError("--slice and --npy need a KEY.")
+    if key is None and is_asset(path):
+        show_asset(path, as_json=as_json)
+        return
     with open_archive(path) as opened:
         if key is None:
             _show_run(opened, as_json)
@@ -196,6 +202,9 @@ def _print_tensor(archive: Archive, holder: Archive, record: Record, index: str 
     place = f"number {record.order} in execution order" if archive.is_ordered else "execution order unknown"
     click.echo(record.key.text)
     click.echo(f"  {record.dtype.name} {list(record.shape)}, {size_text(record.nbytes)}, {place}")
+    if record.dtype.packed > 1 and record.shape:
+        shape = [*record.shape[:-1], record.shape[-1] * record.dtype.packed]
+        click.echo(f"  {record.dtype.packed} values in an element: {shape} values")
     for line in (*place_lines(archive, record), *RankTexts(archive).lines(record)):
         click.echo(f"  {line}")
     statistics = holder.statistics(record)
