@@ -12,7 +12,16 @@ if TYPE_CHECKING:
     from tensorcap.adapters.coreai.model import CoreAIModel
     from tensorcap.adapters.max.model import MaxModel
     from tensorcap.alignment import Aligned, Alignment, align
-    from tensorcap.comparison import Calibrated, Comparison, Pair, calibrate, compare, compare_records
+    from tensorcap.comparison import (
+        Calibrated,
+        Comparison,
+        Pair,
+        SyncPoints,
+        calibrate,
+        compare,
+        compare_records,
+        sync_points,
+    )
     from tensorcap.comparison.preflight import Preflight
     from tensorcap.diagnosis import Diagnosis
     from tensorcap.localization import Bisection, LiveBisection, Localization, Verification, bisect, localize
@@ -40,7 +49,16 @@ _NAMES = {
     "tensorcap.adapters.coreai.model": ("CoreAIModel",),
     "tensorcap.adapters.max.model": ("MaxModel",),
     "tensorcap.alignment": ("Aligned", "Alignment", "align"),
-    "tensorcap.comparison": ("Calibrated", "Comparison", "Pair", "calibrate", "compare", "compare_records"),
+    "tensorcap.comparison": (
+        "Calibrated",
+        "Comparison",
+        "Pair",
+        "SyncPoints",
+        "calibrate",
+        "compare",
+        "compare_records",
+        "sync_points",
+    ),
     "tensorcap.comparison.preflight": ("Preflight",),
     "tensorcap.diagnosis": ("Diagnosis",),
     "tensorcap.localization": (
@@ -101,6 +119,7 @@ __all__ = [
     "Recovered",
     "Replay",
     "Summary",
+    "SyncPoints",
     "TensorcapError",
     "Verification",
     "Workload",
@@ -121,6 +140,7 @@ __all__ = [
     "probe",
     "recover",
     "replay",
+    "sync_points",
     "verify",
 ]
 

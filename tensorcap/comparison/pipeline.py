@@ -22,6 +22,7 @@ from tensorcap.comparison.exact import (
     parameter_rounding,
     verify_equal_digests,
 )
+from tensorcap.comparison.held_values import explain_held_values
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.judge import LogitMeasure, PolicyJudge, judge
 from tensorcap.comparison.mapping_provenance import (
@@ -201,6 +202,7 @@ class _Run:
         if not injected:  # else records that are the same in the reference are not in the target
             padding = Padding(reference, target)
             judged = judge_pass_through(reference, target, judged, thresholds, padding.left_out)
+        judged = explain_held_values(reference, target, judged, precision)
         is_of_own_values = not injected and reference.info.injected is None
         if selection is not None and is_of_own_values:  # else what follows agrees, whatever was made before
             judged = explain_by_agreement(reference, target, judged, selection)

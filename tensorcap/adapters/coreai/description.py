@@ -9,6 +9,7 @@ import torch
 from tensorcap.adapters.coreai.conversion import converted
 from tensorcap.adapters.coreai.engine import VERSION
 from tensorcap.adapters.coreai.model import CoreAIModel
+from tensorcap.adapters.torch.description import describe_modules
 from tensorcap.workload import class_name, file_of, redact
 
 
@@ -25,6 +26,20 @@ def modules_of(model: CoreAIModel) -> dict[str, str]:
             for path, kind in (node.meta.get("nn_module_stack") or {}).values():
                 paths[path] = kind if isinstance(kind, str) else class_name(kind)
     return paths
+
+
+def _describe_modules(model: CoreAIModel, classes: dict[str, str]) -> list[dict[str, Any]]:
+    """An entry for each module; of a torch module with its weights, by which quantised ones are known."""
+    if not isinstance(model.source, torch.nn.Module):
+        return [{"path": path, "class": kind, "training": False} for path, kind in classes.items()]
+    entries = describe_modules(dict(model.source.named_modules()))
+    for entry in entries:
+        entry["training"] = False
+        tensors = [*entry["parameters"].values(), *entry.get("buffers", {}).values()]
+        for tensor in tensors if model.precision == "fp16" else ():
+            if tensor["dtype"] in ("float32", "float64", "bfloat16"):
+                tensor["dtype"] = "float16"
+    return entries
 
 
 def describe(model: CoreAIModel) -> dict[str, Any]:
@@ -58,7 +73,7 @@ def describe(model: CoreAIModel) -> dict[str, Any]:
         "dtype": dtype,
         "compute_dtype": dtype,
         "device": "cpu",
-        "modules": [{"path": path, "class": kind, "training": False} for path, kind in modules.items()],
+        "modules": _describe_modules(model, modules),
     }
 
 
