@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tensorcap.recording import PlainLog, Summary, probe
     from tensorcap.rerun import Replay, inject, replay
     from tensorcap.runs import Graph
-    from tensorcap.session import Called, Capture, capture, capture_called
+    from tensorcap.session import Called, Capture, capture, capture_called, save_intermediates
     from tensorcap.verbs import diagnose, preflight
     from tensorcap.workload import Port, Workload
     from tensorcap_formats.archive import Archive
@@ -74,7 +74,7 @@ _NAMES = {
     "tensorcap.recording": ("PlainLog", "Summary", "probe"),
     "tensorcap.rerun": ("Replay", "inject", "replay"),
     "tensorcap.runs": ("Graph",),
-    "tensorcap.session": ("Called", "Capture", "capture", "capture_called"),
+    "tensorcap.session": ("Called", "Capture", "capture", "capture_called", "save_intermediates"),
     "tensorcap.verbs": ("diagnose", "preflight"),
     "tensorcap.workload": ("Port", "Workload"),
     "tensorcap_formats.archive": ("Archive",),
@@ -140,6 +140,7 @@ __all__ = [
     "probe",
     "recover",
     "replay",
+    "save_intermediates",
     "sync_points",
     "verify",
 ]

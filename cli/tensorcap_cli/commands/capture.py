@@ -10,6 +10,8 @@ import click
 
 from tensorcap_cli.commands.capture_script import script_command
 from tensorcap_cli.options.recording import (
+    coreai_option,
+    intermediates_beside,
     recording_arguments,
     recording_options,
     recording_options_of_assets,
@@ -25,6 +27,7 @@ from tensorcap_cli.options.run import (
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.options.time_limit import time_limit_option
 from tensorcap_cli.text.capture import print_outcome
+from tensorcap_cli.text.graph_dump import graph_dump_lines
 from tensorcap_cli.text.progress import capture_progress
 
 if TYPE_CHECKING:
@@ -54,6 +57,7 @@ command.add_command(script_command)
 @command.command("torch", cls=Command)
 @click.argument("model", metavar="[MODEL]", required=False)
 @recording_options
+@coreai_option
 @like_option
 @run_options
 def torch_command(
@@ -86,6 +90,11 @@ def torch_command(
     \b
         tcap capture torch MODEL --prompt "The sky is" --max-new-tokens 20 --steps 0,5- -o ref.h5
         tcap capture torch --like ref.h5 --dtype bfloat16 --teacher-forced ref.h5 -o tgt.h5
+
+    A reference for a conversion to Core AI, and ref.aimodelintermediates beside it for Apple's debugger:
+
+    \b
+        tcap capture torch MODEL --prompt "The sky is" --coreai -o ref.h5
 
     A log for diff, and no archive:
 
@@ -213,9 +222,11 @@ def _capture(
         as_json: Whether the outcome is printed as JSON.
         keep: Where a conversion is kept, of a framework that converts models; or None.
     """
+    from tensorcap.adapters import export_graph
     from tensorcap.session import capture_workload
     from tensorcap_formats.open import open_archive
 
+    folder = intermediates_beside(options)
     with ExitStack() as files:
         before = None if like is None else files.enter_context(open_archive(like))
         kept = None if before is None else before.info.scope
@@ -235,6 +246,9 @@ def _capture(
     if keep is not None:
         workload.model.save(keep)
     status = print_outcome(capture, as_json=as_json)
+    if folder is not None:
+        with open_archive(recording["path"]) as archive:
+            click.echo("\n".join(graph_dump_lines(export_graph(archive, folder))), err=True)
     if status:
         click.get_current_context().exit(status)
 

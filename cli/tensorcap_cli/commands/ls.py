@@ -10,6 +10,7 @@ from tensorcap.wording import one_line
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.archive import headline, record_json, skipped_line
+from tensorcap_cli.text.asset import list_asset
 from tensorcap_cli.text.output import DASH, number_text, print_json, print_table, size_text
 from tensorcap_cli.text.progress import byte_bar
 
@@ -38,17 +39,27 @@ def command(archive: str, globs: tuple[str, ...], *, sort: str, stats: bool, as_
     """List the tensors of ARCHIVE whose keys match one of the GLOBs, or all.
 
     A glob without a slash is held against the site, any other against the whole key STEP/SITE/SLOT. Quote
-    it, or the shell may take it for file names.
+    it, or the shell may take it for file names. Of a Core AI asset, .aimodel, the operations are listed, with
+    the torch nodes whose values they hold and that they were made of, modules and lines (needs its packages).
 
     \b
         tcap ls ref.h5
         tcap ls ref.h5 '*.mlp' '0/*/input*' --sort max
         tcap ls model.safetensors --stats
+        tcap ls model.aimodel
 
     Exit status: 0 listed, 2 wrong usage or a glob that matches nothing, 3 ARCHIVE cannot be read.
     """
+    from tensorcap_formats.foreign import is_asset
     from tensorcap_formats.open import open_archive
 
+    if is_asset(archive):
+        if globs or stats or sort != "order":
+            raise click.UsageError(
+                "A Core AI asset has operations and no tensors: globs, --sort and --stats are of those."
+            )
+        list_asset(archive, as_json=as_json)
+        return
     with open_archive(archive) as opened:
         records = opened.select(globs)
         known = [record.statistics for record in records]

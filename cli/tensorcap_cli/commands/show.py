@@ -12,6 +12,7 @@ from tensorcap.wording import one_line
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.archive import headline, record_json, skipped_line
+from tensorcap_cli.text.asset import show_asset
 from tensorcap_cli.text.op import place_lines
 from tensorcap_cli.text.output import DASH, number_text, print_json, size_text, split_key
 
@@ -80,6 +81,7 @@ def command(
         tcap show ref.h5
         tcap show ref.h5 model.layers.0.mlp --slice '[0, :, 5:8]'
         tcap show ref.h5::0/model.norm/output --npy norm.npy
+        tcap show model.aimodel
 
     Values that numpy has no type for (bfloat16, float8, float4) are written as float32. A slice of a tensor
     with two values a byte counts bytes.
@@ -87,6 +89,7 @@ def command(
     Exit status: 0 shown, 1 FILE could not be written, 2 wrong usage or no such tensor, 3 ARCHIVE cannot be
     read.
     """
+    from tensorcap_formats.foreign import is_asset
     from tensorcap_formats.open import open_archive
 
     path, named_key = split_key(archive)
@@ -94,6 +97,9 @@ def command(
     request = _Request(index, npy, force, as_json)
     if key is None and (index is not None or npy is not None):
         raise click.UsageError("--slice and --npy need a KEY.")
+    if key is None and is_asset(path):
+        show_asset(path, as_json=as_json)
+        return
     with open_archive(path) as opened:
         if key is None:
             _show_run(opened, as_json)

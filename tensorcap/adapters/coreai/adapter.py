@@ -12,12 +12,15 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 
+from tensorcap.adapters.coreai.asset import operations_of
 from tensorcap.adapters.coreai.conversion import decompose
 from tensorcap.adapters.coreai.description import describe, modules_of
+from tensorcap.adapters.coreai.engine import AIProgram
 from tensorcap.adapters.coreai.model import ASSET_SUFFIX, CoreAIModel
 from tensorcap.adapters.coreai.model_inputs import InputKind, as_array, make_arrays
+from tensorcap.adapters.coreai.operation_map import mappings_of
 from tensorcap.adapters.coreai.tap import input_kinds, name_of, tapped
-from tensorcap.adapters.protocol import Adapter, CalledRoot, Site
+from tensorcap.adapters.protocol import Adapter, CalledRoot, ProgramOperation, Site
 from tensorcap.recording import Call, CaptureOptions, Recorder, Substitution
 from tensorcap.workload import StoredInput, Workload, class_name
 from tensorcap_formats.dtypes import bits_of, decode, dtype_of
@@ -203,3 +206,13 @@ class CoreAIAdapter(Adapter):
     def decompose(self, program: ExportedProgram) -> ExportedProgram:
         """Decompose an exported graph with Core AI's own table."""
         return decompose(program)
+
+    def program_operations(self, path: Path) -> list[ProgramOperation]:
+        """The operations of an asset that compute a value."""
+        return operations_of(path)
+
+    def program_mappings(self, program: Any) -> dict[str, Any]:
+        """Operators of a converted program and the nodes that they were made of, in Apple's form."""
+        if not isinstance(program, AIProgram):
+            return super().program_mappings(program)
+        return mappings_of(program)

@@ -41,7 +41,7 @@ if VERSION != EXPECTED:
     )
 
 with quiet():
-    from coreai.authoring import AIModelAsset
+    from coreai.authoring import AIModelAsset, AIProgram
     from coreai.runtime import NDArray
     from coreai_torch import TorchConverter, get_decomp_table
     from coreai_torch.debugging import debug_info
@@ -59,6 +59,7 @@ locations: Any = vars(debug_info)["_mlir"]  # has no types
 __all__ = [
     "VERSION",
     "AIModelAsset",
+    "AIProgram",
     "CoreAIInspector",
     "MissingValue",
     "NDArray",

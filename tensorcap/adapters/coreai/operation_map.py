@@ -123,7 +123,7 @@ class OperationMap:
                     tuple(sorted({known for known, _ in ids})),
                     "" if operation is None else operation.name,
                     op_output,
-                    _innermost(origin) if node is None else source_of(node),
+                    line_of(origin) if node is None else source_of(node),
                 )
             )
         mapped = {op_id for row in self.outputs for op_id in row.op_ids}
@@ -159,18 +159,34 @@ def _origins(operations: Mapping[int, Any]) -> dict[str, Any]:
     return origins
 
 
+def mappings_of(program: Any) -> dict[str, Any]:
+    """The operators of a converted program and the nodes that they were made of, in Apple's own form (AIM-6).
+
+    Args:
+        program: Core AI's program.
+    """
+    sources = torch_sources(program)
+    return {
+        "sources": {
+            level: {op_id: source.to_dict() for op_id, source in operations.items()}
+            for level, operations in sources.items()
+        },
+        "outputs": [row.to_dict() for row in output_maps(program)],
+    }
+
+
 def _stack(node: Any) -> tuple[tuple[str, str], ...]:
     return tuple((key, path) for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items())
 
 
-def _trace(operation: Any) -> list[str]:
+def instances_of(operation: Any) -> list[str]:
     """The instances of modules that an operation lies in, the root first: `Mlp$1`, `Block$2`."""
     return [str(frame) for frame in locations.get_stack_trace(operation.location) or ()]
 
 
 def _frames(operation: Any) -> tuple[tuple[str, str], ...]:
     """The same as calls of modules; the root has no path."""
-    frames = [] if operation is None else [frame.replace("$", "-") for frame in _trace(operation)]
+    frames = [] if operation is None else [frame.replace("$", "-") for frame in instances_of(operation)]
     paths = [".".join(frames[1:end]) for end in range(1, len(frames) + 1)]
     return tuple((path, path) for path in paths)
 
@@ -178,7 +194,7 @@ def _frames(operation: Any) -> tuple[tuple[str, str], ...]:
 def _modules(operations: Any) -> dict[str, str]:
     modules: dict[str, str] = {}
     for operation in operations:
-        for (_, path), frame in zip(_frames(operation), _trace(operation), strict=True):
+        for (_, path), frame in zip(_frames(operation), instances_of(operation), strict=True):
             modules.setdefault(path, frame.partition("$")[0])
     return dict(sorted(modules.items(), key=lambda entry: entry[0].count(".") + bool(entry[0])))
 
@@ -194,7 +210,7 @@ def _returns_several(node: Any, name: str) -> bool:
     return len(schema.returns) > 1 or isinstance(schema.returns[0].type, torch.ListType)
 
 
-def _innermost(operation: Any) -> Source:
+def line_of(operation: Any) -> Source:
     """The innermost line of code outside of torch that an operation keeps; innermost ones come first."""
     places = [] if operation is None else locations.get_file_line_col_locations(operation.location) or []
     for place in places:

@@ -175,6 +175,14 @@ class TorchAdapter(Adapter):
 
         return export(workload, plan)
 
+    def program_workload(self, program: Any, inputs: Any) -> Workload:
+        """The program as a model, and its inputs by the names of its graph."""
+        from tensorcap.adapters.torch.program_module import named_inputs, program_module
+
+        if not isinstance(program, torch.export.ExportedProgram):
+            return super().program_workload(program, inputs)
+        return Workload(program_module(program), named_inputs(program, inputs))
+
     def record_inputs(self, inputs: Any, recorder: Recorder) -> None:
         """Record the tensors among `inputs`."""
         record_inputs(inputs, recorder)
