@@ -168,11 +168,11 @@ class Adapter(Protocol):
     """What the library asks of a framework.
 
     Four groups: the model (`list_sites`, `describe`, `read_sources`), the workload (`seed`, `dtype_named`,
-    `prepare`, `perturb`, `run`), the capture (`tap`, `record_inputs`, `watch_roots`), and the references'
-    (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python code. The
-    last group has defaults, for adapters that derive from this class, and so have `decompose`,
-    `program_workload`, `program_mappings` and `program_operations`, and `load` and `adopt`, which are for
-    frameworks that run files, or models of another one that they convert.
+    `prepare`, `perturb`, `run`), the capture (`tap`, `record_inputs`, `watch_roots`, `process_rank`), and the
+    references' (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python
+    code. The last group has defaults, for adapters that derive from this class, and so have `process_rank`,
+    `decompose`, `program_workload`, `program_mappings` and `program_operations`, and `load` and `adopt`, which
+    are for frameworks that run files, or models of another one that they convert.
 
     Attributes:
         decompositions: The framework's own name, if its models are compiled from exported graphs: a
@@ -349,6 +349,13 @@ class Adapter(Protocol):
 
         Returns:
             The call; None if it did not come, or the framework cannot call a module again.
+        """
+        return None
+
+    def process_rank(self) -> tuple[int, int] | None:
+        """Which of several processes this is that run one model together, from 0, and how many they are.
+
+        None if the framework does not know of others.
         """
         return None
 
