@@ -17,6 +17,7 @@ NEEDED_BY = {
         "tests/alignment/test_traps.py",
         "tests/capture",
         "tests/cli/test_import_export.py",
+        "tests/cli/test_absent_extra.py",
         "tests/cli/test_replay.py",
         "tests/cli/test_verify.py",
         "tests/comparison/test_calls.py",

@@ -1,7 +1,8 @@
 """Compare two archives: pairs of records, a status for each, and what a report needs besides.
 
 In come two archives with equal keys (`tensorcap.alignment` makes them so); out comes a `Comparison`. Read
-`pair` (the data, and `decide`, the one place that sets a status), `pairing`, `pipeline` (the whole way);
+`pair` (the data, and `decide`, the one place that sets a status), `pairing` with `program_pair`, `pipeline`
+(the whole way);
 then what decides: `exact`, `thresholds`, `calibration`, `judge` with `policy` and `policy_tests`, `routing`,
 `near_ties`;
 `held_values` and `agreement` (what differs and is no mistake); then the rest: `sync_points` with `bands`,

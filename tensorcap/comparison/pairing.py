@@ -2,8 +2,7 @@
 
 Ops are paired in order (CMP-30): ops of one name are numbered within a module's call, so that one more of
 them, a cast say, would shift all that follow. The ops and the calls of modules in a call are two sequences;
-what they have in common, in order, is paired; nodes of a compiled program's graph have names of their own
-(SYN-1), and are paired by these. `Absences` says why a record has no partner (CMP-6, CMP-33).
+what they have in common, in order, is paired. `Absences` says why a record has no partner (CMP-6, CMP-33).
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
+from tensorcap.comparison.program_pair import ProgramPair
 from tensorcap.recording import CaptureOptions, RecordFilter, parse_steps
 from tensorcap.runs import Ops, enclosing_sites, is_gradient, is_inner, is_parameter, is_result, ops_of
 from tensorcap_formats.archive import Archive
@@ -26,6 +26,7 @@ from tensorcap_formats.run_info import PointInfo, ScopeInfo
 
 _UNINITIALIZED: Final = "memory that nothing was written to yet"
 NOT_MAPPED: Final = "no operation of the target's program is mapped to it"
+_NUMBERED: Final = "an operation of no node; its number is another one's in another program"
 _CAST: Final = "a cast, which computes nothing; the target has none"
 _INPUT_KEY: Final = "the target's op was given what it holds in"
 
@@ -93,14 +94,17 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
     partner_text = partner_texts(reference, target)
     others = ops_of(target)
     explain = Absences(reference, ops, target, others)
+    programs = ProgramPair.of(reference, target)
     pairs = []
     for record in reference.records:
         text = record.key.text
         wanted = partner_text(record) or ""
         partner = targets.pop(wanted, None)
-        reason = selection.why_not(text) or (
-            _UNINITIALIZED if ops and ops.is_uninitialised(record.key) else ""
-        )
+        reason = selection.why_not(text)
+        if not reason and ops and ops.is_uninitialised(record.key):
+            reason = _UNINITIALIZED
+        elif not reason and record.key.site in programs.numbered:
+            reason = _NUMBERED
         is_optional = selection.is_optional(text)
         status: Status
         if reason:
@@ -115,7 +119,7 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
                 status, reason = "explained", f"{_INPUT_KEY} {key}"
         pair = Pair(text, "unjudged", record, partner, is_optional=is_optional)
         pairs.append(decide(pair, Decision("pairing", status, reason)))
-    pairs += _losses(reference.info.points, selection)
+    pairs += _losses(reference.info.points, selection, programs)
     known = {pair.key for pair in pairs}
     surplus = _Surplus(reference)
     pairs += [  # an op of the same key, which is paired with another one, may stand there already
@@ -124,7 +128,7 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
             surplus.decision(record, is_optional=selection.is_optional(text)),
         )
         for text, record in targets.items()
-        if not selection.why_not(text)
+        if not selection.why_not(text) and record.key.site not in programs.numbered
     ]
     return pairs
 
@@ -156,7 +160,7 @@ def _is_result_of_model(key: Key) -> bool:
     return not key.is_bare and key.site == ROOT_SITE and is_result(key)
 
 
-def _losses(points: Iterable[PointInfo], selection: Selection) -> Iterator[Pair]:
+def _losses(points: Iterable[PointInfo], selection: Selection, programs: ProgramPair) -> Iterator[Pair]:
     """Yield a pair for each point that a run was to capture and could not: it has no record."""
     for point in points:
         if point.status != "not-capturable":
@@ -164,9 +168,12 @@ def _losses(points: Iterable[PointInfo], selection: Selection) -> Iterator[Pair]
         for slot in point.slots or ("return" if point.kind == "function" else "output",):
             text = Key(point.site, slot).text
             if not selection.why_not(text):
-                reason = f"in the reference: {point.reason or 'no reason is known'}"
+                reason = point.reason or "no reason is known"
+                decision = Decision("pairing", "not-capturable", f"in the reference: {reason}")
+                if (point.site, slot) in programs.lacking:
+                    decision = Decision("pairing", "explained", f"in neither program: {reason}")
                 pair = Pair(text, "unjudged", None, None, is_optional=selection.is_optional(text))
-                yield decide(pair, Decision("pairing", "not-capturable", reason))
+                yield decide(pair, decision)
 
 
 _Call = tuple[int, int, str, int]  # rank, step, site of the module, number of the call

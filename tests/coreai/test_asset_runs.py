@@ -172,7 +172,7 @@ def test_an_operation_has_the_facts_of_its_node(
         graph = Graph.of(archive)
         node = graph.node(f"{where}/output")
         assert (node.op, node.class_name, node.function) == (op, "Gated", function)
-        assert str(node.file).rpartition("/")[2] == "test_assets.py"
+        assert str(node.file).rpartition("/")[2] == "test_asset_runs.py"
         assert node.line == line_of("# line: split") + 1
         split = graph.node(where.replace("gelu", "split_with_sizes"))
         assert split.line == line_of("# line: split")
