@@ -106,7 +106,7 @@ def _in_order(program: ExportedProgram, inputs: Any, names: Sequence[str]) -> An
             return [inputs[name] for name in order]
     raise UsageError(
         f"inputs of the program: found {', '.join(map(str, inputs)) or 'none'}, "
-        f"expected {', '.join(arguments or names)}"
+        f"expected {', '.join(names)}"
     )
 
 
