@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar, cast
 
 from tensorcap.recording import CaptureOptions, Recorder
-from tensorcap_formats.errors import MissingPackageError, UsageError, missing_package
+from tensorcap_formats.errors import MissingPackageError, UsageError, abbreviate, missing_package
 
 if TYPE_CHECKING:
     from tensorcap.adapters.edits import Rerun
@@ -168,17 +168,20 @@ class Adapter(Protocol):
     """What the library asks of a framework.
 
     Four groups: the model (`list_sites`, `describe`, `read_sources`), the workload (`seed`, `dtype_named`,
-    `prepare`, `perturb`, `run`), the capture (`tap`, `record_inputs`, `watch_roots`), and the references'
-    (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python code. The
-    last group has defaults, for adapters that derive from this class, and so have `decompose`,
-    `program_workload`, `program_mappings` and `program_operations`.
+    `prepare`, `perturb`, `run`), the capture (`tap`, `record_inputs`, `watch_roots`, `process_rank`), and the
+    references' (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python
+    code. The last group has defaults, for adapters that derive from this class, and so have `process_rank`,
+    `decompose`, `program_workload`, `program_mappings` and `program_operations`, and `load` and `adopt`, which
+    are for frameworks that run files, or models of another one that they convert.
 
     Attributes:
         decompositions: The framework's own name, if its models are compiled from exported graphs: a
             reference whose nodes are those that were compiled is captured with it (CAP-191); else empty.
+        settings: Names of the options of a run that are the framework's own.
     """
 
     decompositions: ClassVar[str] = ""
+    settings: ClassVar[tuple[str, ...]] = ()
 
     def list_sites(self, model: Any, *, eager: bool = False) -> list[Site]:
         """List all sites, the model itself first, in the order of the module tree.
@@ -198,6 +201,28 @@ class Adapter(Protocol):
 
     def read_sources(self, model: Any, names: Iterable[str]) -> dict[str, Any]:
         """Read the source text of the classes of the named sites, by qualified class name."""
+
+    def load(
+        self,
+        path: str,
+        settings: Mapping[str, Any],
+        inputs: Mapping[str, StoredInput] | None = None,
+        *,
+        seed: int = 0,
+    ) -> Workload:
+        """The workload of a model in a file, with inputs that the settings name or an archive holds.
+
+        Raises:
+            UsageError: The framework runs no files, or the file is no model of it; a setting is unknown.
+        """
+        raise UsageError(
+            f"{abbreviate(path)}: expected FILE.py:FUNCTION",
+            hint="The function returns tensorcap.Workload(model, inputs).",
+        )
+
+    def adopt(self, workload: Workload, settings: Mapping[str, Any], *, seed: int = 0) -> Workload:
+        """The workload as the framework runs it, which may convert its model, with settings of a run."""
+        return workload
 
     def seed(self, seed: int) -> None:
         """Set the framework's random generators."""
@@ -324,6 +349,13 @@ class Adapter(Protocol):
 
         Returns:
             The call; None if it did not come, or the framework cannot call a module again.
+        """
+        return None
+
+    def process_rank(self) -> tuple[int, int] | None:
+        """Which of several processes this is that run one model together, from 0, and how many they are.
+
+        None if the framework does not know of others.
         """
         return None
 

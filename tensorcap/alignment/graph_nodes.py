@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Final
 
 from tensorcap.alignment.node_sequences import GraphNode, pair_nodes, without_ones
-from tensorcap.alignment.views import UNMAPPED
+from tensorcap.alignment.views import UNMAPPED, renamed_values
 from tensorcap.runs import Graph, Value, ViewRecords, is_fact, is_inner, ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key, escape, inner_site, module_of, module_site, unescape
@@ -61,7 +61,14 @@ class NodeArchive(ArchiveView):
                 self.placements[key.text] = placement
             records.append(replace(record, key=key, shape=shape))
             sources[key.text] = (record,)
-        super().__init__(source, records, sources, root=source.root, is_direct=source.is_direct)
+        super().__init__(
+            source,
+            records,
+            sources,
+            values=renamed_values(source.values, sites),
+            root=source.root,
+            is_direct=source.is_direct,
+        )
 
     @cached_property
     def info(self) -> RunInfo:
@@ -123,6 +130,10 @@ def at_modules(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
     ours, theirs = list(_nodes(reference)), list(_nodes(target))
     if not (ours and theirs):
         return reference, target
+    if _modules(ours) and not _modules(ours) & _modules(
+        theirs
+    ):  # the target has other names for them, or none
+        theirs = [replace(node, module=None) for node in theirs]
     pairs = pair_nodes(ours, theirs)
     at_sites = {r.site: t.site for r, t in pairs if r.module is None and t.module is not None}
     if at_sites:
@@ -138,6 +149,11 @@ def at_modules(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
     return reference, NodeArchive(target, moved, placements) if moved or placements else target
 
 
+def _modules(nodes: Iterable[GraphNode]) -> set[str | None]:
+    """The modules that nodes lie in, without the model itself."""
+    return {node.module for node in nodes} - {None, ROOT_SITE}
+
+
 def _renamed(site: str, own: str) -> str:
     """The name of a node at the module of another site."""
     return inner_site(module_of(site), unescape(own.partition(":")[2]))
@@ -147,12 +163,11 @@ def _nodes(archive: Archive) -> Iterator[GraphNode]:
     """The nodes of a run's graph, as far as it says; none of a run that recorded no graph."""
     shapes = {r.key.site: r.shape for r in reversed(archive.records) if is_inner(r.key)}
     if names_nodes(archive):
-        has_modules = any(row.module for row in archive.info.operation_map)
         points = (point.site for point in archive.info.points if ":" in point.site)
         sites = {site.partition(":")[2]: site for site in (*points, *shapes)}
         for name, module in {row.node: row.module for row in archive.info.operation_map}.items():
             site = sites.get(escape(name)) or inner_site(module_site(module), name)
-            yield GraphNode(name, site, module_of(site) if has_modules else None, shapes.get(site))
+            yield GraphNode(name, site, module_of(site), shapes.get(site))
         return
     if archive.container == _CONTAINER:
         for site, shape in shapes.items():
@@ -161,10 +176,10 @@ def _nodes(archive: Archive) -> Iterator[GraphNode]:
     scope = archive.info.scope
     if scope is None or scope.level != "export" or not ops_of(archive):
         return
-    for node in {Key.parse(f"{node.where}/op").site: node for node in Graph.of(archive).nodes}.items():
-        site, facts = node
-        shape = shapes.get(site) or next((v.view.shape for v in facts.outputs if v.view is not None), None)
-        yield GraphNode(unescape(site.partition(":")[2]), site, module_of(site), shape)
+    for site, node in {Key.parse(f"{node.where}/op").site: node for node in Graph.of(archive).nodes}.items():
+        views = (value.view.shape for value in node.outputs if value.view is not None)
+        known = shapes[site] if site in shapes else next(views, None)
+        yield GraphNode(unescape(site.partition(":")[2]), site, module_of(site), known)
 
 
 def _placements(

@@ -61,9 +61,9 @@ def pair_nodes(
 ) -> list[tuple[GraphNode, GraphNode]]:
     """Find which nodes of two graphs are the same operators of a model.
 
-    For each operator, both sides are sequences in the order of their numbers; some nodes of either side may be
-    unknown. Of all ways to pair nodes in order, each with one of its module, that of the largest sum is taken
-    (a chain of fragments, as in the comparison of genomes):
+    For each operator, both sides are sequences in the order of their numbers; some nodes of either side may
+    be unknown. Of all ways to pair nodes in order, each with one of its module, that of the largest sum is
+    taken (a chain of fragments, as in the comparison of genomes):
 
     1. A pair of equal shapes, but for axes of length 1, is worth 2; of as many elements, 1.5; of other sizes,
        or of one that is not known, as little as keeps nodes of the expected numbers together.

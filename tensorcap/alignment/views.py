@@ -78,7 +78,7 @@ class MappedArchive(ArchiveView):
             target,
             records,
             sources,
-            values=_renamed_values(target.values, names),
+            values=renamed_values(target.values, names),
             is_direct=target.is_direct and all(link.is_renaming for link in links),
         )
 
@@ -155,7 +155,7 @@ def _elsewhere(key: Key) -> Key:
     return replace(key, site=inner_site(UNMAPPED, key.site)) if key.slot else Key(f"{UNMAPPED}:{key.site}")
 
 
-def _renamed_values(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def renamed_values(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Values that are no tensors, and facts of ops, under the reference's names of their sites."""
     renamed = {}
     for text, value in values.items():

@@ -37,7 +37,7 @@ def with_mapping(pairs: Sequence[Pair], target: MappedArchive, selection: Select
 
 
 def with_places(pairs: Sequence[Pair], target: Archive) -> list[Pair]:
-    """Add to pairs of nodes whose record of the target has another name, or another shape, what it has (SYN-3).
+    """Add to pairs of nodes the name and the steps of a record that the target has otherwise (SYN-3).
 
     Args:
         pairs: As `pair_records` gives them.

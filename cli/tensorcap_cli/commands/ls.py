@@ -13,6 +13,7 @@ from tensorcap_cli.text.archive import headline, record_json, skipped_line
 from tensorcap_cli.text.asset import list_asset
 from tensorcap_cli.text.output import DASH, number_text, print_json, print_table, size_text
 from tensorcap_cli.text.progress import byte_bar
+from tensorcap_cli.text.ranks import RankTexts
 
 if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive
@@ -39,8 +40,10 @@ def command(archive: str, globs: tuple[str, ...], *, sort: str, stats: bool, as_
     """List the tensors of ARCHIVE whose keys match one of the GLOBs, or all.
 
     A glob without a slash is held against the site, any other against the whole key STEP/SITE/SLOT. Quote
-    it, or the shell may take it for file names. Of a Core AI asset, .aimodel, the operations are listed, with
-    the torch nodes whose values they hold and that they were made of, modules and lines (needs its packages).
+    it, or the shell may take it for file names. Of a run of several ranks the last column is how each tensor
+    is put together of theirs, or was: see tcap merge. Of a Core AI asset, .aimodel, the operations are
+    listed, with the torch nodes whose values they hold and that they were made of, modules and lines (needs
+    its packages).
 
     \b
         tcap ls ref.h5
@@ -82,19 +85,19 @@ def command(archive: str, globs: tuple[str, ...], *, sort: str, stats: bool, as_
 
 
 def _print_rows(archive: Archive, rows: list[tuple[Record, Statistics | None]]) -> None:
-    """Print the table, with a column for the code if there are ops."""
+    """Print the table, with a column for the code if there are ops, and for merge rules if there are ranks."""
     from tensorcap.runs import ops_of
 
-    ops = ops_of(archive)
-    places = [ops.source(record.key.where) if ops else "" for record, _ in rows]
-    has_places = any(places)
+    ops, ranks = ops_of(archive), RankTexts(archive)
+    further = {
+        "code": [one_line(ops.source(record.key.where)) if ops else "" for record, _ in rows],
+        "rule": [ranks.rule(record) if ranks else "" for record, _ in rows],
+    }
+    further = {name: cells for name, cells in further.items() if any(cells)}
     print_table(
-        (*_HEADERS, "code") if has_places else _HEADERS,
-        [
-            (*_cells(*row), one_line(place)) if has_places else _cells(*row)
-            for row, place in zip(rows, places, strict=True)
-        ],
-        left=(0, 1, 2, len(_HEADERS)),
+        (*_HEADERS, *further),
+        [(*_cells(*row), *cells) for row, *cells in zip(rows, *further.values(), strict=True)],
+        left=(0, 1, 2, *range(len(_HEADERS), len(_HEADERS) + len(further))),
     )
 
 
@@ -145,6 +148,7 @@ def _cells(record: Record, statistics: Statistics | None) -> tuple[str, ...]:
 
 
 def _as_json(archive: Archive, rows: list[tuple[Record, Statistics | None]]) -> dict[str, Any]:
+    ranks = RankTexts(archive)
     return {
         "path": str(archive.path),
         "container": archive.container,
@@ -152,5 +156,5 @@ def _as_json(archive: Archive, rows: list[tuple[Record, Statistics | None]]) -> 
         "is_ordered": archive.is_ordered,
         "is_complete": archive.is_complete,
         "skipped": archive.skipped,
-        "records": [record_json(archive, record, statistics) for record, statistics in rows],
+        "records": [record_json(archive, record, statistics, ranks) for record, statistics in rows],
     }

@@ -15,6 +15,7 @@ from tensorcap_cli.text.archive import headline, record_json, skipped_line
 from tensorcap_cli.text.asset import show_asset
 from tensorcap_cli.text.op import place_lines
 from tensorcap_cli.text.output import DASH, number_text, print_json, size_text, split_key
+from tensorcap_cli.text.ranks import RankTexts
 
 if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive
@@ -133,6 +134,7 @@ def _describe_run(archive: Archive) -> list[tuple[str, str]]:
     lines = [(name, _join(run[name])) for name in _LINES if run.get(name) not in (None, "", {}, [])]
     if info.duration_seconds is not None:
         lines.append(("duration", f"{info.duration_seconds:.3g} s"))
+    lines += RankTexts(archive).run_lines()
     if info.modules:
         lines.append(("modules", f"{len(info.modules)} in the tree"))
     return lines
@@ -188,7 +190,8 @@ def _write(archive: Archive, record: Record, path: str, window: Any, force: bool
 def _as_json(archive: Archive, record: Record, index: str | None, values: Any) -> dict[str, Any]:
     from tensorcap_formats.json_values import json_value
 
-    members = {"path": str(archive.path), **record_json(archive, record, archive.statistics(record))}
+    described = record_json(archive, record, archive.statistics(record), RankTexts(archive))
+    members = {"path": str(archive.path), **described}
     return members if index is None else {**members, "slice": index, "values": json_value(values)}
 
 
@@ -202,7 +205,7 @@ def _print_tensor(archive: Archive, holder: Archive, record: Record, index: str 
     if record.dtype.packed > 1 and record.shape:
         shape = [*record.shape[:-1], record.shape[-1] * record.dtype.packed]
         click.echo(f"  {record.dtype.packed} values in an element: {shape} values")
-    for line in place_lines(archive, record):
+    for line in (*place_lines(archive, record), *RankTexts(archive).lines(record)):
         click.echo(f"  {line}")
     statistics = holder.statistics(record)
     names = ("minimum", "maximum", "mean", "l2", "nan", "posinf", "neginf", "zeros")

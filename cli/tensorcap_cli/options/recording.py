@@ -102,6 +102,7 @@ inner_option: Final = click.option(
 recording_options: Final = with_options(*_WHICH, *_WITHIN, *_WHAT_ELSE)
 # What a compiled graph can follow, whose modules cannot be looked into
 recording_options_of_graphs: Final = with_options(*_WHICH, inner_option, *_WHAT_ELSE)
+recording_options_of_assets: Final = with_options(*_WHICH, *_WHAT_ELSE)
 
 
 def intermediates_beside(options: Mapping[str, Any]) -> Path | None:

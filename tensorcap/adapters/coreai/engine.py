@@ -39,7 +39,6 @@ if VERSION != EXPECTED:
         f"coreai-torch {VERSION}: expected {EXPECTED}, whose operation maps are known",
         hint=f"Install it with: pip install 'coreai-torch=={EXPECTED}'",
     )
-CORE_VERSION: Final = version("coreai-core")
 
 with quiet():
     from coreai.authoring import AIModelAsset, AIProgram
@@ -58,7 +57,6 @@ with quiet():
 locations: Any = vars(debug_info)["_mlir"]  # has no types
 
 __all__ = [
-    "CORE_VERSION",
     "VERSION",
     "AIModelAsset",
     "AIProgram",
