@@ -368,8 +368,6 @@ class Absences:
         if key.where not in self._ops:
             is_function = module_of(key.site) != PROBES
             return "watched no functions" if is_function and not scope.watch else ""
-        if self._target.info.operation_map:
-            return ""
         if not self._others:
             return "took no ops"
         module = module_of(key.site)
