@@ -163,6 +163,8 @@ class _Agreement:
     def why_missing(self, record: Record) -> str:
         """Why the target may lack a record of the reference; "" if it may not."""
         key = record.key
+        if is_parameter(key) and self._target.info.operation_map:  # a compiled program gives no weights
+            return self._computed_without(key, key.site)
         if self._absences.is_left_out(record) or not self._target.info.modules or is_gradient(key):
             return ""
         if same := self._equal_and_agreeing(record):

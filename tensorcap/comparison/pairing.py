@@ -370,11 +370,11 @@ class Absences:
 
     def _without(self, key: Key, scope: ScopeInfo) -> str:
         """Return why there are no ops, or no variables of functions, of a module."""
+        if self._target.info.operation_map:  # it took all that it could
+            return ""
         if key.where not in self._ops:
             is_function = module_of(key.site) != PROBES
             return "watched no functions" if is_function and not scope.watch else ""
-        if self._target.info.operation_map:
-            return ""
         if not self._others:
             return "took no ops"
         module = module_of(key.site)
