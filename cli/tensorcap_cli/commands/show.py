@@ -193,6 +193,9 @@ def _print_tensor(archive: Archive, holder: Archive, record: Record, index: str 
     place = f"number {record.order} in execution order" if archive.is_ordered else "execution order unknown"
     click.echo(record.key.text)
     click.echo(f"  {record.dtype.name} {list(record.shape)}, {size_text(record.nbytes)}, {place}")
+    if record.dtype.packed > 1 and record.shape:
+        shape = [*record.shape[:-1], record.shape[-1] * record.dtype.packed]
+        click.echo(f"  {record.dtype.packed} values in an element: {shape} values")
     for line in place_lines(archive, record):
         click.echo(f"  {line}")
     statistics = holder.statistics(record)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import torch
 
 from tensorcap.adapters.coreai.conversion import decompose
 from tensorcap.adapters.coreai.description import describe, modules_of
@@ -42,7 +43,8 @@ class CoreAIAdapter(Adapter):
         return {}
 
     def seed(self, seed: int) -> None:
-        """Do nothing: an asset draws no numbers."""
+        """Set the random generators of torch, which makes the models that are converted."""
+        torch.manual_seed(seed)
 
     def dtype_named(self, name: str) -> str:
         """The precision of that name.

@@ -47,7 +47,7 @@ with quiet():
     from coreai_torch import TorchConverter, get_decomp_table
     from coreai_torch.debugging import debug_info
     from coreai_torch.debugging.debug_info import _build_coreai_op_map as operations_by_id
-    from coreai_torch.debugging.inspector import CoreAIInspector
+    from coreai_torch.debugging.inspector import CoreAIInspector, MissingValue
     from coreai_torch.debugging.torch_utils import (
         _extract_output_mappings_from_coreai_program as output_maps,
     )
@@ -62,6 +62,7 @@ __all__ = [
     "VERSION",
     "AIModelAsset",
     "CoreAIInspector",
+    "MissingValue",
     "NDArray",
     "TorchConverter",
     "get_decomp_table",

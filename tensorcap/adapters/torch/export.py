@@ -74,10 +74,7 @@ def export(workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], Non
         )
     args, kwargs = workload.arguments
     try:
-        with _quiet(), _kept_attributes(model), _all_frames() as has_all_frames:
-            program = torch.export.export(model, args, kwargs, strict=False)
-            if plan.decompositions:
-                program = decomposed(program, plan.decompositions)
+        program, has_all_frames = exported(model, args, kwargs, plan.decompositions)
     except UsageError:
         raise
     except Exception as error:
@@ -88,6 +85,22 @@ def export(workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], Non
         "frames": "all" if has_all_frames else "of functions named forward",
     }
     return partial(_run, program, facts, model, args, kwargs, plan)
+
+
+def exported(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], decompositions: str = ""
+) -> tuple[ExportedProgram, bool]:
+    """Export a model, which stays as it was, and decompose its graph as the converter of a framework does.
+
+    Returns:
+        The program, and whether its nodes keep the frames of all functions, not only of those named
+        `forward`.
+    """
+    with _quiet(), _kept_attributes(model), _all_frames() as has_all_frames:
+        program = torch.export.export(model, args, kwargs, strict=False)
+        if decompositions:
+            program = decomposed(program, decompositions)
+    return program, has_all_frames
 
 
 def _failure(name: str, error: Exception) -> CaptureError:
@@ -201,7 +214,9 @@ class _GraphRun:
         call = None
         if outer.point.site in self._sites:
             call = self._recorder.inner(name, "op", outer=outer)
-        return self._op_recorder.record(known, call, (outer, _source(node)), args, kwargs, compute, node=name)
+        return self._op_recorder.record(
+            known, call, (outer, source_of(node)), args, kwargs, compute, node=name
+        )
 
     def _module_call(self, node: Node) -> Call:
         """The innermost call of a module that a node lies in."""
@@ -268,7 +283,7 @@ def _operator(node: Node, args: tuple[Any, ...]) -> tuple[Operator, tuple[Any, .
     return Operator(name, names, frozenset(), frozenset(), None, False, False), args
 
 
-def _source(node: Node) -> Source:
+def source_of(node: Node) -> Source:
     """The innermost frame of the user's code."""
     frames = _FRAME.findall(node.stack_trace or "")
     users = [frame for frame in frames if not frame[0].startswith(_INNER)]
