@@ -8,7 +8,7 @@ what they have in common, in order, is paired. `Absences` says why a record has 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cached_property
@@ -19,11 +19,12 @@ from tensorcap.recording import CaptureOptions, RecordFilter, parse_steps
 from tensorcap.runs import Ops, enclosing_sites, is_gradient, is_inner, is_parameter, is_result, ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError, no_such_tensor
-from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, matches, module_of
+from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, escape, matches, module_of
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import PointInfo, ScopeInfo
 
 _UNINITIALIZED: Final = "memory that nothing was written to yet"
+_UNNAMED: Final = "an operation of the reference's program that no node of its graph names"
 NOT_MAPPED: Final = "no operation of the target's program is mapped to it"
 _CAST: Final = "a cast, which computes nothing; the target has none"
 _INPUT_KEY: Final = "the target's op was given what it holds in"
@@ -92,6 +93,7 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
     partner_text = partner_texts(reference, target)
     others = ops_of(target)
     explain = Absences(reference, ops, target, others)
+    unnamed = _Unnamed(reference)
     pairs = []
     for record in reference.records:
         text = record.key.text
@@ -100,6 +102,7 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
         reason = selection.why_not(text) or (
             _UNINITIALIZED if ops and ops.is_uninitialised(record.key) else ""
         )
+        reason = reason or (_UNNAMED if partner is None and record.key in unnamed else "")
         is_optional = selection.is_optional(text)
         status: Status
         if reason:
@@ -114,7 +117,7 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
                 status, reason = "explained", f"{_INPUT_KEY} {key}"
         pair = Pair(text, "unjudged", record, partner, is_optional=is_optional)
         pairs.append(decide(pair, Decision("pairing", status, reason)))
-    pairs += _losses(reference.info.points, selection)
+    pairs += _losses(reference, selection)
     known = {pair.key for pair in pairs}
     surplus = _Surplus(reference)
     pairs += [  # an op of the same key, which is paired with another one, may stand there already
@@ -126,6 +129,20 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
         if not selection.why_not(text)
     ]
     return pairs
+
+
+class _Unnamed:
+    """Records of operations of a compiled reference that no node names: their numbers are its own.
+
+    Args:
+        reference: The trusted archive.
+    """
+
+    def __init__(self, reference: Archive) -> None:
+        self._nodes = {escape(row.node) for row in reference.info.operation_map}
+
+    def __contains__(self, key: Key) -> bool:
+        return bool(self._nodes) and is_inner(key) and key.site.partition(":")[2] not in self._nodes
 
 
 class _Surplus:
@@ -155,17 +172,22 @@ def _is_result_of_model(key: Key) -> bool:
     return not key.is_bare and key.site == ROOT_SITE and is_result(key)
 
 
-def _losses(points: Iterable[PointInfo], selection: Selection) -> Iterator[Pair]:
-    """Yield a pair for each point that a run was to capture and could not: it has no record."""
-    for point in points:
+def _losses(reference: Archive, selection: Selection) -> Iterator[Pair]:
+    """Yield a pair for each point that a run was to capture and could not: it has no record.
+
+    An operation that the reference's own program was compiled without has nothing to compare (SYN-14).
+    """
+    is_compiled = bool(reference.info.operation_map)
+    for point in reference.info.points:
         if point.status != "not-capturable":
             continue
+        status: Status = "excluded" if is_compiled and ":" in point.site else "not-capturable"
         for slot in point.slots or ("return" if point.kind == "function" else "output",):
             text = Key(point.site, slot).text
             if not selection.why_not(text):
                 reason = f"in the reference: {point.reason or 'no reason is known'}"
                 pair = Pair(text, "unjudged", None, None, is_optional=selection.is_optional(text))
-                yield decide(pair, Decision("pairing", "not-capturable", reason))
+                yield decide(pair, Decision("pairing", status, reason))
 
 
 _Call = tuple[int, int, str, int]  # rank, step, site of the module, number of the call

@@ -87,7 +87,7 @@ def test_metric_order_and_bands_are_as_asked_for(runs: tuple[str, str], tcap: Ru
     assert "bands      green from 90 dB, red below 70 dB of PSNR (given)" in lines
     assert "           of this metric: green up to 3.2e-06, red above 0.00056" in lines
     rows = [line.split() for line in lines if line.startswith("● ")]
-    assert [(row[1], row[4], row[7]) for row in rows][0] == ("red", "core.mul", "mul")
+    assert (rows[0][1], rows[0][4], rows[0][7]) == ("red", "core.mul", "mul")
     assert rows[-1][:4] == ["●", "green", "pass", "identical"]
 
 
