@@ -24,7 +24,7 @@ from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import PointInfo, ScopeInfo
 
 _UNINITIALIZED: Final = "memory that nothing was written to yet"
-_UNNAMED: Final = "an operation of the reference's program that no node of its graph names"
+UNNAMED: Final = "an operation of the reference's program that no node of its graph names"
 NOT_MAPPED: Final = "no operation of the target's program is mapped to it"
 _CAST: Final = "a cast, which computes nothing; the target has none"
 _INPUT_KEY: Final = "the target's op was given what it holds in"
@@ -102,7 +102,7 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
         reason = selection.why_not(text) or (
             _UNINITIALIZED if ops and ops.is_uninitialised(record.key) else ""
         )
-        reason = reason or (_UNNAMED if partner is None and record.key in unnamed else "")
+        reason = reason or (UNNAMED if partner is None and record.key in unnamed else "")
         is_optional = selection.is_optional(text)
         status: Status
         if reason:

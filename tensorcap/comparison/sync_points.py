@@ -19,6 +19,7 @@ from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.held_values import is_held
 from tensorcap.comparison.node_flow import NodeFlow
 from tensorcap.comparison.pair import GREEN, Pair, Status
+from tensorcap.comparison.pairing import UNNAMED
 from tensorcap.comparison.pipeline import compare
 from tensorcap.comparison.ranking import Shade
 from tensorcap.runs import ArchiveSummary, is_inner
@@ -429,7 +430,7 @@ class _Points:
             for row in rows
         }
         for (site, output), pair in self._by_place.items():
-            if pair.reference is None or (site, output) in mapped:
+            if pair.reference is None or (site, output) in mapped or pair.reason == UNNAMED:
                 continue
             if pair.is_compared and pair.target is not None:
                 continue  # of an operation that is not in the table and has the node's name
