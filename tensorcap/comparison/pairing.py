@@ -26,6 +26,7 @@ from tensorcap_formats.run_info import PointInfo, ScopeInfo
 _UNINITIALIZED: Final = "memory that nothing was written to yet"
 UNNAMED: Final = "an operation of the reference's program that no node of its graph names"
 NOT_MAPPED: Final = "no operation of the target's program is mapped to it"
+_CONSTANT: Final = "the target's program has its weights as constants"
 _CAST: Final = "a cast, which computes nothing; the target has none"
 _INPUT_KEY: Final = "the target's op was given what it holds in"
 
@@ -341,8 +342,9 @@ class Absences:
             kind = point.kind if point else ""
             return "never-called", reason or _NEVER_CALLED.get(kind, "the target never called this module")
         excluded = "the target's capture left it out" if status == "excluded" else ""
-        is_unmapped = is_inner(record.key) and bool(self._target.info.operation_map)
-        return "missing-in-target", reason or excluded or (NOT_MAPPED if is_unmapped else "")
+        if self._target.info.operation_map and not (reason or excluded):
+            reason = NOT_MAPPED if is_inner(record.key) else _CONSTANT if is_parameter(record.key) else ""
+        return "missing-in-target", reason or excluded
 
     def is_left_out(self, record: Record) -> bool:
         """Whether the target's capture was told to leave a record out, or reached its limit before."""
@@ -370,7 +372,7 @@ class Absences:
             return f"took steps {scope.steps}"
         if is_gradient(key) and not scope.grads:
             return "took no gradients"
-        if is_parameter(key) and not scope.params:
+        if is_parameter(key) and not scope.params and not self._target.info.operation_map:
             return "took no parameters"
         if is_inner(key) and (why := self._without(key, scope)):
             return why
@@ -383,12 +385,12 @@ class Absences:
         return self._stopped(record)
 
     def _without(self, key: Key, scope: ScopeInfo) -> str:
-        """Return why there are no ops, or no variables of functions, of a module."""
+        """Return why there are no ops, or no variables of functions, of a module; a program has what it has."""
+        if self._target.info.operation_map:
+            return ""
         if key.where not in self._ops:
             is_function = module_of(key.site) != PROBES
             return "watched no functions" if is_function and not scope.watch else ""
-        if self._target.info.operation_map:
-            return ""
         if not self._others:
             return "took no ops"
         module = module_of(key.site)

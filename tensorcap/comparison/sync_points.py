@@ -151,8 +151,7 @@ class SyncPoints:
         metric: The metric of the colours and of the order by similarity.
         bands: The bands of the colours.
         points: In the order of the target's operations, then nodes that none is mapped to.
-        has_graph: Whether the reference's run says what is computed from what, so that failure sources are
-            known.
+        has_graph: Whether a run says what is computed from what, so that failure sources are known.
         exit_status: As that of the comparison.
     """
 
@@ -389,7 +388,7 @@ class _Points:
         self._reference, self._target = reference, target
         self._metric, self._bands = metric, bands
         self._pairs = [p for p in comparison.pairs if p.reference is not None or p.target is not None]
-        self.flow = NodeFlow(reference, self._pairs)
+        self.flow = NodeFlow(reference, target, self._pairs)
         self._by_place: dict[tuple[str, int], Pair] = {}
         for pair in self._pairs:
             record = pair.reference or pair.target

@@ -122,3 +122,14 @@ def test_two_runs_of_no_program_are_refused(runs: tuple[str, str], tcap: Run) ->
     assert "expected one of a compiled program" in done.stderr
     assert "Hint: Capture the target with its adapter" in done.stderr
     assert "expected GREEN/RED in dB" in tcap("sync-points", *runs, "--bands", "5", status=2).stderr
+
+
+@pytest.mark.spec("SYN-40")
+def test_the_folder_of_a_verification_has_them(runs: tuple[str, str], tcap: Run, tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    tcap("verify", *runs, "-o", str(report), status=1)
+    lines = (report / "sync-points.txt").read_text().splitlines()
+    assert lines[1] == "  core.mul #8 = mul  in m"
+    assert lines[-1] == "3 of 3 mapped compared: 1 pass, 2 fail"
+    document = json.loads((report / "sync-points.json").read_text())
+    assert (document["format"], len(document["points"])) == ("tensorcap-sync-points", 3)

@@ -9,9 +9,12 @@ import pytest
 pytest.importorskip("coreai_torch")
 pytest.importorskip("transformers")
 
+from coreai_torch.debugging.torch_utils import save_intermediates
+
 import tensorcap
 from tensorcap.session import capture_workload
 from tests.coreai import models
+from tests.coreai.conversion import converted
 from tests.coreai.entries import CORRECT, MISTAKES, Conversion
 
 
@@ -107,3 +110,26 @@ def test_one_program_in_two_precisions_joins_by_nodes(tmp_path: Path) -> None:
     lost = {point.target_node for point in points.points if point.status != "pass"}
     assert lost == {"native_layer_norm", "native_layer_norm_1"}
     assert points.bands.name == "16-bit floats"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch's own modules of programs
+@pytest.mark.spec("SYN-1", "SYN-13", "SYN-21")
+@pytest.mark.parametrize(
+    ("name", "status", "sources"),
+    [
+        pytest.param("llama in float32", 0, [], id="right"),
+        pytest.param("gelu by tanh", 1, ["gelu_1"], id="wrong"),
+    ],
+)
+def test_apples_own_folder_is_a_reference(name: str, status: int, sources: list[str], tmp_path: Path) -> None:
+    """It names no modules and says of no node what it is computed from; the target's run does."""
+    entry = named(name)
+    program = entry.reference_program()
+    inputs = tuple(entry.reference_inputs().values())
+    written = save_intermediates(program, inputs, tmp_path, coreai_program=converted(program))
+    points = tensorcap.sync_points(Path(written).parent, captured(entry, tmp_path)[1])
+    assert points.exit_status == status
+    assert [point.node for point in points.failure_sources] == sources
+    sites = {point.module for point in points.points if point.status == "pass"}
+    assert sites >= ({"model.layers.0.mlp", "lm_head"} if status == 0 else {"blocks.0.mix"})
