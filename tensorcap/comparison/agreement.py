@@ -35,6 +35,8 @@ _EXACT: Final = 1e-4  # relative error, below which a module around another shap
 
 _COMPILED: Final = "_orig_mod"  # what torch.compile wraps
 
+_UNUSED_AGREE: Final = "the target's program has no value of it, and all values that both have agree"
+
 _Place = tuple[int, int, str]  # rank, step, site
 
 
@@ -142,7 +144,7 @@ class _Agreement:
             if point.status == "not-capturable" and not point.slots
         }
         self._pairs = [p for p in pairs if p.reference is not None and p.status != "excluded"]
-        self._flow = NodeFlow(reference, pairs)
+        self._flow = NodeFlow(reference, target, pairs)
         ops = ops_of(target)
         self._has_ops = bool(ops)
         self._has_digests = reference.trusts_digests
@@ -169,7 +171,7 @@ class _Agreement:
             return ""
         if same := self._equal_and_agreeing(record):
             return f"it holds what {same[0].key} holds, which agrees"
-        if is_inner(key) and self._target.info.operation_map and self._flow.graph is not None:
+        if (is_inner(key) or is_parameter(key)) and self._target.info.operation_map:
             return self._used_without(key)
         if is_inner(key):
             return self._computed_without(key, module_of(key.site)) if self._has_ops else ""
@@ -320,7 +322,12 @@ class _Agreement:
         return "the target's call returns no such value, and its other results agree"
 
     def _used_without(self, key: Key) -> str:
-        """By the results of all nodes that are computed from one that a compiler left out."""
+        """By the results of all nodes that are computed from one that a compiler left out.
+
+        By all values that both sides have, if no graph says which are, as of a weight.
+        """
+        if key.where not in self._flow.nodes:
+            return _UNUSED_AGREE if _agree([pair for pair in self._pairs if pair.is_compared]) else ""
 
         def has_values(place: str) -> bool:
             return any(pair.is_compared and not is_held(pair) for pair in self._flow.pairs(place))

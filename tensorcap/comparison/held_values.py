@@ -66,7 +66,7 @@ def explain_held_values(
     if not target.info.operation_map or precision is None:
         return list(pairs)
     pairs = [_with_masks_apart(reference, target, pair, precision) for pair in pairs]
-    search = _Search(reference, target, precision, NodeFlow(reference, pairs))
+    search = _Search(reference, target, precision, NodeFlow(reference, target, pairs))
     holders = {pair.key: held for pair in pairs if _is_different(pair) and (held := search.held(pair))}
     return [_explained(pair, holders.get(pair.key), search, holders) for pair in pairs]
 
@@ -176,6 +176,9 @@ class _Search:
     def _outputs(self, place: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Value]]:
         """Outputs of a node that have a shape, but for axes of length 1, with their key texts."""
         for value in self.flow.nodes[place].outputs:
+            if not self.flow.is_of_reference:
+                text = f"{place}/{value.name}"
+                value = Value(value.name, text if text in self.reference else None)
             own = value.view.shape if value.view is not None else None
             if own is None and value.key is not None and value.key in self.reference:
                 own = self.reference.get(value.key).shape
@@ -199,7 +202,8 @@ class _Search:
             if is_finite and abs(known.l2 - norm) > known.l2 / 2:
                 return None
         try:
-            array = np.asarray(self.flow.graph.read(value))
+            whole = self.reference.load(record) if record is not None and value.view is None else None
+            array = np.asarray(self.flow.graph.read(value) if whole is None else whole)
         except (ReadError, TensorNotFoundError):
             return None
         return array.reshape(-1).astype(np.float64) if array.dtype.kind == "f" else None

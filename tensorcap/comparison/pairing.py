@@ -8,7 +8,7 @@ what they have in common, in order, is paired. `Absences` says why a record has 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cached_property
@@ -20,13 +20,14 @@ from tensorcap.recording import CaptureOptions, RecordFilter, parse_steps
 from tensorcap.runs import Ops, enclosing_sites, is_gradient, is_inner, is_parameter, is_result, ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError, no_such_tensor
-from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, matches, module_of
+from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, escape, matches, module_of
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import PointInfo, ScopeInfo
 
 _UNINITIALIZED: Final = "memory that nothing was written to yet"
+UNNAMED: Final = "an operation of the reference's program that no node of its graph names"
 NOT_MAPPED: Final = "no operation of the target's program is mapped to it"
-_NUMBERED: Final = "an operation of no node; its number is another one's in another program"
+_CONSTANT: Final = "the target's program has its weights as constants"
 _CAST: Final = "a cast, which computes nothing; the target has none"
 _INPUT_KEY: Final = "the target's op was given what it holds in"
 
@@ -95,6 +96,7 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
     others = ops_of(target)
     explain = Absences(reference, ops, target, others)
     programs = ProgramPair.of(reference, target)
+    unnamed = _Unnamed(reference)
     pairs = []
     for record in reference.records:
         text = record.key.text
@@ -103,8 +105,10 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
         reason = selection.why_not(text)
         if not reason and ops and ops.is_uninitialised(record.key):
             reason = _UNINITIALIZED
-        elif not reason and record.key.site in programs.numbered:
-            reason = _NUMBERED
+        elif not reason and (
+            record.key.site in programs.numbered or (partner is None and record.key in unnamed)
+        ):
+            reason = UNNAMED
         is_optional = selection.is_optional(text)
         status: Status
         if reason:
@@ -119,7 +123,7 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
                 status, reason = "explained", f"{_INPUT_KEY} {key}"
         pair = Pair(text, "unjudged", record, partner, is_optional=is_optional)
         pairs.append(decide(pair, Decision("pairing", status, reason)))
-    pairs += _losses(reference.info.points, selection, programs)
+    pairs += _losses(reference, selection, programs)
     known = {pair.key for pair in pairs}
     surplus = _Surplus(reference)
     pairs += [  # an op of the same key, which is paired with another one, may stand there already
@@ -131,6 +135,20 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
         if not selection.why_not(text) and record.key.site not in programs.numbered
     ]
     return pairs
+
+
+class _Unnamed:
+    """Records of operations of a compiled reference that no node names: their numbers are its own.
+
+    Args:
+        reference: The trusted archive.
+    """
+
+    def __init__(self, reference: Archive) -> None:
+        self._nodes = {escape(row.node) for row in reference.info.operation_map}
+
+    def __contains__(self, key: Key) -> bool:
+        return bool(self._nodes) and is_inner(key) and key.site.partition(":")[2] not in self._nodes
 
 
 class _Surplus:
@@ -160,9 +178,13 @@ def _is_result_of_model(key: Key) -> bool:
     return not key.is_bare and key.site == ROOT_SITE and is_result(key)
 
 
-def _losses(points: Iterable[PointInfo], selection: Selection, programs: ProgramPair) -> Iterator[Pair]:
-    """Yield a pair for each point that a run was to capture and could not: it has no record."""
-    for point in points:
+def _losses(reference: Archive, selection: Selection, programs: ProgramPair) -> Iterator[Pair]:
+    """Yield a pair for each point that a run was to capture and could not: it has no record.
+
+    An operation that the reference's own program was compiled without has nothing to compare (SYN-14).
+    """
+    is_compiled = bool(reference.info.operation_map)
+    for point in reference.info.points:
         if point.status != "not-capturable":
             continue
         for slot in point.slots or ("return" if point.kind == "function" else "output",):
@@ -170,6 +192,8 @@ def _losses(points: Iterable[PointInfo], selection: Selection, programs: Program
             if not selection.why_not(text):
                 reason = point.reason or "no reason is known"
                 decision = Decision("pairing", "not-capturable", f"in the reference: {reason}")
+                if is_compiled and ":" in point.site:
+                    decision = Decision("pairing", "excluded", reason)
                 if (point.site, slot) in programs.lacking:
                     decision = Decision("pairing", "explained", f"in neither program: {reason}")
                 pair = Pair(text, "unjudged", None, None, is_optional=selection.is_optional(text))
@@ -327,8 +351,9 @@ class Absences:
             kind = point.kind if point else ""
             return "never-called", reason or _NEVER_CALLED.get(kind, "the target never called this module")
         excluded = "the target's capture left it out" if status == "excluded" else ""
-        is_unmapped = is_inner(record.key) and bool(self._target.info.operation_map)
-        return "missing-in-target", reason or excluded or (NOT_MAPPED if is_unmapped else "")
+        if self._target.info.operation_map and not (reason or excluded):
+            reason = NOT_MAPPED if is_inner(record.key) else _CONSTANT if is_parameter(record.key) else ""
+        return "missing-in-target", reason or excluded
 
     def is_left_out(self, record: Record) -> bool:
         """Whether the target's capture was told to leave a record out, or reached its limit before."""
@@ -356,7 +381,7 @@ class Absences:
             return f"took steps {scope.steps}"
         if is_gradient(key) and not scope.grads:
             return "took no gradients"
-        if is_parameter(key) and not scope.params:
+        if is_parameter(key) and not scope.params and not self._target.info.operation_map:
             return "took no parameters"
         if is_inner(key) and (why := self._without(key, scope)):
             return why
@@ -369,8 +394,8 @@ class Absences:
         return self._stopped(record)
 
     def _without(self, key: Key, scope: ScopeInfo) -> str:
-        """Return why there are no ops, or no variables of functions, of a module."""
-        if self._target.info.operation_map:  # it took all that it could
+        """Return why there are no ops, or no variables of functions, of a module; a program has what it has."""
+        if self._target.info.operation_map:
             return ""
         if key.where not in self._ops:
             is_function = module_of(key.site) != PROBES

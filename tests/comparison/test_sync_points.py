@@ -1,4 +1,4 @@
-"""Sync points of a gated layer and of masked scores: graphs and programs spelt out, values by float64 numpy."""
+"""Sync points of a gated layer and of masked scores: graphs spelt out, values by float64 numpy."""
 
 from __future__ import annotations
 
@@ -122,9 +122,10 @@ def reference_of(make: MakeArchive, values: Mapping[str, Array], *, graph: bool 
 
 def target_of(make: MakeArchive, values: Mapping[str, Array], **changes: Array | None) -> Any:
     """A run of the program; changes are what operations hold in place of their nodes' values."""
-    held = {**values, **changes}
+    held: dict[str, Array | None] = {**values, **changes}
     x = "0/@root/input.x"
-    tensors = {x: values["x"], **{KEYS[name]: held[name] for name in KEYS if held[name] is not None}}
+    kept = {name: array for name in KEYS if (array := held[name]) is not None}
+    tensors = {x: values["x"], **{KEYS[name]: array for name, array in kept.items()}}
     tensors["0/@root/output"] = values["mm_2"]
     points = [
         {
@@ -199,7 +200,7 @@ def test_a_gate_that_holds_a_wrong_product_accuses_what_makes_it_wrong(make_arch
 
 @pytest.mark.spec("SYN-11")
 def test_an_operation_that_is_skipped_or_exchanged_is_no_other_value(make_archive: MakeArchive) -> None:
-    """Each side of the gate is given the other's weight: mm holds mm_1, and what is computed of it is wrong."""
+    """Each side of the gate is given the other's weight: mm holds mm_1, and what is computed is wrong."""
     values = gated()
     wrong = {**values, "mm": values["mm_1"], "mm_1": values["mm"]}
     wrong["silu"] = wrong["mm"] / (1 + np.exp(-wrong["mm"]))
