@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tensorcap.adapters.coreai.model import CoreAIModel
     from tensorcap.adapters.max.model import MaxModel
     from tensorcap.alignment import Aligned, Alignment, align
+    from tensorcap.capture_plan import CapturePlan, plan
     from tensorcap.comparison import Calibrated, Comparison, Pair, calibrate, compare, compare_records
     from tensorcap.comparison.preflight import Preflight
     from tensorcap.diagnosis import Diagnosis
@@ -41,6 +42,7 @@ _NAMES = {
     "tensorcap.adapters.coreai.model": ("CoreAIModel",),
     "tensorcap.adapters.max.model": ("MaxModel",),
     "tensorcap.alignment": ("Aligned", "Alignment", "align"),
+    "tensorcap.capture_plan": ("CapturePlan", "plan"),
     "tensorcap.comparison": ("Calibrated", "Comparison", "Pair", "calibrate", "compare", "compare_records"),
     "tensorcap.comparison.preflight": ("Preflight",),
     "tensorcap.diagnosis": ("Diagnosis",),
@@ -85,6 +87,7 @@ __all__ = [
     "Calibrated",
     "Called",
     "Capture",
+    "CapturePlan",
     "Comparison",
     "CoreAIModel",
     "Diagnosis",
@@ -121,6 +124,7 @@ __all__ = [
     "inject",
     "localize",
     "open_archive",
+    "plan",
     "preflight",
     "probe",
     "recover",
