@@ -122,6 +122,7 @@ def _folder_opener(path: Path) -> Callable[[Path], Archive]:
     from tensorcap_formats.foreign import (
         is_dump,
         is_intermediates_folder,
+        neuron_opener,
         open_dump,
         open_intermediates,
         open_npy_folder,
@@ -131,6 +132,8 @@ def _folder_opener(path: Path) -> Callable[[Path], Archive]:
 
     if is_intermediates_folder(path, set(listed)):
         return open_intermediates
+    if opener := neuron_opener(path, listed):
+        return opener
     if is_dump(path, listed):
         return open_dump
     if ".safetensors" in suffixes:

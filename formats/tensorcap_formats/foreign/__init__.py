@@ -3,8 +3,8 @@
 In: a file or a folder, and all that it claims is checked. Out: a `ForeignArchive` of tensors by name; and
 .npz and .max files for others. Read one kind at a time: `numpy_files`, `torch_file` (above `torch_pickle`
 and `strided`), `max_file`, `raw_file`, `dump_folder` (above `dump_files` and `dump_labels`),
-`intermediates_folder` (of Core AI), `signatures` (of formats that are known and not read). `gguf_file` and
-`onnx_file` need packages, and are imported if a file is of theirs.
+`intermediates_folder` (of Core AI), `neuron/` (of AWS Neuron), `signatures` (of formats that are known and
+not read). `gguf_file` and `onnx_file` need packages, and are imported if a file is of theirs.
 """
 
 from tensorcap_formats.foreign.dump_files import NAMES_FILE
@@ -16,6 +16,7 @@ from tensorcap_formats.foreign.intermediates_folder import (
     open_intermediates,
 )
 from tensorcap_formats.foreign.max_file import MAX_DTYPE_CODES, MAX_SUFFIX, open_max, write_max
+from tensorcap_formats.foreign.neuron import NeuronArchive, neuron_opener
 from tensorcap_formats.foreign.numpy_files import open_npy, open_npy_folder, open_npz, write_npz
 from tensorcap_formats.foreign.raw_file import RawSpec, open_raw, raw_file_hint
 from tensorcap_formats.foreign.signatures import (
@@ -35,11 +36,13 @@ __all__ = [
     "NAMES_FILE",
     "SIGNATURE_BYTES",
     "DumpArchive",
+    "NeuronArchive",
     "RawSpec",
     "ZipMembers",
     "is_dump",
     "is_intermediates_folder",
     "label_of",
+    "neuron_opener",
     "open_dump",
     "open_intermediates",
     "open_max",
