@@ -21,7 +21,14 @@ from tensorcap.alignment.coverage import Coverage, MappingSummary, Reasons
 from tensorcap.alignment.equivalence_map import component_mapping, read_mapping, write_component_mapping
 from tensorcap.alignment.links import Link, place_of
 from tensorcap.alignment.map_file import map_text, write_map
-from tensorcap.alignment.mapping import Alignment, Entry, LeftOver, parse_values, values_text
+from tensorcap.alignment.mapping import (
+    Alignment,
+    Entry,
+    LeftOver,
+    paired_modules,
+    parse_values,
+    values_text,
+)
 from tensorcap.alignment.order import Order, order_between
 from tensorcap.alignment.resolution import resolve
 from tensorcap.alignment.views import (
@@ -59,6 +66,7 @@ __all__ = [
     "is_elsewhere",
     "map_text",
     "order_between",
+    "paired_modules",
     "parse_values",
     "place_of",
     "read_mapping",

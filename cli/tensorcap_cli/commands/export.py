@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from tensorcap.wording import counted
-from tensorcap_cli.options.archives import exclude_option, json_option, only_option
+from tensorcap_cli.options.archives import exclude_option, json_option, map_option, only_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.output import print_json, size_text
 from tensorcap_cli.text.progress import byte_bar
 
+if TYPE_CHECKING:
+    from tensorcap_formats.records import Record
 
-@click.command("export", cls=Command, short_help="Write an archive as a dump folder of MAX or torch.")
+
+@click.command("export", cls=Command, short_help="Write an archive as a folder of MAX, torch or Neuron.")
 @click.argument("source", metavar="ARCHIVE", type=click.Path())
 @click.argument("folder", metavar="DIR", type=click.Path())
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["max", "torch"]),
+    type=click.Choice(["max", "torch", "neuron"]),
     required=True,
-    help="Files of MAX's prints; or of torch hooks, with a folder a step and tensor_names.txt.",
+    help="Files of MAX's prints; of torch hooks, a folder a step; or of NxDI's tensor replacement.",
 )
 @only_option
 @exclude_option
+@map_option
 @json_option
 def command(
     source: str,
     folder: str,
     *,
-    form: Literal["max", "torch"],
+    form: Literal["max", "torch", "neuron"],
     only: tuple[str, ...],
     exclude: tuple[str, ...],
+    mapping: str | None,
     as_json: bool,
 ) -> None:
     """Write the tensors of ARCHIVE into the new folder DIR, a file for each, for tools that read such dumps.
@@ -41,9 +47,14 @@ def command(
     it. `tcap import` reads it back. Values that are no tensors, statistics and the run's metadata have no
     place there.
 
+    `neuron` is the reference folder of NxD Inference's tensor replacement: results of modules as rows of
+    channels, with --map under the port's names, of what the map names. What its configuration needs is
+    printed. It was not run on a device.
+
     \b
         tcap export ref.h5 dump --format max
         tcap export ref.h5 torch_dump --format torch --only '0/*/output*'
+        tcap export ref.h5 refs --format neuron --only '*.gate/output' --map map.toml
 
     Exit status: 0 written; 1 DIR is not empty, or could not be written; 2 wrong usage, a glob that matches
     nothing, or a tensor that the format has no place for; 3 ARCHIVE cannot be read.
@@ -51,13 +62,42 @@ def command(
     from tensorcap.adapters import export
     from tensorcap_formats.open import open_archive
 
+    modules = _modules(mapping, form)
     with open_archive(source) as opened, byte_bar("exporting") as bar:
-        written = export(opened, folder, layout=form, only=only, exclude=exclude, progress=bar)
+        written = export(
+            opened, folder, layout=form, only=only, exclude=exclude, modules=modules, progress=bar
+        )
         values = len(opened.values)
     nbytes = sum(record.nbytes for record in written)
     if as_json:
-        print_json({"path": folder, "records": len(written), "bytes": nbytes, "values_left_out": values})
+        content = {"path": folder, "records": len(written), "bytes": nbytes, "values_left_out": values}
+        print_json(content | ({"tf_map": _replaced(written, modules)} if form == "neuron" else {}))
         return
     click.echo(f"{folder}: {counted(len(written), 'tensor')}, {size_text(nbytes)}")
     if values:
         click.echo(f"note: {counted(values, 'value')} that are no tensors have no place there", err=True)
+    if form == "neuron":
+        tf_map = _replaced(written, modules)
+        click.echo(
+            f"TensorReplacementConfig(ref_dir={folder!r}, neuron_dir=…, tf_map={tf_map}, neuron_config=…)"
+        )
+
+
+def _modules(mapping: str | None, form: str) -> dict[str, str] | None:
+    """The port's site of each of the archive's, by a map file."""
+    if mapping is None:
+        return None
+    if form != "neuron":
+        raise click.UsageError("--map is for --format neuron, which names the port's modules.")
+    from tensorcap.alignment import paired_modules, read_mapping
+
+    return paired_modules(read_mapping(mapping))
+
+
+def _replaced(records: Sequence[Record], modules: dict[str, str] | None) -> dict[int, list[str]]:
+    """The modules of each step, counted from 1, as NxDI's `tf_map` has them."""
+    replaced: dict[int, list[str]] = {}
+    for record in records:
+        site = record.key.site
+        replaced.setdefault(record.key.step + 1, []).append(modules[site] if modules else site)
+    return replaced
