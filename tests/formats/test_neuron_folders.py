@@ -184,6 +184,8 @@ def test_metadata_that_are_none_are_refused(tmp_path: Path, content: str) -> Non
         ("norm_output_last_hidden_state", "0/norm/output.last_hidden_state"),
         ("layers.0.mlp_inputs_0", "0/layers.0.mlp/input.0"),
         ("layers.0_inputs_kwargs_attention_mask", "0/layers.0/input.attention_mask"),
+        ("layers.0_inputs_kwargs_position_embeddings_1", "0/layers.0/input.position_embeddings.1"),
+        ("layers.0_inputs_kwargs_x2", "0/layers.0/input.x2"),
         ("layers.0.attention.output_output", "0/layers.0.attention.output/output"),
         ("layers.0.attn_output_output", "0/layers.0.attn_output/output"),
     ],

@@ -35,6 +35,7 @@ _MODULE: Final = (  # of what a module's file is called, the first that fits
     re.compile(r"(?P<module>.+)_inputs?(?:_(?P<field>\d+(?:_\w+)*))?", re.DOTALL),
     re.compile(r"(?P<module>.+)_outputs?(?:_(?P<field>.+))?", re.DOTALL),
 )
+_FIELD: Final = re.compile(r"(.*?)((?:(?:^|_)\d+)*)", re.DOTALL)
 _MAX_METADATA_BYTES: Final = 64 * 1024 * 1024
 _NOT_CAPTURED: Final = (
     "the device handed out zeros of shape [1], which stand for a module that returned no tensor or was not "
@@ -138,11 +139,12 @@ def _parse(contents: NeuronContents, name: str, entry: Mapping[str, Any] | None)
 
 
 def _slot(kind: str, field: str) -> str:
-    """The slot of a result or an argument: positions joined by dots, and names as they are."""
+    """The slot of a result or an argument: a name as it is, and positions in a tuple joined by dots."""
     if not field:
         return "input.0" if kind == "input" else kind
-    numbers = field.replace("_", "")
-    return f"{kind}.{field.replace('_', '.') if numbers.isdigit() else escape(field)}"
+    name, positions = _FIELD.fullmatch(field).groups()  # type: ignore[union-attr]  # it fits all texts
+    parts = [*([escape(name)] if name else []), *positions.split("_")]
+    return ".".join([kind, *filter(None, parts)])
 
 
 def _read(
