@@ -306,37 +306,55 @@ def test_bits_without_a_dtype_elsewhere_stay_unread(tmp_path: Path) -> None:
         archive.read(archive.records[0])
 
 
-def write_tree(folder: Path, *, positions: bool) -> None:
-    """Two ranks; of decode_b1_10 and decode_b1_9 the later number has the earlier position."""
-    steps = {"prefill_s4_0": [0, 1, 2], "decode_b1_9": [4], "decode_b1_10": [3]}
-    for number, (name, where) in enumerate(steps.items()):
+def write_tree(folder: Path, *, metadata: bool) -> None:
+    """Two ranks, two requests one after the other; numbers of decode steps count on over requests."""
+    steps = {
+        "prefill_s4_0": (["a"], [0, 1, 2, 0]),
+        "decode_b1_0": (["a"], [3]),
+        "decode_b1_1": (["a"], [4]),
+        "prefill_s4_1": (["b"], [0, 1, 0, 0]),
+        "decode_b1_2": (["b"], [2]),
+    }
+    for number, (name, (requests, positions)) in enumerate(steps.items()):
         for rank in (0, 1):
             write_torch(folder / name / "model.layers.0.mlp" / f"rank{rank}.pt", floats(number, rank))
-        if positions:
-            content = {"request_ids": ["a"], "positions": {"a": where}}
-            (folder / f"{name}_meta.json").write_text(json.dumps(content))
+            write_torch(folder / name / "manual.gate" / f"rank{rank}.pt", floats(number))
+        if metadata:
+            content = {"req_ids": requests, "positions": positions, "dp_rank": 0}
+            (folder / name / f"{name}_meta.json").write_text(json.dumps(content, indent=2))
 
 
 @pytest.mark.spec("NRN-77")
-@pytest.mark.parametrize(("positions", "order"), [(True, [0, 2, 1]), (False, [0, 1, 2])])
-def test_trees_of_ranks_have_ranks_and_steps(tmp_path: Path, positions: bool, order: list[int]) -> None:
-    write_tree(tmp_path / "dp0", positions=positions)
+@pytest.mark.parametrize(
+    ("metadata", "order", "phases"),
+    [
+        (True, [0, 1, 2, 3, 4], ("prefill", "decode", "decode", "prefill", "decode")),
+        (False, [0, 3, 1, 2, 4], ("prefill", "prefill", "decode", "decode", "decode")),
+    ],
+)
+def test_trees_of_ranks_have_ranks_and_steps(
+    tmp_path: Path, metadata: bool, order: list[int], phases: tuple[str, ...]
+) -> None:
+    write_tree(tmp_path / "dp0", metadata=metadata)
     archive = opened(tmp_path)
     assert archive.ranks == (0, 1)
-    assert sorted(keys(archive)) == [
-        *(f"{step}/model.layers.0.mlp/output" for step in range(3)),
-        *(f"rank1/{step}/model.layers.0.mlp/output" for step in range(3)),
-    ]
-    assert [value(archive, f"{step}/model.layers.0.mlp/output")[0] for step in range(3)] == order
-    assert archive.info.phases == ("prefill", "decode", "decode")
+    assert sorted(keys(archive)) == sorted(
+        f"{rank}{step}/{rest}"
+        for rank in ("", "rank1/")
+        for step in range(5)
+        for rest in ("model.layers.0.mlp/output", "probe:gate/value")
+    )
+    assert [value(archive, f"{step}/model.layers.0.mlp/output")[0] for step in range(5)] == order
+    assert archive.info.phases == phases
     assert "Step 0 is dp0/prefill_s4_0." in archive.info.notes
+    assert archive.skipped == {}
 
 
 @pytest.mark.spec("NRN-77")
 def test_one_rank_is_an_archive_without_ranks_in_its_keys(tmp_path: Path) -> None:
-    write_tree(tmp_path / "dp0", positions=True)
+    write_tree(tmp_path / "dp0", metadata=True)
     rank = opened(tmp_path).of_rank(1)
-    assert [record.key.rank for record in rank.records] == [0, 0, 0]
+    assert {record.key.rank for record in rank.records} == {0}
     assert value(rank, "0/model.layers.0.mlp/output") == [0.0, 1.0]
     assert rank.run["ranks"] == {"rank": 1, "count": 2}
     with pytest.raises(UsageError, match="has no rank 2, expected one of 0, 1"):
@@ -346,8 +364,75 @@ def test_one_rank_is_an_archive_without_ranks_in_its_keys(tmp_path: Path) -> Non
 @pytest.mark.spec("NRN-77")
 def test_a_tree_of_several_runs_is_refused(tmp_path: Path) -> None:
     for run in ("dp0", "dp1", "draft/dp0"):
-        write_tree(tmp_path / run, positions=False)
+        write_tree(tmp_path / run, metadata=False)
     with pytest.raises(NotAnArchiveError, match="holds 3 runs, expected one") as caught:
         open_archive(tmp_path)
     assert str(tmp_path / "draft/dp0") in str(caught.value.hint)
     assert opened(tmp_path / "dp1").ranks == (0, 1)
+
+
+def write_call(folder: Path, inputs: Mapping[int, tuple[str, list[int]]], **metadata: Any) -> None:
+    """The `meta.json` of a call."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {
+        "schema": 1,
+        "hash": folder.parts[-3],
+        "format": "npy",
+        "global_rank": 0,
+        "tp_rank": 0,
+        "dp_rank": 0,
+        "call_index": 0,
+        "selected_by": ["call_index"],
+        "inputs": [{"index": i, "dtype": dtype, "shape": shape} for i, (dtype, shape) in inputs.items()],
+        "global_step": None,
+        "is_prompt": None,
+        "matches": [],
+        "req_ids": [],
+        "positions": [],
+    }
+    (folder / "meta.json").write_text(json.dumps(content | metadata, indent=2, sort_keys=True))
+
+
+@pytest.mark.spec("NRN-79")
+def test_snapshots_with_metadata_have_its_dtypes_and_steps(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        decode = tmp_path / "aa11" / f"rank{rank}" / "call0"
+        write_npy(decode / "tensor0.npy", "|V1", (2,), b"\x3c\xc0")  # 1 and -2 in e5m2
+        write_npy(decode / "tensor10.npy", "|V2", (1,), b"\x80\x3f")
+        inputs = {0: ("torch.float8_e5m2", [2]), 10: ("torch.bfloat16", [1])}
+        write_call(decode, inputs, global_step=7, is_prompt=False)
+    prompt = tmp_path / "bb22/rank0/call3"
+    write_torch(prompt / "tensor0.pt", integers(5, 6))
+    write_call(prompt, {0: ("torch.int32", [2])}, global_step=6, is_prompt=True, format="pt")
+    archive = opened(tmp_path)
+    assert sorted(keys(archive)) == [
+        "0/@root/input.0",
+        "1/@root/input.0",
+        "1/@root/input.10",
+        "rank1/1/@root/input.0",
+        "rank1/1/@root/input.10",
+    ]
+    assert archive.get("1/@root/input.0").dtype.name == "float8_e5m2"
+    assert value(archive, "rank1/1/@root/input.0") == [1.0, -2.0]
+    assert value(archive, "0/@root/input.0") == [5, 6]
+    assert archive.info.phases == ("prefill", "decode")
+    assert "Step 1 is call 0 of aa11, of step 7 of the model." in archive.info.notes
+    assert keys(opened(tmp_path / "bb22")) == ["0/@root/input.0"]
+
+
+@pytest.mark.spec("NRN-79")
+def test_snapshots_that_contradict_their_metadata_are_left_out(tmp_path: Path) -> None:
+    call = tmp_path / "aa11/rank0/call0"
+    write_npy(call / "tensor0.npy", "<f4", (2,), bytes(8))
+    write_npy(call / "tensor1.npy", "<f4", (2,), bytes(8))
+    write_call(call, {0: ("torch.float32", [2]), 1: ("torch.float32", [3]), 2: ("torch.float32", [1])})
+    bare = tmp_path / "aa11/rank0/call1"
+    write_npy(bare / "tensor0.npy", "<f4", (1,), bytes(4))
+    archive = opened(tmp_path)
+    assert keys(archive) == ["0/@root/input.0", "1/@root/input.0"]
+    assert archive.problems["aa11/rank0/call0/tensor1.npy"].startswith(
+        "is float32 of shape [2], expected float32"
+    )
+    assert "there is no such file" in archive.problems["aa11/rank0/call0/tensor2"]
+    assert "aa11/rank0/call1/meta.json" in archive.problems
+    assert archive.info.phases == ("", "")

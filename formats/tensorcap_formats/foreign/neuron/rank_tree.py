@@ -1,15 +1,16 @@
 """Trees of captures of vllm-neuron: a folder for each step, in it one for each module with a file a rank.
 
-`dpD/prefill_sBUCKET_N/MODULE/rankR.pt` and `dpD/decode_bBATCH_N/…`, with `prefill_sBUCKET_N_meta.json` beside
-(specs/neuron.md, section 4).
+`dpD/prefill_sBUCKET_N/MODULE/rankR.pt` and `dpD/decode_bBATCH_N/…`, in each the file of its metadata, named by
+the folder with `_meta.json` (specs/neuron.md, section 4).
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,11 +21,12 @@ from tensorcap_formats.foreign.neuron.archive import NeuronArchive, NeuronConten
 from tensorcap_formats.foreign.torch_file import read_contents
 from tensorcap_formats.index import decode_json
 from tensorcap_formats.input_file import InputFile
-from tensorcap_formats.keys import Key, module_site, natural
+from tensorcap_formats.keys import PROBES, Key, inner_site, module_site, natural
 
 _REPLICA: Final = re.compile(r"dp\d{1,9}")
 _PARTS: Final = ("draft", "vision")  # other models of the same run
 _STEP: Final = re.compile(r"(prefill_s|decode_b)(\d{1,9})_(\d{1,9})")
+_BY_CODE: Final = "manual."
 _RANK: Final = re.compile(r"rank(\d{1,9})\.pt")
 _MAX_METADATA_BYTES: Final = 64 * 1024 * 1024
 
@@ -57,10 +59,10 @@ def open_rank_tree(path: Path) -> NeuronArchive:
         )
     contents = NeuronContents(path, "neuron-ranks")
     bands = Bands()
-    for step, (phase, folder) in enumerate(_steps(contents, runs[0])):
-        contents.set_phase(step, phase)
-        contents.notes.append(f"Step {step} is {contents.shown(folder)}.")
-        _read(contents, step, folder, bands)
+    for number, step in enumerate(_steps(contents, runs[0])):
+        contents.set_phase(number, step.phase)
+        contents.notes.append(f"Step {number} is {contents.shown(step.folder)}.")
+        _read(contents, number, step.folder, bands)
     return contents.archive()
 
 
@@ -74,48 +76,86 @@ def _runs(path: Path) -> Iterator[Path]:
             yield from _runs(path / name)
 
 
-def _steps(contents: NeuronContents, run: Path) -> list[tuple[str, Path]]:
-    """Phase and folder of each step, prefill before decode, each by its last position or else its number."""
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step of a run.
+
+    Attributes:
+        folder: Its folder.
+        is_prefill: Whether it is one of prefill.
+        size: Of its bucket, or its batch.
+        number: Of the steps of its kind and size, from 0.
+        requests: The requests in it; None if its metadata do not say.
+        position: The highest position of its tokens, likewise.
+    """
+
+    folder: Path
+    is_prefill: bool
+    size: int
+    number: int
+    requests: tuple[str, ...] | None
+    position: int | None
+
+    @property
+    def phase(self) -> str:
+        """Its phase."""
+        return "prefill" if self.is_prefill else "decode"
+
+
+def _steps(contents: NeuronContents, run: Path) -> list[_Step]:
+    """The steps in the order in which they ran, as far as that is known.
+
+    1. A request begins with its prefill, and prefills are in the order of their numbers.
+    2. A step comes behind the last prefill of its requests, in the order of its tokens' positions.
+    3. Without metadata of all steps, prefills come first, each kind in the order of its numbers.
+    """
     steps = []
-    for name in list_folder(run):
+    for name in sorted(list_folder(run)):
         match = _STEP.fullmatch(name)
         if match is None or not (run / name).is_dir():
-            if not name.endswith("_meta.json"):
-                contents.others[contents.shown(run / name)] = "no folder of a step"
+            contents.others[contents.shown(run / name)] = "no folder of a step"
             continue
-        phase = "prefill" if match[1] == "prefill_s" else "decode"
-        position = _last_position(contents, run / f"{name}_meta.json")
-        steps.append((phase, position, int(match[3]), int(match[2]), run / name))
-    by_position = all(step[1] is not None for step in steps) and sum(s[0] == "prefill" for s in steps) <= 1
-    if not by_position and len(steps) > 1:
-        contents.notes.append("The order of steps is that of their numbers, prefill before decode.")
-    steps.sort(key=lambda step: (step[0] != "prefill", (step[1] or 0) if by_position else 0, *step[2:4]))
-    return [(step[0], step[4]) for step in steps]
+        metadata = _metadata(contents, run / name / f"{name}_meta.json")
+        requests, positions = metadata.get("req_ids"), metadata.get("positions")
+        is_list = isinstance(requests, list) and isinstance(positions, list) and bool(positions)
+        numbers = [n for n in positions if type(n) is int] if is_list else []
+        steps.append(
+            _Step(
+                run / name,
+                match[1] == "prefill_s",
+                int(match[2]),
+                int(match[3]),
+                tuple(map(str, requests)) if is_list else None,
+                max(numbers, default=None),
+            )
+        )
+    steps.sort(key=lambda step: (not step.is_prefill, step.number, step.size))
+    if any(step.requests is None or step.position is None for step in steps):
+        if len(steps) > 1:
+            contents.notes.append("The order of steps is that of their numbers, prefill before decode.")
+        return steps
+    begins: dict[str, int] = {}
+    for number, step in enumerate(steps):
+        for request in step.requests or () if step.is_prefill else ():
+            begins.setdefault(request, number)
+
+    def order(step: _Step) -> tuple[int, bool, int]:
+        begin = max((begins.get(request, -1) for request in step.requests or ()), default=-1)
+        return begin, not step.is_prefill, step.position or 0
+
+    return sorted(steps, key=order)
 
 
-def _last_position(contents: NeuronContents, path: Path) -> int | None:
-    """The highest position of a step's tokens, as its metadata say it; None if they do not."""
+def _metadata(contents: NeuronContents, path: Path) -> dict[str, Any]:
+    """What the file of a step's metadata says, {} if there is none."""
     if not path.exists():
-        return None
+        return {}
     try:
         with closing(InputFile(path)) as file:
-            metadata = decode_json(file.read_all(_MAX_METADATA_BYTES), str(path))
+            return decode_json(file.read_all(_MAX_METADATA_BYTES), str(path))
     except ReadError as error:
         contents.problems[contents.shown(path)] = str(error).removeprefix(f"{path}: ")
-        return None
-    return max(_numbers(metadata.get("positions")), default=None)
-
-
-def _numbers(value: Any) -> Iterator[int]:
-    pending = [value]
-    while pending:
-        inner = pending.pop()
-        if isinstance(inner, Mapping):
-            pending += inner.values()
-        elif isinstance(inner, list):
-            pending += inner
-        elif type(inner) is int:
-            yield inner
+        return {}
 
 
 def _read(contents: NeuronContents, step: int, folder: Path, bands: Bands) -> None:
@@ -125,7 +165,8 @@ def _read(contents: NeuronContents, step: int, folder: Path, bands: Bands) -> No
             path = Path(directory, file)
             rank, shown = _RANK.fullmatch(file), contents.shown(path)
             if rank is None:
-                contents.others[shown] = "no file of a rank"
+                if path != folder / f"{folder.name}_meta.json":
+                    contents.others[shown] = "no file of a rank"
                 continue
             refuse_link_out(path, contents.path, hint="Put a copy in its place.")
             module = ".".join(path.parent.relative_to(folder).parts)
@@ -135,5 +176,11 @@ def _read(contents: NeuronContents, step: int, folder: Path, bands: Bands) -> No
                 contents.problems[shown] = str(error).removeprefix(f"{path}: ")
                 continue
             for tensor in tensors:
-                slot = f"output.{tensor.name[1:]}" if tensor.name else "output"
-                contents.add(Key(module_site(module), slot, step, rank=int(rank[1])), tensor, shown)
+                contents.add(_key(module, tensor.name[1:], step, int(rank[1])), tensor, shown)
+
+
+def _key(name: str, below: str, step: int, rank: int) -> Key:
+    """The key of a module's result, or of a tensor that code captures, whose name begins with `manual.`."""
+    if name.startswith(_BY_CODE):
+        return Key(inner_site(PROBES, name.removeprefix(_BY_CODE)), "value", step, rank=rank)
+    return Key(module_site(name), f"output.{below}" if below else "output", step, rank=rank)
