@@ -430,9 +430,8 @@ def test_snapshots_that_contradict_their_metadata_are_left_out(tmp_path: Path) -
     write_npy(bare / "tensor0.npy", "<f4", (1,), bytes(4))
     archive = opened(tmp_path)
     assert keys(archive) == ["0/@root/input.0", "1/@root/input.0"]
-    assert archive.problems["aa11/rank0/call0/tensor1.npy"].startswith(
-        "is float32 of shape [2], expected float32"
-    )
+    contradiction = archive.problems["aa11/rank0/call0/tensor1.npy"]
+    assert contradiction.startswith("is float32 of shape [2], expected float32 of [3]")
     assert "there is no such file" in archive.problems["aa11/rank0/call0/tensor2"]
     assert "aa11/rank0/call1/meta.json" in archive.problems
     assert archive.info.phases == ("", "")

@@ -54,7 +54,7 @@ def command(
     \b
         tcap export ref.h5 dump --format max
         tcap export ref.h5 torch_dump --format torch --only '0/*/output*'
-        tcap export ref.h5 refs --format neuron --only '*.gate/output' --map map.toml
+        tcap export ref.h5 refs --format neuron --only '*.gate/output'
 
     Exit status: 0 written; 1 DIR is not empty, or could not be written; 2 wrong usage, a glob that matches
     nothing, or a tensor that the format has no place for; 3 ARCHIVE cannot be read.

@@ -57,10 +57,11 @@ def command(source: str, output: str, *, raw: tuple[str, ...], by_time: bool, as
     Folders of AWS Neuron are read by their documented layouts, which was not tried with files of a device:
 
     \b
-        DIR/captured_tensors_cte_step_1_module_norm_output.pt  NxDI, and its HF runs
-        DIR/saved_inputs_tkg_with_kv_cache_output_1.pt         inputs of NxDI
-        DIR/context_encoding_model/_tp0_bk0/request0/rank0/    input snapshots
-        DIR/dp0/decode_b1_0/model.norm/rank3.pt                vllm-neuron
+        DIR/captured_tensors_cte_step_1_module_a_output.pt   NxDI, its HF runs
+        DIR/saved_inputs_tkg_with_kv_cache_output_1.pt       inputs of NxDI
+        DIR/context_encoding_model/_tp0_bk0/request0/rank0/  its snapshots
+        DIR/dp0/decode_b1_0/model.norm/rank3.pt              vllm-neuron
+        DIR/HASH/rank3/call0/tensor0.npy                     its snapshots
 
     Context encoding is prefill, token generation decode. If there are several ranks, each has an archive of
     its own, ARCHIVE with `.rankN` before the suffix. Zeros of shape [1] that stand for a module that was not

@@ -1,4 +1,4 @@
-"""Input snapshots of vllm-neuron: the inputs of a compiled graph's call, with a `meta.json` that describes them.
+"""Input snapshots of vllm-neuron: the inputs of calls of a compiled graph, each described by a `meta.json`.
 
 `HASH/rankR/callN/tensorI.npy` or `tensorI.pt` (specs/neuron.md, section 4).
 """
@@ -86,12 +86,11 @@ def open_calls(path: Path) -> NeuronArchive:
 
     bands = Bands()
     for step, calls in enumerate(sorted(by_step.values(), key=order)):
-        prompts = {call.metadata.get("is_prompt") for call in calls}
-        contents.set_phase(step, {True: "prefill", False: "decode"}.get(prompts.pop(), ""))
-        number = "" if calls[0].step is None else f", of step {calls[0].step} of the model"
-        contents.notes.append(
-            f"Step {step} is call {calls[0].number} of {calls[0].graph or path.name}{number}."
-        )
+        first = calls[0]
+        is_prompt = first.metadata.get("is_prompt")
+        contents.set_phase(step, "prefill" if is_prompt is True else "decode" if is_prompt is False else "")
+        number = "" if first.step is None else f", of step {first.step} of the model"
+        contents.notes.append(f"Step {step} is call {first.number} of {first.graph or path.name}{number}.")
         for call in calls:
             _read(contents, step, call, bands)
     return contents.archive()
@@ -132,11 +131,8 @@ def _metadata(contents: NeuronContents, folder: Path) -> dict[str, Any]:
 
 def _read(contents: NeuronContents, step: int, call: _Call, bands: Bands) -> None:
     listed = call.metadata.get("inputs")
-    inputs = {
-        entry.get("index"): entry
-        for entry in (listed if isinstance(listed, list) else ())
-        if isinstance(entry, dict)
-    }
+    entries = [entry for entry in (listed if isinstance(listed, list) else ()) if isinstance(entry, dict)]
+    inputs = {entry["index"]: entry for entry in entries if type(entry.get("index")) is int}
     numbers = set()
     for name in sorted(list_folder(call.folder), key=natural):
         path, match = call.folder / name, _TENSOR.fullmatch(name)
@@ -153,7 +149,7 @@ def _read(contents: NeuronContents, step: int, call: _Call, bands: Bands) -> Non
             contents.problems[shown] = str(error).removeprefix(f"{path}: ")
             continue
         contents.add(Key(ROOT_SITE, f"input.{int(match[1])}", step, rank=call.rank), tensor, shown)
-    for number in sorted(number for number in inputs if type(number) is int and number not in numbers):
+    for number in sorted(inputs.keys() - numbers):
         contents.problems[f"{contents.shown(call.folder)}/tensor{number}"] = (
             f"{METADATA} names it and there is no such file"
         )

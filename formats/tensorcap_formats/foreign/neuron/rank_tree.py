@@ -1,7 +1,7 @@
 """Trees of captures of vllm-neuron: a folder for each step, in it one for each module with a file a rank.
 
-`dpD/prefill_sBUCKET_N/MODULE/rankR.pt` and `dpD/decode_bBATCH_N/…`, in each the file of its metadata, named by
-the folder with `_meta.json` (specs/neuron.md, section 4).
+`dpD/prefill_sBUCKET_N/MODULE/rankR.pt` and `dpD/decode_bBATCH_N/…`, in each folder of a step the file of its
+metadata, named as the folder with `_meta.json` (specs/neuron.md, section 4).
 """
 
 from __future__ import annotations
