@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -25,6 +26,7 @@ PointStatus = Literal["captured", "replaced", "by-hand", "not-capturable"]
 ModuleListSource = str | os.PathLike[str] | Archive
 
 _MAX_CONFIG_BYTES: Final = 64 * 1024 * 1024
+_SPAN: Final = re.compile(r"(.+)\.(\d{1,6})-(\d{1,6})(|\..*)")  # of numbers, in vllm-neuron's patterns
 _PREFIX: Final = "model."  # which an NxDI model has not, and the reference has
 
 
@@ -140,10 +142,8 @@ def plan(
     if wanted:
         planned = [_planned(listed, point, settings) for point in _expanded(listed, wanted)]
     else:
-        configured = settings.values.get("tensor_capture_config")
-        names = configured.get("modules_to_capture") if isinstance(configured, Mapping) else None
-        if names:
-            planned = [_planned(listed, str(name), settings) for name in names]
+        if names := list(_configured(listed, settings)):
+            planned = [_planned(listed, name, settings) for name in names]
         else:
             planned = [_planned(listed, path, settings) for path in listed.classes]
             planned = [point for point in planned if point.status == "captured" and _is_whole(point)]
@@ -191,6 +191,26 @@ def _settings(neuron_config: Mapping[str, Any] | str | os.PathLike[str] | None) 
     if isinstance(neuron_config, Mapping):
         return Settings(neuron_config)
     return Settings(read_settings(neuron_config))
+
+
+def _configured(modules: ModuleList, settings: Settings) -> Iterator[str]:
+    """The modules that the settings name: NxDI's by path, vllm-neuron's by range or pattern, too."""
+    nxdi, vllm = (settings.values.get(name) for name in ("tensor_capture_config", "tensor_capture"))
+    if isinstance(nxdi, Mapping):
+        yield from map(str, nxdi.get("modules_to_capture") or ())
+    for pattern in (vllm.get("modules") or ()) if isinstance(vllm, Mapping) else ():
+        span = _SPAN.fullmatch(str(pattern))
+        numbers = range(int(span[2]), int(span[3]) + 1) if span else ()
+        patterns = [f"{span[1]}.{number}{span[4]}" for number in numbers] if span else [str(pattern)]
+        matched = [path for path in modules.classes if any(_fits(path, each) for each in patterns)]
+        yield from matched or [str(pattern)]
+
+
+def _fits(path: str, pattern: str) -> bool:
+    try:
+        return re.fullmatch(pattern, path) is not None
+    except re.error:
+        return path == pattern
 
 
 def _of_mapping(mapping: Alignment | str | os.PathLike[str] | None) -> Iterator[str]:

@@ -39,19 +39,27 @@ class _Bypass:
         patterns: Globs of their paths.
         phase: `decode` if only token generation uses the kernel, "" if both phases do.
         without: Setting under which the kernel leaves these modules alone, "" for none.
+        is_certain: Whether all models leave them to the kernel, and not only Llama's layers and their like.
     """
 
     flag: str
     patterns: tuple[str, ...]
     phase: str = ""
     without: str = ""
+    is_certain: bool = True
 
 
 _BYPASSES: Final = (
     _Bypass("mlp_kernel_enabled", ("*.mlp.gate_proj", "*.mlp.up_proj", "*.mlp.down_proj", "*.mlp.act_fn")),
-    _Bypass("mlp_kernel_enabled", ("*.post_attention_layernorm",), without="sequence_parallel_enabled"),
+    _Bypass(
+        "mlp_kernel_enabled",
+        ("*.post_attention_layernorm",),
+        "",
+        "sequence_parallel_enabled",
+        is_certain=False,
+    ),
     _Bypass("qkv_kernel_enabled", ("*.qkv_proj.?_proj", "*.qkv_proj.Wqkv")),
-    _Bypass("qkv_kernel_enabled", ("*.input_layernorm",), without="sequence_parallel_enabled"),
+    _Bypass("qkv_kernel_enabled", ("*.input_layernorm",), "", "sequence_parallel_enabled", is_certain=False),
     _Bypass("qkv_cte_nki_kernel_fuse_rope", ("*.rotary_emb",)),
     _Bypass("out_proj_kernel_enabled", ("*.o_proj.o_proj",)),
     _Bypass(
@@ -149,7 +157,7 @@ def obstacle(modules: ModuleList, path: str, settings: Settings) -> str:
             "it returns a dataclass, of which NxDI takes a table of cosines, and it has no output projection"
         )
     for bypass in _bypasses(path, settings):
-        if not bypass.phase:
+        if bypass.is_certain and not bypass.phase:
             return f"{bypass.flag} is set, and the kernel uses its weights without calling it; {_PLACEHOLDER}"
     return ""
 
@@ -158,7 +166,9 @@ def remarks(modules: ModuleList, path: str, settings: Settings) -> Iterator[str]
     """What a reader of the captured tensor of a module has to know, a sentence each."""
     name, last = modules.classes[path], path.rpartition(".")[2]
     for bypass in _bypasses(path, settings):
-        if bypass.phase:
+        if not bypass.is_certain:
+            yield f"{bypass.flag} is set: zeros of shape [1] if the kernel computes it too, as in Llama"
+        elif bypass.phase:
             yield f"{bypass.flag} is set: zeros of shape [1] in token generation, where it is not called"
     if not settings.values:
         flags = dict.fromkeys(b.flag for b in _BYPASSES if _matches(path, b.patterns))

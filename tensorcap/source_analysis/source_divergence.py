@@ -73,7 +73,12 @@ class SourceDivergence:
             "divergences": classes,
             "paths": [entry for entry in entries if entry not in classes],
             "kernel_flags": [
-                {"name": flag.name, "lines": list(flag.lines), "functions": list(flag.functions)}
+                {
+                    "name": flag.name,
+                    "lines": list(flag.lines),
+                    "functions": list(flag.functions),
+                    "recommendation": flag.dual_test,
+                }
                 for flag in self.kernel_flags
                 if flag.file == file
             ],
@@ -84,6 +89,7 @@ class SourceDivergence:
                     "line": one.line,
                     "users": list(one.users),
                     "optional": one.is_optional,
+                    "recommendation": one.dual_test,
                 }
                 for one in self.kernel_imports
                 if one.file == file

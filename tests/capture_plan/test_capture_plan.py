@@ -99,9 +99,7 @@ def test_zeros_that_would_stand_for_a_module_are_named(modules: Path) -> None:
     [
         ("layers.0.mlp.up_proj", "mlp_kernel_enabled"),
         ("layers.0.mlp.act_fn", "quantized_mlp_kernel_enabled"),
-        ("layers.0.post_attention_layernorm", "mlp_kernel_enabled"),
         ("layers.0.self_attn.qkv_proj.q_proj", "qkv_nki_kernel_enabled"),
-        ("layers.0.input_layernorm", "qkv_kernel_enabled"),
         ("layers.0.self_attn.o_proj.o_proj", "out_proj_kernel_enabled"),
         ("layers.0.self_attn.o_proj.o_proj", "attn_block_cte_nki_kernel_enabled"),
     ],
@@ -115,11 +113,28 @@ def test_what_a_kernel_computes_is_not_called(modules: Path, point: str, flag: s
 
 
 @pytest.mark.spec("NRN-62")
+@pytest.mark.parametrize(
+    ("point", "flag"),
+    [
+        ("layers.0.post_attention_layernorm", "mlp_kernel_enabled"),
+        ("layers.0.input_layernorm", "qkv_kernel_enabled"),
+    ],
+)
+def test_a_norm_that_a_kernel_may_compute_is_captured_with_a_remark(
+    modules: Path, point: str, flag: str
+) -> None:
+    planned = one(modules, point, **{flag: True})
+    assert planned.status == "captured"
+    assert any("zeros of shape [1] if the kernel computes it too" in remark for remark in planned.remarks)
+
+
+@pytest.mark.spec("NRN-62")
 def test_norms_are_called_beside_kernels_if_sequences_are_parallel(modules: Path) -> None:
     settings = {"mlp_kernel_enabled": True, "sequence_parallel_enabled": True}
     planned = one(modules, "layers.0.post_attention_layernorm", **settings)
     assert planned.status == "captured"
     assert any("part of the tokens" in remark for remark in planned.remarks)
+    assert not any("if the kernel computes it" in remark for remark in planned.remarks)
 
 
 @pytest.mark.spec("NRN-62")
@@ -206,6 +221,21 @@ def test_without_points_all_modules_are_taken_that_each_rank_has_whole(modules: 
         "captured",
         "replaced",
     ]
+
+
+@pytest.mark.spec("NRN-64")
+def test_patterns_of_vllm_neuron_name_modules_as_well(modules: Path) -> None:
+    patterns = {"tensor_capture": {"modules": ["layers.0-1.mlp", r".*o_proj\.o_proj", "norm", "absent"]}}
+    result = plan(modules, neuron_config=patterns)
+    assert [point.point for point in result.points] == [
+        "layers.0.mlp",
+        "layers.1.mlp",
+        "layers.0.self_attn.o_proj.o_proj",
+        "layers.1.self_attn.o_proj.o_proj",
+        "norm",
+        "absent",
+    ]
+    assert result.points[-1].status == "not-capturable"
 
 
 @pytest.mark.spec("NRN-64")
