@@ -100,6 +100,8 @@ def test_zeros_that_stand_for_no_tensor_are_left_out_and_said(tmp_path: Path) ->
             "cte_step_1_module_norm_output": bfloats(3.0),
             "cte_step_1_module_norm_input": bfloats(0.0),
             "cte_step_1_module_scale_output": floats(0.0),
+            "cte_step_1_module_bias_output": bfloats(0.0, 1.0),
+            "cte_step_1_module_mask_output": bfloats(0.0, shape=(1, 1)),
             "cte_step_1_manual_tensor_0": bfloats(0.0),
             "cte_step_1_manual_tensor_1": bfloats(float("nan")),
             "cte_step_1_module_gate_output": bfloats(float("nan")),
@@ -107,7 +109,9 @@ def test_zeros_that_stand_for_no_tensor_are_left_out_and_said(tmp_path: Path) ->
     )
     archive = opened(tmp_path)
     assert sorted(keys(archive)) == [
+        "0/bias/output",
         "0/gate/output",
+        "0/mask/output",
         "0/norm/output",
         "0/probe:manual_tensor_0/value",
         "0/scale/output",
