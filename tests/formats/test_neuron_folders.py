@@ -27,7 +27,7 @@ from tests.support.torch_bytes import (
 
 def capture(folder: Path, tensors: Mapping[str, Tensor], **changes: Mapping[str, Any]) -> None:
     """Files of NxDI's hook with their metadata; `changes` alter entries, by the name of the file."""
-    entries = {}
+    entries: dict[str, Any] = {}
     for name, tensor in tensors.items():
         write_torch(folder / f"captured_tensors_{name}.pt", tensor)
         phase, _, step, rest = name.split("_", 3)
@@ -150,11 +150,11 @@ def test_a_prompt_of_one_token_is_no_second_prompt(tmp_path: Path) -> None:
 @pytest.mark.spec("NRN-71")
 def test_files_that_contradict_the_metadata_are_left_out(tmp_path: Path) -> None:
     good, wide, long = (f"cte_step_1_module_{name}_output" for name in ("good", "wide", "long"))
-    capture(
-        tmp_path,
-        {good: floats(1), wide: floats(1), long: floats(1)},
-        **{wide: {"tensor_dtype": "torch.bfloat16"}, long: {"tensor_shape": [2]}},
-    )
+    changes: dict[str, dict[str, Any]] = {
+        wide: {"tensor_dtype": "torch.bfloat16"},
+        long: {"tensor_shape": [2]},
+    }
+    capture(tmp_path, {good: floats(1), wide: floats(1), long: floats(1)}, **changes)
     entries = json.loads((tmp_path / "capture_metadata.json").read_text())
     entries["tensors"]["captured_tensors_cte_step_1_module_gone_output.pt"] = {"step": 1}
     (tmp_path / "capture_metadata.json").write_text(json.dumps(entries))

@@ -73,7 +73,8 @@ def write_npy(path: Path, descr: str, shape: tuple[int, ...], content: bytes) ->
 def _pickled(number: int, tensor: Tensor) -> bytes:
     """torch._utils._rebuild_tensor_v2(storage, 0, shape, strides, False, OrderedDict())."""
     count = len(tensor.content) // ITEMSIZES[tensor.dtype]
-    strides, step = [], 1
+    strides: list[int] = []
+    step = 1
     for size in reversed(tensor.shape):
         strides.insert(0, step)
         step *= size

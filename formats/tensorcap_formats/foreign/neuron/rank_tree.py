@@ -117,15 +117,14 @@ def _steps(contents: NeuronContents, run: Path) -> list[_Step]:
             continue
         metadata = _metadata(contents, run / name / f"{name}_meta.json")
         requests, positions = metadata.get("req_ids"), metadata.get("positions")
-        is_list = isinstance(requests, list) and isinstance(positions, list) and bool(positions)
-        numbers = [n for n in positions if type(n) is int] if is_list else []
+        numbers = [n for n in positions if type(n) is int] if isinstance(positions, list) else []
         steps.append(
             _Step(
                 run / name,
                 match[1] == "prefill_s",
                 int(match[2]),
                 int(match[3]),
-                tuple(map(str, requests)) if is_list else None,
+                tuple(map(str, requests)) if isinstance(requests, list) else None,
                 max(numbers, default=None),
             )
         )
