@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from tensorcap.adapters.max.model import MaxModel
     from tensorcap.alignment import Aligned, Alignment, align
     from tensorcap.capture_plan import CapturePlan, plan
-    from tensorcap.comparison import Calibrated, Comparison, Pair, calibrate, compare, compare_records
+    from tensorcap.comparison import (
+        Calibrated,
+        Comparison,
+        Pair,
+        SyncPoints,
+        calibrate,
+        compare,
+        compare_records,
+        sync_points,
+    )
     from tensorcap.comparison.preflight import Preflight
     from tensorcap.diagnosis import Diagnosis
     from tensorcap.localization import Bisection, LiveBisection, Localization, Verification, bisect, localize
@@ -22,7 +31,7 @@ if TYPE_CHECKING:
     from tensorcap.recording import PlainLog, Summary, probe
     from tensorcap.rerun import Replay, inject, replay
     from tensorcap.runs import Graph
-    from tensorcap.session import Called, Capture, capture, capture_called
+    from tensorcap.session import Called, Capture, capture, capture_called, save_intermediates
     from tensorcap.source_analysis import SourceDivergence, divergence
     from tensorcap.verbs import diagnose, preflight
     from tensorcap.workload import Port, Workload
@@ -32,6 +41,7 @@ if TYPE_CHECKING:
     from tensorcap_formats.conversion import convert
     from tensorcap_formats.errors import TensorcapError
     from tensorcap_formats.keys import Key
+    from tensorcap_formats.merge import Merged, merge
     from tensorcap_formats.open import open_archive
     from tensorcap_formats.progress import Progress
     from tensorcap_formats.records import Record
@@ -43,7 +53,16 @@ _NAMES = {
     "tensorcap.adapters.max.model": ("MaxModel",),
     "tensorcap.alignment": ("Aligned", "Alignment", "align"),
     "tensorcap.capture_plan": ("CapturePlan", "plan"),
-    "tensorcap.comparison": ("Calibrated", "Comparison", "Pair", "calibrate", "compare", "compare_records"),
+    "tensorcap.comparison": (
+        "Calibrated",
+        "Comparison",
+        "Pair",
+        "SyncPoints",
+        "calibrate",
+        "compare",
+        "compare_records",
+        "sync_points",
+    ),
     "tensorcap.comparison.preflight": ("Preflight",),
     "tensorcap.diagnosis": ("Diagnosis",),
     "tensorcap.localization": (
@@ -59,7 +78,7 @@ _NAMES = {
     "tensorcap.recording": ("PlainLog", "Summary", "probe"),
     "tensorcap.rerun": ("Replay", "inject", "replay"),
     "tensorcap.runs": ("Graph",),
-    "tensorcap.session": ("Called", "Capture", "capture", "capture_called"),
+    "tensorcap.session": ("Called", "Capture", "capture", "capture_called", "save_intermediates"),
     "tensorcap.source_analysis": ("SourceDivergence", "divergence"),
     "tensorcap.verbs": ("diagnose", "preflight"),
     "tensorcap.workload": ("Port", "Workload"),
@@ -68,6 +87,7 @@ _NAMES = {
     "tensorcap_formats.conversion": ("convert",),
     "tensorcap_formats.errors": ("TensorcapError",),
     "tensorcap_formats.keys": ("Key",),
+    "tensorcap_formats.merge": ("Merged", "merge"),
     "tensorcap_formats.open": ("open_archive",),
     "tensorcap_formats.progress": ("Progress",),
     "tensorcap_formats.records": ("Record",),
@@ -97,6 +117,7 @@ __all__ = [
     "LiveBisection",
     "Localization",
     "MaxModel",
+    "Merged",
     "Pair",
     "PlainLog",
     "Port",
@@ -107,6 +128,7 @@ __all__ = [
     "Replay",
     "SourceDivergence",
     "Summary",
+    "SyncPoints",
     "TensorcapError",
     "Verification",
     "Workload",
@@ -123,12 +145,15 @@ __all__ = [
     "divergence",
     "inject",
     "localize",
+    "merge",
     "open_archive",
     "plan",
     "preflight",
     "probe",
     "recover",
     "replay",
+    "save_intermediates",
+    "sync_points",
     "verify",
 ]
 

@@ -10,6 +10,7 @@ import click
 from tensorcap.wording import counted
 from tensorcap_cli.options.archives import exclude_option, json_option, map_option, only_option
 from tensorcap_cli.options.sections import Command
+from tensorcap_cli.text.graph_dump import graph_dump_lines
 from tensorcap_cli.text.output import print_json, size_text
 from tensorcap_cli.text.progress import byte_bar
 
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["max", "torch", "neuron"]),
-    required=True,
-    help="Files of MAX's prints; of torch hooks, a folder a step; or of NxDI's tensor replacement.",
+    type=click.Choice(["max", "torch", "coreai", "neuron"]),
+    help="Files of MAX's prints; of torch hooks, with a folder a step and tensor_names.txt; the folder of "
+    "Core AI's debugger, as if DIR ends in .aimodelintermediates; or of NxDI's tensor replacement.",
 )
 @only_option
 @exclude_option
@@ -35,7 +36,7 @@ def command(
     source: str,
     folder: str,
     *,
-    form: Literal["max", "torch", "neuron"],
+    form: Literal["max", "torch", "coreai", "neuron"] | None,
     only: tuple[str, ...],
     exclude: tuple[str, ...],
     mapping: str | None,
@@ -47,6 +48,9 @@ def command(
     it. `tcap import` reads it back. Values that are no tensors, statistics and the run's metadata have no
     place there.
 
+    For Core AI's debugger, ARCHIVE is one of `tcap capture torch --coreai`, or of level export. DIR then has
+    the value of every node of the graph, also of those that ARCHIVE keeps as views of others.
+
     `neuron` is the reference folder of NxD Inference's tensor replacement: results of modules as rows of
     channels, with --map under the port's names, of what the map names. What its configuration needs is
     printed. It was not run on a device.
@@ -54,15 +58,25 @@ def command(
     \b
         tcap export ref.h5 dump --format max
         tcap export ref.h5 torch_dump --format torch --only '0/*/output*'
+        tcap export ref.h5 ref.aimodelintermediates
         tcap export ref.h5 refs --format neuron --only '*.gate/output'
 
     Exit status: 0 written; 1 DIR is not empty, or could not be written; 2 wrong usage, a glob that matches
     nothing, or a tensor that the format has no place for; 3 ARCHIVE cannot be read.
     """
     from tensorcap.adapters import export
+    from tensorcap_formats.foreign import INTERMEDIATES_SUFFIX
     from tensorcap_formats.open import open_archive
 
+    if form is None and not folder.endswith(INTERMEDIATES_SUFFIX):
+        raise click.UsageError(
+            f"Missing option '--format', or a DIR that ends in {INTERMEDIATES_SUFFIX}: "
+            "max, torch, coreai or neuron."
+        )
     modules = _modules(mapping, form)
+    if form is None or form == "coreai":
+        _export_graph(source, folder, only, exclude, as_json=as_json)
+        return
     with open_archive(source) as opened, byte_bar("exporting") as bar:
         written = export(
             opened, folder, layout=form, only=only, exclude=exclude, modules=modules, progress=bar
@@ -83,7 +97,7 @@ def command(
         )
 
 
-def _modules(mapping: str | None, form: str) -> dict[str, str] | None:
+def _modules(mapping: str | None, form: str | None) -> dict[str, str] | None:
     """The port's site of each of the archive's, by a map file."""
     if mapping is None:
         return None
@@ -101,3 +115,21 @@ def _replaced(records: Sequence[Record], modules: dict[str, str] | None) -> dict
         site = record.key.site
         replaced.setdefault(record.key.step + 1, []).append(modules[site] if modules else site)
     return replaced
+
+
+def _export_graph(
+    source: str, folder: str, only: tuple[str, ...], exclude: tuple[str, ...], *, as_json: bool
+) -> None:
+    from tensorcap.adapters import export_graph
+    from tensorcap_formats.open import open_archive
+
+    with open_archive(source) as opened, byte_bar("exporting") as bar:
+        dump = export_graph(opened, folder, only=only, exclude=exclude, progress=bar)
+    if as_json:
+        members = {"values": dump.values, "bytes": dump.nbytes, "left_out": dict(dump.left_out)}
+        print_json({"path": folder, **members})
+        return
+    first, *notes = graph_dump_lines(dump)
+    click.echo(first)
+    for note in notes:
+        click.echo(note, err=True)

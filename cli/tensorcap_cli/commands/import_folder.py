@@ -64,7 +64,7 @@ def command(source: str, output: str, *, raw: tuple[str, ...], by_time: bool, as
         DIR/HASH/rank3/call0/tensor0.npy                     its snapshots
 
     Context encoding is prefill, token generation decode. If there are several ranks, each has an archive of
-    its own, ARCHIVE with `.rankN` before the suffix. Zeros of shape [1] that stand for a module that was not
+    its own, NAME.rankN.h5, for `tcap merge`. Zeros of shape [1] that stand for a module that was not
     captured are left out and reported.
 
     All commands open such folders as they are, too: `tcap compare DIR OTHER`.
@@ -114,14 +114,12 @@ def _convert(opened: Archive, output: str, progress: Progress | None) -> list[Pa
     """Write the archive, or those of all ranks if there are several."""
     from tensorcap_formats.conversion import convert
     from tensorcap_formats.foreign import NeuronArchive
+    from tensorcap_formats.ranks import rank_path
 
     if not isinstance(opened, NeuronArchive) or opened.ranks in ((), (0,)):
         return [convert(opened, output, progress=progress)]
-    path = Path(output)
     return [
-        convert(
-            opened.of_rank(rank), path.with_name(f"{path.stem}.rank{rank}{path.suffix}"), progress=progress
-        )
+        convert(opened.of_rank(rank), rank_path(Path(output), rank), progress=progress)
         for rank in opened.ranks
     ]
 
