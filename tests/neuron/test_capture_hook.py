@@ -17,6 +17,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import CaptureError, UsageError
 from tensorcap_formats.open import open_archive
 
+SETTINGS = {"tp_degree": 8, "on_cpu": False, "quantize_clamp_bound": float("inf"), "buckets": [1, 2]}
 ZEROS = torch.zeros(1, dtype=torch.bfloat16)
 PADDING = torch.full((1,), float("nan"), dtype=torch.bfloat16)
 
@@ -27,7 +28,7 @@ class DemoForCausalLM:
     def __init__(self, **capture: Any) -> None:
         settings: dict[str, Any] = {"modules_to_capture": [], "capture_inputs": False}
         config = SimpleNamespace(**settings | {"max_intermediate_tensors": None} | capture)
-        self.neuron_config = SimpleNamespace(tensor_capture_config=config, tp_degree=8, on_cpu=False)
+        self.neuron_config = SimpleNamespace(tensor_capture_config=config, **SETTINGS)
 
     def run(self, hook: Callable[..., None], *tensors: torch.Tensor) -> None:
         hook(self, list(tensors))
@@ -66,7 +67,7 @@ def test_names_come_from_the_order_of_the_configuration(tmp_path: Path) -> None:
         assert archive.info.phases == ("prefill", "decode")
         assert archive.info.framework == "neuron"
         assert archive.info.model_class.endswith("DemoForCausalLM")
-        assert archive.info.settings == {"on_cpu": False, "tp_degree": 8}
+        assert archive.info.settings == {"on_cpu": False, "quantize_clamp_bound": "inf", "tp_degree": 8}
         assert not archive.is_ordered
         lost = [point for point in archive.info.points if point.status == "not-capturable"]
         assert [(point.site, point.slots) for point in lost] == [("norm", ("input.0",))]

@@ -16,6 +16,7 @@ import torch
 from tensorcap.adapters.torch.tensors import stored
 from tensorcap.workload.sources import class_name
 from tensorcap_formats.errors import CaptureError, UsageError
+from tensorcap_formats.json_values import json_value
 from tensorcap_formats.keys import PROBES, Key, inner_site, module_site
 from tensorcap_formats.writing import Writer
 
@@ -193,9 +194,9 @@ def _names(config: Any, manual_names: Sequence[str]) -> Iterator[tuple[str, str,
 
 
 def _settings(config: Any) -> Mapping[str, Any]:
-    """The settings of a configuration that are plain values."""
+    """The settings of a configuration that are plain values; an infinite number is a text."""
     return {
-        name: value
+        name: json_value(value)
         for name, value in sorted(vars(config).items())
         if isinstance(value, _PLAIN) and not name.startswith("_") and "path" not in name and "dir" not in name
     }
