@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 NEEDED_BY = {
     "torch": [
         "tensorcap/adapters/huggingface",
+        "tensorcap/adapters/neuron",
         "tensorcap/adapters/torch",
         "tests/alignment/ports",
         "tests/alignment/test_layers_apart.py",
@@ -35,6 +36,7 @@ NEEDED_BY = {
         "tests/formats/test_foreign_torch.py",
         "tests/formats/test_safetensors.py",
         "tests/hostile/test_hostile_torch.py",
+        "tests/neuron",
         "tests/rerun",
         "tests/rewrites",
         "tests/localization",

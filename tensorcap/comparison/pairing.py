@@ -394,7 +394,7 @@ class Absences:
         return self._stopped(record)
 
     def _without(self, key: Key, scope: ScopeInfo) -> str:
-        """Return why there are no ops, or no variables of functions, of a module; a program has what it has."""
+        """Why there are no ops, or no variables of functions, of a module; a program has what it has."""
         if self._target.info.operation_map:
             return ""
         if key.where not in self._ops:

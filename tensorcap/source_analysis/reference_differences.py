@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -139,6 +139,19 @@ def reference_differences(
     return ReferenceDifferences(
         tuple(unread), tuple(each for each in differences if each), len(pairs), tuple(unpaired)
     )
+
+
+def class_differences(
+    sources: Sequence[SourceFile], pairs: Iterable[tuple[str, str]]
+) -> list[ClassDifference]:
+    """What one of two classes of the same sources has and the other has not, of pairs that are there."""
+    contents = class_contents(sources)
+    differences = [
+        _difference(contents[one], contents[other])
+        for one, other in dict.fromkeys(pairs)
+        if one in contents and other in contents
+    ]
+    return [difference for difference in differences if difference]
 
 
 def _pairs(reference: Mapping[str, ClassContents], target: Mapping[str, ClassContents]) -> dict[str, str]:

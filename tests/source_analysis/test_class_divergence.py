@@ -276,6 +276,20 @@ def test_entries_are_those_of_the_equivalence_method(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("NRN-53")
+def test_the_code_of_two_classes_is_compared_if_both_are_there(tmp_path: Path) -> None:
+    code = (
+        "class TorchNorm:\n    def forward(self, x):\n        return x.float().mean(-1)\n"
+        "class KernelNorm:\n    def forward(self, x):\n        return kernel(x).sqrt()\n"
+        + FACTORY
+        + "    return TorchNorm if cpu_mode() else KernelNorm\n"
+    )
+    (pair,) = look(tmp_path, code).between
+    assert (pair.reference, pair.target) == ("TorchNorm", "KernelNorm")
+    assert (set(pair.lost_operations), set(pair.new_operations)) == ({"mean"}, {"sqrt"})
+    assert (set(pair.lost_casts), set(pair.new_casts)) == ({"float32"}, set())
+
+
+@pytest.mark.spec("NRN-53")
 def test_sources_are_not_run(tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     result = look(tmp_path, f"open({str(mark)!r}, 'w')\nimport no_such_package\n")
