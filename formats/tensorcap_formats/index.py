@@ -114,6 +114,7 @@ def decode_index(data: bytes, run: bytes, source: str, *, is_unaltered: bool = F
         raise CorruptArchiveError(f"{source}: index: values is no object (ARC-35)")
     all_statistics = map(Statistics, *(column[name] for name in _STATISTICS))
     records: list[Record] = []
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # those that records have in common
     for row, (text, dtype, shape, order, stored, statistics) in enumerate(
         zip(*(column[n] for n in ("key", "dtype", "shape", "order", "stored")), all_statistics, strict=True)
     ):
@@ -126,12 +127,12 @@ def decode_index(data: bytes, run: bytes, source: str, *, is_unaltered: bool = F
             raise CorruptArchiveError(
                 f"{source}: index: record {row}: dtype {abbreviate(dtype)!r} is unknown (ARC-31)"
             )
-        shape = parse_shape(shape, logical.itemsize, f"{source}: index: record {row}")
+        sizes = parse_shape(shape, logical.itemsize, f"{source}: index: record {row}")
         records.append(
             Record(
                 key,
                 logical,
-                shape,
+                shapes.setdefault(sizes, sizes),
                 order,
                 digests[32 * row : 32 * row + 32],
                 statistics,
@@ -259,10 +260,9 @@ def _has_infinity(value: Any) -> bool:
         value = list(value.values())
     if not isinstance(value, list):
         return value in _INFINITIES if isinstance(value, float) else False
-    return (
-        any(infinity in value for infinity in _INFINITIES)
-        or (not {list, dict}.isdisjoint(map(type, value))
-        and any(_has_infinity(member) for member in value if isinstance(member, list | dict)))
+    return any(infinity in value for infinity in _INFINITIES) or (
+        not {list, dict}.isdisjoint(map(type, value))
+        and any(_has_infinity(member) for member in value if isinstance(member, list | dict))
     )
 
 
