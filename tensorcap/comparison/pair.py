@@ -92,6 +92,7 @@ Stage = Literal[
     "calibration",
     "pass-through",
     "agreement",
+    "ranks",
 ]
 
 

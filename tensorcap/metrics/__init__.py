@@ -11,7 +11,7 @@ measured many at a time (`pair_batch`). `location`, `logits` and `expert_choices
 from tensorcap.metrics.difference import Difference, Nonfinite, Tolerance
 from tensorcap.metrics.error_bins import Histogram, quantiles
 from tensorcap.metrics.expert_choices import WIDEST, RoutingDifference, is_routing, routing_metrics
-from tensorcap.metrics.location import ErrorMap, Location, locate
+from tensorcap.metrics.location import ErrorMap, Location, error_along, locate
 from tensorcap.metrics.logits import (
     LogitDifference,
     agreement,
@@ -40,6 +40,7 @@ __all__ = [
     "Totals",
     "agreement",
     "are_logits",
+    "error_along",
     "exact_difference",
     "is_routing",
     "locate",
