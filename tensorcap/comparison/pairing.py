@@ -24,6 +24,7 @@ from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, escape, matches, modu
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import PointInfo, ScopeInfo
 
+_PAIRED: Final = Decision("pairing", "unjudged")  # one object for all pairs
 _UNINITIALIZED: Final = "memory that nothing was written to yet"
 UNNAMED: Final = "an operation of the reference's program that no node of its graph names"
 NOT_MAPPED: Final = "no operation of the target's program is mapped to it"
@@ -122,7 +123,7 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
             elif not reason and (key := others.input_key(*wanted.rpartition("/")[::2])):
                 status, reason = "explained", f"{_INPUT_KEY} {key}"
         pair = Pair(text, "unjudged", record, partner, is_optional=is_optional)
-        pairs.append(decide(pair, Decision("pairing", status, reason)))
+        pairs.append(decide(pair, _PAIRED if status == "unjudged" else Decision("pairing", status, reason)))
     pairs += _losses(reference, selection, programs)
     known = {pair.key for pair in pairs}
     surplus = _Surplus(reference)
