@@ -199,7 +199,8 @@ class _Agreement:
 
         Each holds only if the module around it, and the model, have results that agree. Beside a mistake, by
         which the model has none, the first holds of calls that hand on what they are given in the target, and
-        of products: these hide no error.
+        of products: these hide no error. Before all of them, and beside a mistake too, comes what the target
+        hands on in the place of the result of a call that it does not make, and which agrees with that.
         """
         record = pair.reference
         assert record is not None
@@ -207,6 +208,8 @@ class _Agreement:
         is_result_of_model = key.site == ROOT_SITE and not _is_argument(key)
         if is_result_of_model or is_gradient(key) or is_parameter(key):
             return ""
+        if why := self._why_folded(pair):
+            return why
         if not self._is_model_green(key):
             takers = self._takers_of(pair)
             return self._why_undone(takers, error_of(pair)) if all(map(self._hides_nothing, takers)) else ""
@@ -224,6 +227,36 @@ class _Agreement:
         if not is_inner(key) and _is_much_smaller(around[1], error, _UNDONE_AROUND):
             return f"it differs, and what {_name(around[0])} makes of it agrees"
         return ""
+
+    def _why_folded(self, pair: Pair) -> str:
+        """By which calls that the target lacks a difference is undone, as by a norm in the weights before it.
+
+        All calls that are given the tensor are such in the reference. What is computed of their results is
+        given the tensor itself in the target, bit for bit, and agrees.
+        """
+        record, tested = pair.reference, pair.target
+        if record is None or tested is None or not tested.digest or not is_result(record.key):
+            return ""
+        takers = self._takers.get(_contents(record), [])
+        results = [r for t in takers if t.reference for r in self._of_call.get(t.reference.key.where, [])]
+        if not results or not all(taker.is_absent or not taker.is_compared for taker in takers):
+            return ""
+        if any(result.is_compared for result in results):
+            return ""
+        further = [
+            taker
+            for result in results
+            if result.reference is not None
+            for taker in self._takers.get(_contents(result.reference), [])
+            if taker.is_compared
+        ]
+        is_handed_on = all(t.target is not None and t.target.digest == tested.digest for t in further)
+        if not further or not is_handed_on or not all(taker.is_green for taker in further):
+            return ""
+        names = dict.fromkeys(result.reference.key.site for result in results if result.reference)
+        return (
+            f"the target does not call {some(list(names), 2)}, and hands this on in its place, which agrees"
+        )
 
     def other_places(self, pair: Pair) -> str:
         """What a result of the model that differs is on both sides, if it is two other tensors that agree.

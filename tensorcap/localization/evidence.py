@@ -122,6 +122,7 @@ class Totals:
 
     def __init__(self, free: Comparison) -> None:
         self._errors = {pair.key: pair.row_error for pair in free.pairs if pair.is_compared}
+        self._explained = {pair.key for pair in free.pairs if pair.is_compared and pair.status == "explained"}
         self.exceeded: dict[str, None] = {}
 
     def are_exceeded_by(self, own: OwnError) -> bool:
@@ -131,6 +132,10 @@ class Totals:
             return False
         self.exceeded[own.key] = None
         return True
+
+    def explain(self, own: OwnError) -> bool:
+        """Whether a result differs in the free run as well, and is undone there by what follows it."""
+        return own.made == "result" and own.key in self._explained
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -262,7 +267,7 @@ def evidence_of_replay(opened_replay: OpenReplay, free: Comparison) -> EvidenceS
     result, totals = opened_replay.replay, Totals(free)
     bad: dict[str, list[OwnError]] = {}
     for own in result.bad:
-        if not totals.are_exceeded_by(own):
+        if not totals.explain(own) and not totals.are_exceeded_by(own):
             bad.setdefault(own.module, []).append(own)
     return EvidenceSource(
         "replay",
@@ -289,7 +294,7 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
     totals = Totals(free)
     bad: dict[str, list[OwnError]] = {}
     for own in run.own_errors:
-        if own.is_bad and totals.are_exceeded_by(own):
+        if own.is_bad and (totals.explain(own) or totals.are_exceeded_by(own)):
             continue
         if own.is_bad and (own.module in bad or not any(is_within(module, own.module) for module in bad)):
             bad.setdefault(own.module, []).append(own)
