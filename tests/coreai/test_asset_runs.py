@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -227,6 +228,13 @@ HALF = ResultType((2, 3), "f")
         pytest.param([LEFT, LEFT], [HALF, HALF], [], [0, 1], id="the same bits"),
         pytest.param(
             [np.zeros((2, 3), np.int32), LEFT], [HALF, ResultType((2, 3), "i")], [], [1, 0], id="types"
+        ),
+        pytest.param(
+            [np.zeros((2, 3), np.int32), LEFT.astype(ml_dtypes.bfloat16)],
+            [HALF, ResultType((2, 3), "i")],
+            [],
+            [1, 0],
+            id="bfloat16",
         ),
         pytest.param([LEFT], [HALF, HALF], [WHOLE], None, id="too few"),
         pytest.param([WHOLE[1:], WHOLE[:1]], [ResultType((1, 6), "f")] * 2, [WHOLE], [1, 0], id="along rows"),

@@ -98,6 +98,22 @@ def test_a_function_is_converted_and_its_settings_are_kept(tcap: Tcap) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spec("CAI-44")
+def test_show_tells_the_settings(tcap: Tcap) -> None:
+    tcap("capture", "coreai", "net.aimodel", "--inputs", "ones", "--inputs", "x=zeros", "-o", "shown.h5")
+    lines = tcap("show", "shown.h5").output.splitlines()
+    (line,) = (line for line in lines if line.startswith("  settings"))
+    assert line.split()[1:] == [
+        "device_target=host",
+        "function=main",
+        "compute_units=cpu",
+        "precision=fp32",
+        "mode=debug",
+        "inputs=x:zeros,kinds:ones",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.spec("CAI-44")
 def test_a_function_draws_the_weights_that_it_draws_under_torch(tcap: Tcap) -> None:
     np.testing.assert_allclose(
         read("tgt.h5", "0/@root/output"), read("ref.h5", "0/@root/output"), rtol=0, atol=1e-6
