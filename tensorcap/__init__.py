@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from tensorcap.recording import PlainLog, Summary, probe
     from tensorcap.rerun import Replay, inject, replay
     from tensorcap.runs import Graph
-    from tensorcap.session import Called, Capture, capture, capture_called
+    from tensorcap.session import Called, Capture, capture, capture_called, save_intermediates
+    from tensorcap.source_analysis import SourceDivergence, divergence
     from tensorcap.verbs import diagnose, preflight
     from tensorcap.workload import Port, Workload
     from tensorcap_formats.archive import Archive
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from tensorcap_formats.conversion import convert
     from tensorcap_formats.errors import TensorcapError
     from tensorcap_formats.keys import Key
+    from tensorcap_formats.merge import Merged, merge
     from tensorcap_formats.open import open_archive
     from tensorcap_formats.progress import Progress
     from tensorcap_formats.records import Record
@@ -74,7 +76,8 @@ _NAMES = {
     "tensorcap.recording": ("PlainLog", "Summary", "probe"),
     "tensorcap.rerun": ("Replay", "inject", "replay"),
     "tensorcap.runs": ("Graph",),
-    "tensorcap.session": ("Called", "Capture", "capture", "capture_called"),
+    "tensorcap.session": ("Called", "Capture", "capture", "capture_called", "save_intermediates"),
+    "tensorcap.source_analysis": ("SourceDivergence", "divergence"),
     "tensorcap.verbs": ("diagnose", "preflight"),
     "tensorcap.workload": ("Port", "Workload"),
     "tensorcap_formats.archive": ("Archive",),
@@ -82,6 +85,7 @@ _NAMES = {
     "tensorcap_formats.conversion": ("convert",),
     "tensorcap_formats.errors": ("TensorcapError",),
     "tensorcap_formats.keys": ("Key",),
+    "tensorcap_formats.merge": ("Merged", "merge"),
     "tensorcap_formats.open": ("open_archive",),
     "tensorcap_formats.progress": ("Progress",),
     "tensorcap_formats.records": ("Record",),
@@ -110,6 +114,7 @@ __all__ = [
     "LiveBisection",
     "Localization",
     "MaxModel",
+    "Merged",
     "Pair",
     "PlainLog",
     "Port",
@@ -118,6 +123,7 @@ __all__ = [
     "Record",
     "Recovered",
     "Replay",
+    "SourceDivergence",
     "Summary",
     "SyncPoints",
     "TensorcapError",
@@ -133,13 +139,16 @@ __all__ = [
     "compare_records",
     "convert",
     "diagnose",
+    "divergence",
     "inject",
     "localize",
+    "merge",
     "open_archive",
     "preflight",
     "probe",
     "recover",
     "replay",
+    "save_intermediates",
     "sync_points",
     "verify",
 ]

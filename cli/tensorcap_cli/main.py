@@ -23,9 +23,9 @@ class _Tcap(Group):
     sections: ClassVar[Mapping[str, Sequence[str]]] = {
         "Capture": ("capture",),
         "Look": ("ls", "show", "tree"),
-        "Compare": ("compare", "sync-points", "align", "preflight", "calibrate"),
+        "Compare": ("compare", "sync-points", "align", "preflight", "divergence", "calibrate"),
         "Find the culprit": ("localize", "verify", "replay", "inject", "bisect", "diagnose"),
-        "Files": ("convert", "import", "export", "check", "recover", "equivalence"),
+        "Files": ("convert", "merge", "import", "export", "check", "recover", "equivalence"),
     }
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

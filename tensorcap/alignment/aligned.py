@@ -38,7 +38,7 @@ from tensorcap.runs import ArchiveSummary, PartialArchive, is_inner
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.json_values import json_value
-from tensorcap_formats.open import Source, opened
+from tensorcap_formats.open import Source, opened_both
 
 NO_MAPPING = "none"
 _PUBLIC: Final = ("reference", "target", "variables", "steps", "dims", "reference_dims", "evidence", "reason")
@@ -136,7 +136,7 @@ def align(
         path, written = str(mapping), read_mapping(mapping)
     if rules is not None and not isinstance(rules, Rules):
         rules = read_rules(rules)
-    with opened(reference) as trusted, opened(target) as tested:
+    with opened_both(reference, target) as (trusted, tested):
         if mapping is None:
             trusted, tested = at_modules(trusted, tested)
         if not _says_which_part(written):

@@ -11,7 +11,7 @@ from typing import Final
 
 from tensorcap.alignment.node_sequences import GraphNode, pair_nodes, without_ones
 from tensorcap.alignment.views import UNMAPPED, renamed_values
-from tensorcap.runs import Graph, Value, is_inner, ops_of
+from tensorcap.runs import Graph, Value, ViewRecords, is_fact, is_inner, ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key, escape, inner_site, module_of, module_site, unescape
 from tensorcap_formats.records import Record
@@ -116,7 +116,8 @@ def at_modules(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
     """View runs of a graph so that its nodes have the same names on both sides.
 
     1. Of a folder of intermediates, if the other side recorded nodes of an exported graph in modules and has
-       every operator of the folder, under one site, the operators stand at these sites (AIM-20).
+       every operator of the folder, under one site, the operators stand at these sites (AIM-20); what the
+       run has as views of other tensors is beside them (AIM-47).
     2. If one side is of a compiled program, and the other of a graph, nodes are paired by module, operator,
        order and shape, see `pair_nodes`; the target's stand where the reference has its own (SYN-1).
 
@@ -124,7 +125,8 @@ def at_modules(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
         The reference and the target, viewed if a condition holds.
     """
     if not (names_nodes(reference) or names_nodes(target)):
-        return _viewed(reference, target), _viewed(target, reference)
+        reference, target = _viewed(reference, target), _viewed(target, reference)
+        return _with_views(reference, target), _with_views(target, reference)
     ours, theirs = list(_nodes(reference)), list(_nodes(target))
     if not (ours and theirs):
         return reference, target
@@ -309,16 +311,23 @@ def steps_between_ones(shape: Sequence[int], aim: Sequence[int]) -> tuple[str, .
     return tuple(steps)
 
 
+def _with_views(run: Archive, folder: Archive) -> Archive:
+    """The run with those of its views as records that a folder, which has no views, has records of."""
+    if folder.container != _CONTAINER or not ops_of(run):
+        return run
+    return ViewRecords.of(run, (record.key.text for record in folder.records))
+
+
 def _viewed(folder: Archive, run: Archive) -> Archive:
     scope = run.info.scope
     is_run = run.container != _CONTAINER and scope is not None and scope.level == "export"
     if folder.container != _CONTAINER or not is_run:
         return folder
     sites = defaultdict[str, set[str]](set)
-    for record in run.records:
-        if is_inner(record.key):
-            _, _, node = record.key.site.partition(":")
-            sites[f"{ROOT_SITE}:{node}"].add(record.key.site)
+    places = (Key.parse(text).site for text in run.values if is_fact(text, run.values[text]))
+    for site in (*places, *(record.key.site for record in run.records if is_inner(record.key))):
+        sites[f"{ROOT_SITE}:{site.partition(':')[2]}"].add(site)
+        sites[site].add(site)  # of a folder that names modules
     nodes = {record.key.site for record in folder.records if is_inner(record.key)}
     if not all(len(sites[node]) == 1 for node in nodes):
         return folder

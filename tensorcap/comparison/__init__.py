@@ -58,6 +58,7 @@ from tensorcap.comparison.policy_tests import (
 )
 from tensorcap.comparison.quantised_weights import QuantisedModule, quantised_modules
 from tensorcap.comparison.ranking import Shade, by_error, by_module, contents, error_of, shade, worst
+from tensorcap.comparison.ranks import rank_text
 from tensorcap.comparison.robust_errors import sample
 from tensorcap.comparison.sync_points import (
     ModuleShare,
@@ -147,6 +148,7 @@ __all__ = [
     "paired",
     "points_of",
     "quantised_modules",
+    "rank_text",
     "sample",
     "shade",
     "state_writer",

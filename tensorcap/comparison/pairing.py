@@ -2,7 +2,8 @@
 
 Ops are paired in order (CMP-30): ops of one name are numbered within a module's call, so that one more of
 them, a cast say, would shift all that follow. The ops and the calls of modules in a call are two sequences;
-what they have in common, in order, is paired. `Absences` says why a record has no partner (CMP-6, CMP-33).
+what they have in common, in order, is paired; nodes of a compiled program's graph have names of their own
+(SYN-1), and are paired by these. `Absences` says why a record has no partner (CMP-6, CMP-33).
 """
 
 from __future__ import annotations

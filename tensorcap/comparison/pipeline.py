@@ -38,6 +38,7 @@ from tensorcap.comparison.pair import Decision, Pair, decide
 from tensorcap.comparison.pairing import Selection, pair_records, partner_texts
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.quantised_weights import quantised_precision
+from tensorcap.comparison.ranks import judge_ranks
 from tensorcap.comparison.thresholds import KeyThresholds, Thresholds
 from tensorcap.comparison.warnings import digest_warnings, pair_warnings, run_warnings
 from tensorcap.metrics import Difference, Tolerance, measure_pairs
@@ -206,6 +207,7 @@ class _Run:
         is_of_own_values = not injected and reference.info.injected is None
         if selection is not None and is_of_own_values:  # else what follows agrees, whatever was made before
             judged = explain_by_agreement(reference, target, judged, selection)
+        judged = judge_ranks(reference, target, judged)
         if baseline is not None:
             judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
         return Comparison(
@@ -262,6 +264,8 @@ class _Run:
             if pair.reference and pair.target and pair.status != "excluded"
         }
         for place, partner in places.items() if ours and theirs else ():
+            if place not in ours or partner not in theirs or ours.op(place) != theirs.op(partner):
+                continue  # whose arguments mean something else
             trusted, tested = ours.arguments(place), theirs.arguments(partner)
             for name in {**trusted, **tested}:
                 one, other = trusted.get(name), tested.get(name)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -17,9 +19,12 @@ from torch.export import ExportedProgram
 
 from tensorcap.adapters.coreai.engine import AIModelAsset, TorchConverter, get_decomp_table, quiet
 from tensorcap.adapters.coreai.model import ASSET_SUFFIX, CoreAIModel
+from tensorcap.adapters.coreai.operation_map import OperationMap
 from tensorcap.adapters.torch.export import exported
 from tensorcap.workload import class_name
 from tensorcap_formats.errors import CaptureError, ReadError, UsageError, abbreviate
+
+_MAGIC: Final = b"ML\xefR"
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,13 @@ class Converted:
     asset: Any
     path: Path
     program: Any = None
+
+    @cached_property
+    def operation_map(self) -> OperationMap:
+        """The operations of the asset."""
+        with quiet():
+            asset_program = self.asset.program
+            return OperationMap(asset_program, self.program)
 
 
 def converted(model: CoreAIModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Converted:
@@ -66,6 +78,7 @@ def _load(model: CoreAIModel) -> Converted:
     if path.suffix != ASSET_SUFFIX or not (path / "main.mlirb").is_file():
         what = "a folder without main.mlirb" if path.is_dir() else "a file" if path.exists() else "nothing"
         raise UsageError(f"{path}: found {what}, expected a Core AI asset, a folder NAME{ASSET_SUFFIX}")
+    _check_bytes(path)
     for name in ("precision", "mode"):
         value = getattr(model, name)
         if value is not None:
@@ -80,6 +93,23 @@ def _load(model: CoreAIModel) -> Converted:
     except Exception as error:
         raise ReadError(f"{path}: Core AI cannot load it: {_reason(error)}") from error
     return Converted(asset, path)
+
+
+def _check_bytes(path: Path) -> None:
+    """Refuse a damaged asset: Core AI ends the whole process where it cannot parse one.
+
+    Raises:
+        ReadError: The program is not the one that the asset has the SHA-256 of, or is no MLIR bytecode.
+    """
+    program, expected = path / "main.mlirb", path / "main.hash"
+    with program.open("rb") as file:
+        start = file.read(len(_MAGIC))
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").digest()
+    if start != _MAGIC:
+        raise ReadError(f"{program}: found {start!r}, expected MLIR bytecode, which begins with {_MAGIC!r}")
+    if expected.is_file() and expected.read_bytes() != digest:
+        raise ReadError(f"{program}: is damaged: found another SHA-256 than {expected.name} has")
 
 
 def _convert(model: CoreAIModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Converted:

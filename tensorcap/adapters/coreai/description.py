@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from tensorcap.adapters.coreai.conversion import converted
-from tensorcap.adapters.coreai.engine import CORE_VERSION, VERSION, quiet
+from tensorcap.adapters.coreai.engine import VERSION
 from tensorcap.adapters.coreai.model import CoreAIModel
-from tensorcap.adapters.coreai.operation_map import OperationMap
 from tensorcap.adapters.torch.description import describe_modules
 from tensorcap.workload import class_name, file_of, redact
 
@@ -20,7 +19,7 @@ def modules_of(model: CoreAIModel) -> dict[str, str]:
     if isinstance(source, torch.nn.Module):
         return {path: class_name(module) for path, module in source.named_modules()}
     if model.is_asset:
-        return {"": "coreai.Asset", **_operations(model).modules}
+        return {"": "coreai.Asset", **converted(model, (), {}).operation_map.modules}
     paths = {"": class_name(source)}
     if isinstance(source, torch.export.ExportedProgram):
         for node in source.graph.nodes:
@@ -48,7 +47,7 @@ def describe(model: CoreAIModel) -> dict[str, Any]:
     source = model.source
     modules = modules_of(model)
     if model.is_asset:
-        operations = _operations(model)
+        operations = converted(model, (), {}).operation_map
         dtype = operations.dtype or None
         mode = "debug" if operations.outputs else "release"
     else:
@@ -67,7 +66,6 @@ def describe(model: CoreAIModel) -> dict[str, Any]:
                 "inputs": dict(model.inputs) or "of the workload",
             },
         },
-        "packages": {"coreai-torch": VERSION, "coreai-core": CORE_VERSION, "torch": torch.__version__},
         "model": {
             "class": modules[""],
             "file": redact(str(source) if model.is_asset else file_of(type(source)) or ""),
@@ -77,11 +75,6 @@ def describe(model: CoreAIModel) -> dict[str, Any]:
         "device": "cpu",
         "modules": _describe_modules(model, modules),
     }
-
-
-def _operations(model: CoreAIModel) -> OperationMap:
-    with quiet():
-        return OperationMap(converted(model, (), {}).asset.program, None)
 
 
 def _dtype_of(source: Any) -> str | None:

@@ -39,10 +39,9 @@ if VERSION != EXPECTED:
         f"coreai-torch {VERSION}: expected {EXPECTED}, whose operation maps are known",
         hint=f"Install it with: pip install 'coreai-torch=={EXPECTED}'",
     )
-CORE_VERSION: Final = version("coreai-core")
 
 with quiet():
-    from coreai.authoring import AIModelAsset
+    from coreai.authoring import AIModelAsset, AIProgram
     from coreai.runtime import NDArray
     from coreai_torch import TorchConverter, get_decomp_table
     from coreai_torch.debugging import debug_info
@@ -58,9 +57,9 @@ with quiet():
 locations: Any = vars(debug_info)["_mlir"]  # has no types
 
 __all__ = [
-    "CORE_VERSION",
     "VERSION",
     "AIModelAsset",
+    "AIProgram",
     "CoreAIInspector",
     "MissingValue",
     "NDArray",

@@ -86,18 +86,18 @@ class CoreAIModel:
         """
         from tensorcap.adapters.coreai.conversion import save
 
-        check_new_asset(self, Path(path))
+        self.check_path(path)
         save(self, Path(path))
 
+    def check_path(self, path: str | os.PathLike[str]) -> None:
+        """Refuse what no conversion can be saved to, before it is made.
 
-def check_new_asset(model: Any, path: Path) -> None:
-    """Refuse what no conversion can be saved to, before it is made.
-
-    Raises:
-        UsageError: There is no conversion to save, or the path is no new folder `NAME.aimodel`.
-    """
-    if not isinstance(model, CoreAIModel) or model.is_asset:
-        raise UsageError(f"{path}: there is nothing to keep, since the model is an asset already")
-    if path.suffix != ASSET_SUFFIX or path.exists():
-        what = "something that is there" if path.exists() else f"the suffix {path.suffix!r}"
-        raise UsageError(f"{path}: found {what}, expected a new folder NAME{ASSET_SUFFIX}")
+        Raises:
+            UsageError: There is no conversion to save, or the path is no new folder `NAME.aimodel`.
+        """
+        folder = Path(path)
+        if self.is_asset:
+            raise UsageError(f"{path}: there is nothing to keep, since {self.source} is an asset already")
+        if folder.suffix != ASSET_SUFFIX or folder.exists():
+            what = "something that is there" if folder.exists() else f"the suffix {folder.suffix!r}"
+            raise UsageError(f"{path}: found {what}, expected a new folder NAME{ASSET_SUFFIX}")

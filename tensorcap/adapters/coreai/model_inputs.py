@@ -1,4 +1,4 @@
-"""The inputs of a Core AI model: numpy arrays by the names of its function's inputs."""
+"""The inputs of a Core AI model: numpy arrays by the names of its function's inputs, given or made."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tensorcap_formats.dtypes import Array
+from tensorcap.workload import archived_inputs, redact
+from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.open import open_archive
 
 
 def as_array(value: Any) -> Array:
@@ -48,6 +50,7 @@ def named_arrays(
 
 _SHAPES: Final = "It was converted for the shapes of its first inputs; make a CoreAIModel for each."
 _FLOATS: Final = ("float16", "float32", "float64")
+_INTEGERS: Final = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
 class InputKind(NamedTuple):
@@ -70,14 +73,122 @@ class InputKind(NamedTuple):
             tuple(int(size) if size.isdigit() else None for size in sizes), rest.partition(",")[0].strip()
         )
 
+    @classmethod
+    def like(cls, array: Array) -> InputKind:
+        """The shape and dtype of an array."""
+        return cls(tuple(array.shape), array.dtype.name)
+
     def fits(self, array: Array) -> bool:
-        """Whether an array is of this shape and kind; floating ones are converted."""
-        is_floating = self.dtype in _FLOATS and array.dtype.kind == "f"
+        """Whether an array is of this shape and kind; floats, and integers that have room, are converted."""
         fits_shape = len(self.shape) == array.ndim and all(
             size in (None, own) for size, own in zip(self.shape, array.shape, strict=True)
         )
-        return fits_shape and (is_floating or array.dtype.name == self.dtype)
+        return fits_shape and (array.dtype.name == self.dtype or self._has_room(array))
+
+    def _has_room(self, array: Array) -> bool:
+        """Whether numbers of another dtype can be converted; Core AI takes int64 of torch as int32."""
+        kind = array.dtype.kind
+        if self.dtype in _FLOATS:
+            return kind == "f"
+        own = np.dtype(self.dtype) if self.dtype in _INTEGERS else None
+        if own is None or kind not in "iu":
+            return False
+        limits = np.iinfo(own)
+        return not array.size or bool(limits.min <= array.min() and array.max() <= limits.max)
 
     def __str__(self) -> str:
         sizes = ", ".join("any" if size is None else str(size) for size in self.shape)
         return f"{self.dtype}[{sizes}]"
+
+
+def make_arrays(
+    name: str, kinds: Mapping[str, InputKind], texts: Sequence[str], seed: int
+) -> tuple[dict[str, Array], dict[str, str]]:
+    """Make the inputs of a model as a user asks for them.
+
+    Args:
+        name: The model, for messages.
+        kinds: What each input has to be, by its name.
+        texts: `zeros`, `ones`, `random` (floats of a normal distribution, integers 0 and 1, of which any
+            table of embeddings has a row), or a file of tensors named as the inputs; with `NAME=` before it
+            for one input, and else for all that no other text is of.
+        seed: Of random values.
+
+    Returns:
+        The arrays by name, and how each was made.
+
+    Raises:
+        UsageError: A text is of no input, an input has none, or has an axis of any length and is in no file;
+            a file lacks an input, or has another.
+    """
+    sources = _sources(name, kinds, texts)
+    generator = np.random.default_rng(seed)
+    files = {text: _read(text) for text in dict.fromkeys(sources.values()) if text not in _MADE}
+    arrays: dict[str, Array] = {}
+    for own, kind in kinds.items():
+        text = sources[own]
+        if text in files:
+            arrays[own] = _of_file(text, files[text], own, list(sources.values()).count(text))
+        else:
+            arrays[own] = _made(name, own, kind, text, generator)
+    for text, stored in files.items():
+        unknown = stored.keys() - kinds.keys()
+        if unknown and not (len(stored) == 1 and list(sources.values()).count(text) == 1):
+            raise UsageError(f"{text}: found {min(unknown)!r}, expected the inputs {', '.join(kinds)}")
+    how = {own: f"random, seed {seed}" if text == _RANDOM else redact(text) for own, text in sources.items()}
+    return arrays, how
+
+
+_RANDOM: Final = "random"
+_MADE: Final = ("zeros", "ones", _RANDOM)
+
+
+def _sources(name: str, kinds: Mapping[str, InputKind], texts: Sequence[str]) -> dict[str, str]:
+    """Where each input comes from."""
+    default, single = None, {}
+    for text in texts:
+        own, equals, value = text.partition("=")
+        if equals and own in kinds:
+            single[own] = value
+        elif equals and own.isidentifier():
+            raise UsageError(
+                f"{name}: --inputs {text}: no input {own!r}, expected one of: {', '.join(kinds)}"
+            )
+        elif default is not None:
+            raise UsageError(f"{name}: --inputs {text}: found {default!r} for all inputs too, expected one")
+        else:
+            default = text
+    sources = {own: single.get(own, default) for own in kinds}
+    lacking = [own for own, text in sources.items() if text is None]
+    if lacking:
+        raise UsageError(
+            f"{name}: no inputs for {', '.join(lacking)}, expected --inputs FILE, zeros, ones or random",
+        )
+    return {own: text for own, text in sources.items() if text is not None}
+
+
+def _read(text: str) -> dict[str, Array]:
+    with open_archive(text) as file:
+        return {name: decode(value.bits, value.dtype) for name, value in archived_inputs(file).items()}
+
+
+def _of_file(file: str, stored: Mapping[str, Array], name: str, inputs: int) -> Array:
+    """An input in a file; a file of one tensor, for one input, may have another name for it."""
+    if name not in stored and len(stored) == inputs == 1:
+        return next(iter(stored.values()))
+    if name not in stored:
+        raise UsageError(f"{file}: no input {name!r}, found {', '.join(stored)}")
+    return stored[name]
+
+
+def _made(model_name: str, name: str, kind: InputKind, how: str, generator: np.random.Generator) -> Array:
+    shape = tuple(size for size in kind.shape if size is not None)
+    if len(shape) < len(kind.shape):
+        raise UsageError(
+            f"{model_name}: input {name}: {how} of {kind}, which has an axis of any length, expected a file"
+        )
+    if how != _RANDOM:
+        return np.full(shape, how == "ones", kind.dtype)
+    if kind.dtype in _FLOATS:
+        return generator.standard_normal(shape).astype(kind.dtype)
+    return generator.integers(0, 2, shape).astype(kind.dtype)

@@ -19,6 +19,7 @@ from typing import Any, Final
 import torch
 
 from tensorcap.adapters.coreai.engine import locations, operations_by_id, output_maps, torch_sources
+from tensorcap.adapters.coreai.output_order import ResultType
 from tensorcap.adapters.torch.export import source_of
 from tensorcap.adapters.torch.frames import Source
 from tensorcap.workload import redact
@@ -26,7 +27,8 @@ from tensorcap.workload import redact
 _TORCH: Final = re.compile(r"[/\\](site|dist)-packages[/\\]torch[/\\]")  # also of another machine
 _OWN_TORCH: Final = os.path.join(os.path.dirname(torch.__file__), "")
 _COUNTER: Final = re.compile(r"_\d+$")
-_FLOAT: Final = re.compile(r"[x<](bf16|f16|f32|f64)>")
+_TYPE: Final = re.compile(r"tensor<((?:\d+x)*)([a-z]+)(\d+)>")
+_KINDS: Final = {"f": "f", "bf": "f", "si": "i", "i": "i", "ui": "u"}  # of numpy, by what precedes the bits
 _DTYPES: Final = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
 SILENT: Final = frozenset({"coreai.constant", "coreai.output", "coreai.graph"})  # compute no value
 
@@ -38,6 +40,7 @@ class MappedOutput:
     Attributes:
         node: The node of the graph that was converted.
         stack: The calls of modules that it lies in, outermost first: key of the call, path.
+        module: Path of the innermost one in the model; "" if the asset knows instances and no paths.
         output: Which output of the torch node.
         slot: The slot of the output, `output` of a node with one.
         op_id: The Core AI operation that holds it.
@@ -49,6 +52,7 @@ class MappedOutput:
 
     node: str
     stack: tuple[tuple[str, str], ...]
+    module: str
     output: int
     slot: str
     op_id: int
@@ -61,7 +65,7 @@ class MappedOutput:
         """The row of the run's metadata."""
         return {
             "node": self.node,
-            "module": self.stack[-1][1] if self.stack else "",
+            "module": self.module,
             "output": self.output,
             "op_id": self.op_id,
             "op_ids": list(self.op_ids),
@@ -80,6 +84,7 @@ class OperationMap:
         outputs: The mapped outputs of torch nodes, in the order of the nodes.
         unmapped: Names of the operations that compute a value of no torch node, by id.
         modules: The class of each module by its path, of an asset from a file: the root first.
+        results: The types of the results of operations with several, by id.
         dtype: The dtype of most floating values that are computed, "" if there are none.
     """
 
@@ -105,18 +110,20 @@ class OperationMap:
             operation = operations.get(op_id)
             node = self.nodes.get(name)
             origin = origins.get(name, operation)
+            stack = _frames(origin) if node is None else _stack(node)
             is_multiple = name in multiple or _returns_several(node, name)
             self.outputs.append(
                 MappedOutput(
                     name,
-                    _frames(origin) if node is None else _stack(node),
+                    stack,
+                    "" if node is None or not stack else stack[-1][1],
                     output,
                     f"output.{output}" if is_multiple else "output",
                     op_id,
                     tuple(sorted({known for known, _ in ids})),
                     "" if operation is None else operation.name,
                     op_output,
-                    _innermost(origin) if node is None else source_of(node),
+                    line_of(origin) if node is None else source_of(node),
                 )
             )
         mapped = {op_id for row in self.outputs for op_id in row.op_ids}
@@ -126,8 +133,20 @@ class OperationMap:
             if op_id not in mapped and operation.name not in SILENT
         }
         self.modules = _modules(operations.values())
-        kinds = Counter(kind for operation in operations.values() for kind in _float_types(operation))
-        self.dtype = _DTYPES[kinds.most_common(1)[0][0]] if kinds else ""
+        types = {
+            op_id: [_TYPE.search(str(result.type)) for result in operation.results]
+            for op_id, operation in operations.items()
+            if operation.name not in SILENT
+        }
+        self.results = {
+            op_id: [_result_type(*each.groups()) for each in matches if each is not None]
+            for op_id, matches in types.items()
+            if len(matches) > 1
+        }
+        floats = Counter(
+            f"{each[2]}{each[3]}" for matches in types.values() for each in matches if each and "f" in each[2]
+        )
+        self.dtype = _DTYPES.get(floats.most_common(1)[0][0], "") if floats else ""
 
 
 def _origins(operations: Mapping[int, Any]) -> dict[str, Any]:
@@ -140,26 +159,42 @@ def _origins(operations: Mapping[int, Any]) -> dict[str, Any]:
     return origins
 
 
+def mappings_of(program: Any) -> dict[str, Any]:
+    """The operators of a converted program and the nodes that they were made of, in Apple's own form (AIM-6).
+
+    Args:
+        program: Core AI's program.
+    """
+    sources = torch_sources(program)
+    return {
+        "sources": {
+            level: {op_id: source.to_dict() for op_id, source in operations.items()}
+            for level, operations in sources.items()
+        },
+        "outputs": [row.to_dict() for row in output_maps(program)],
+    }
+
+
 def _stack(node: Any) -> tuple[tuple[str, str], ...]:
     return tuple((key, path) for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items())
 
 
-def _trace(operation: Any) -> list[str]:
+def instances_of(operation: Any) -> list[str]:
     """The instances of modules that an operation lies in, the root first: `Mlp$1`, `Block$2`."""
     return [str(frame) for frame in locations.get_stack_trace(operation.location) or ()]
 
 
 def _frames(operation: Any) -> tuple[tuple[str, str], ...]:
     """The same as calls of modules; the root has no path."""
-    frames = [] if operation is None else [frame.replace("$", "-") for frame in _trace(operation)]
+    frames = [] if operation is None else [frame.replace("$", "-") for frame in instances_of(operation)]
     paths = [".".join(frames[1:end]) for end in range(1, len(frames) + 1)]
     return tuple((path, path) for path in paths)
 
 
 def _modules(operations: Any) -> dict[str, str]:
-    modules = {}
+    modules: dict[str, str] = {}
     for operation in operations:
-        for (_, path), frame in zip(_frames(operation), _trace(operation), strict=True):
+        for (_, path), frame in zip(_frames(operation), instances_of(operation), strict=True):
             modules.setdefault(path, frame.partition("$")[0])
     return dict(sorted(modules.items(), key=lambda entry: entry[0].count(".") + bool(entry[0])))
 
@@ -171,11 +206,11 @@ def _returns_several(node: Any, name: str) -> bool:
     packet = getattr(torch.ops.aten, _COUNTER.sub("", name), None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return False
-    schema = getattr(packet, packet.overloads()[0])._schema
+    schema = getattr(packet, packet._overload_names[0])._schema
     return len(schema.returns) > 1 or isinstance(schema.returns[0].type, torch.ListType)
 
 
-def _innermost(operation: Any) -> Source:
+def line_of(operation: Any) -> Source:
     """The innermost line of code outside of torch that an operation keeps; innermost ones come first."""
     places = [] if operation is None else locations.get_file_line_col_locations(operation.location) or []
     for place in places:
@@ -185,7 +220,7 @@ def _innermost(operation: Any) -> Source:
     return Source(None, None, None)
 
 
-def _float_types(operation: Any) -> list[str]:
-    if operation.name in SILENT:
-        return []
-    return [kind for result in operation.results for kind in _FLOAT.findall(str(result.type))]
+def _result_type(sizes: str, kind: str, bits: str) -> ResultType:
+    """The type `tensor<2x8xf32>`, by its parts."""
+    shape = tuple(int(size) for size in sizes.split("x") if size)
+    return ResultType(shape, "b" if (kind, bits) == ("i", "1") else _KINDS.get(kind, ""))

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from tensorcap.adapters.coreai.conversion import Converted, converted
 from tensorcap.adapters.coreai.description import modules_of
-from tensorcap.adapters.coreai.engine import CoreAIInspector, MissingValue, NDArray, quiet
+from tensorcap.adapters.coreai.engine import MissingValue, NDArray, quiet
 from tensorcap.adapters.coreai.model import CoreAIModel
-from tensorcap.adapters.coreai.model_inputs import named_arrays
+from tensorcap.adapters.coreai.model_inputs import InputKind, named_arrays
 from tensorcap.adapters.coreai.op_recorder import OpRecorder, parameters_of, values_of
 from tensorcap.adapters.coreai.operation_map import OperationMap
+from tensorcap.adapters.coreai.output_order import OrderedInspector
 from tensorcap.adapters.coreai.runtime_log import without_runtime_log
 from tensorcap.recording import Call, NothingLeftError, Recorder
 from tensorcap.wording import counted, some
@@ -26,10 +28,12 @@ from tensorcap_formats.dtypes import Array, bits_of, dtype_of
 from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
 from tensorcap_formats.keys import escape
 
+_T = TypeVar("_T")
 _NO_NAMES: Final = (
-    "the asset was converted in release mode: which node of the model each operation is, and its module, file "
-    "and line, are not known, and the runtime gives the values of no operations, only inputs and outputs"
+    "the asset was converted in release mode: which node of the model each operation is, and its module, "
+    "file and line, are not known, and the runtime gives the values of no operations, only inputs and outputs"
 )
+_UNORDERED: Final = "no target value: the runtime gives the outputs of the operation in no known order"
 _NO_LOCATIONS: Final = "the asset has no source locations: files and lines of its operations are not known"
 
 
@@ -42,6 +46,7 @@ class _Values:
     operations: Mapping[int, Sequence[Array | None] | None]
     second_outputs: Mapping[str, Array]
     explain: Callable[[int], Any]
+    unordered: frozenset[int] = frozenset()
 
 
 def run(model: CoreAIModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Array]:
@@ -56,10 +61,9 @@ def tapped(model: CoreAIModel, recorder: Recorder) -> Callable[..., dict[str, Ar
     """The run of a model under capture."""
 
     def tapped_run(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Array]:
-        with recorder.stage("Core AI converts the model"):
+        with nullcontext() if model.is_asset else recorder.stage("Core AI converts the model"):
             known = converted(model, args, kwargs)
-        with quiet():
-            operation_map = OperationMap(known.asset.program, known.program)
+        operation_map = known.operation_map
         op_ids = sorted({row.op_id for row in operation_map.outputs} | operation_map.unmapped.keys())
         values = _execute(model, known, args, kwargs, op_ids)
         _record(values, operation_map, recorder, known.program, modules_of(model))
@@ -76,28 +80,46 @@ def _execute(
     op_ids: Sequence[int],
 ) -> _Values:
     """Run the function in a thread of its own, since the caller's may have an event loop."""
-    name = str(model.source) if known.program is None else class_name(model.source)
+    name = name_of(model)
 
     async def execute() -> _Values:
         async with known.asset.executable() as executable:
-            if model.function not in executable.function_names:
-                names = ", ".join(executable.function_names)
-                raise UsageError(f"{name}: no function {model.function!r}, expected one of: {names}")
-            function = executable.load_function(model.function)
-            _refuse_states(name, model.function, function.desc.state_names)
+            function = _function(model, executable)
             inputs = named_arrays(name, function.desc, args, kwargs, is_converted=known.program is not None)
             results = await function({key: NDArray(array) for key, array in inputs.items()})
             outputs = {key: value.numpy().copy() for key, value in results.items()}
             if not op_ids:
                 return _Values(inputs, outputs, {}, {}, _no_reason)
-            inspector = CoreAIInspector(model=executable, function_name=model.function)
+            types = known.operation_map.results
+            inspector = OrderedInspector(types, model=executable, function_name=model.function)
             operations = await inspector.get_intermediates_for_ops(list(op_ids), dict(inputs))
             second = inspector.last_outputs or {}
-            return _Values(inputs, outputs, operations, second, inspector.explain_missing)
+            unordered = frozenset(inspector.unordered)
+            return _Values(inputs, outputs, operations, second, inspector.explain_missing, unordered)
 
+    return _in_runtime(name, execute)
+
+
+def input_kinds(model: CoreAIModel) -> dict[str, InputKind]:
+    """What the inputs of an asset's function have to be, by name."""
+
+    async def describe() -> dict[str, InputKind]:
+        async with converted(model, (), {}).asset.executable() as executable:
+            descriptor = _function(model, executable).desc
+            return {name: InputKind.of(descriptor, name) for name in descriptor.input_names}
+
+    return _in_runtime(name_of(model), describe)
+
+
+def name_of(model: CoreAIModel) -> str:
+    """The model, for messages."""
+    return str(model.source) if model.is_asset else class_name(model.source)
+
+
+def _in_runtime(name: str, action: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
     with quiet(), without_runtime_log(), ThreadPoolExecutor(1) as pool:
         try:
-            return pool.submit(asyncio.run, execute()).result()
+            return pool.submit(asyncio.run, action()).result()
         except UsageError:
             raise
         except Exception as error:
@@ -105,13 +127,25 @@ def _execute(
             raise CaptureError(f"{name}: Core AI cannot run it: {type(error).__name__}: {reason}") from error
 
 
-def _refuse_states(name: str, function: str, states: Sequence[str]) -> None:
+def _function(model: CoreAIModel, executable: Any) -> Any:
+    """The model's function.
+
+    Raises:
+        UsageError: There is none of the name, or it keeps state.
+    """
+    name = name_of(model)
+    if model.function not in executable.function_names:
+        names = ", ".join(executable.function_names)
+        raise UsageError(f"{name}: no function {model.function!r}, expected one of: {names}")
+    function = executable.load_function(model.function)
+    states = list(function.desc.state_names)
     if states:
         raise UsageError(
-            f"{name}: function {function!r} keeps state between calls ({some(list(states))}), expected one "
+            f"{name}: function {model.function!r} keeps state between calls ({some(states)}), expected one "
             "without: the inspector of Core AI cannot pass it on",
             hint="Give caches and buffers that are written to as inputs and outputs.",
         )
+    return function
 
 
 def _no_reason(op_id: int) -> Any:
@@ -137,7 +171,7 @@ def _record(
     ops.record(
         partial(values_of, values.operations),
         partial(_record_array, recorder),
-        lambda op_id: _reason(values.explain(op_id), names),
+        lambda op_id: _UNORDERED if op_id in values.unordered else _reason(values.explain(op_id), names),
     )
     for op_id, op_name in operation_map.unmapped.items():
         results = [array for array in values.operations.get(op_id) or () if array is not None]
@@ -150,6 +184,9 @@ def _record(
         _record_array(recorder, root, "output" if is_single else f"output.{escape(name)}", array)
     recorder.leave(point, id(values))
     recorder.finish(root)
+    for each in recorder.points.values():
+        if each.kind == "module" and not (each.calls or each.reason):
+            each.reason = "no operation that is mapped to a node lies in it"
     recorder.facts["operation_map"] = [row.describe() for row in operation_map.outputs]
     notes = recorder.facts.setdefault("notes", [])
     notes.extend(note for note in _notes(values, operation_map) if note not in notes)
