@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
@@ -106,9 +107,9 @@ class NodeFlow:
             neighbours: `inputs` or `users`.
         """
         distances = {place: 0}
-        waiting = [place]
+        waiting = deque([place])
         while waiting:
-            here = waiting.pop(0)
+            here = waiting.popleft()
             for neighbour in neighbours(here):
                 distance = distances[here] + (not self.is_view(neighbour))
                 if distance <= steps and distance < distances.get(neighbour, steps + 1):

@@ -395,7 +395,7 @@ class Absences:
         return self._stopped(record)
 
     def _without(self, key: Key, scope: ScopeInfo) -> str:
-        """Why there are no ops, or no variables of functions, of a module; a program has what it has."""
+        """Return why there are no ops, or no variables of functions, of a module, unless it is compiled."""
         if self._target.info.operation_map:
             return ""
         if key.where not in self._ops:

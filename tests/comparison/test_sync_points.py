@@ -317,6 +317,9 @@ def test_mask_constants_at_the_same_places_are_not_compared_as_numbers(
     other = {**masked[1], "mul": np.where(np.roll(blocked, 1, 0), theirs, values["mul"])}
     wrong = compare(reference_of(make_archive, masked[0]), target_of(make_archive, other))
     assert statuses(wrong)[KEYS["mul"]] in ("nonfinite", "diverged")
+    fewer = {**masked[1], "mul": np.where(blocked & (np.arange(8) != 3)[:, None], theirs, values["mul"])}
+    partly = compare(reference_of(make_archive, masked[0]), target_of(make_archive, fewer))
+    assert statuses(partly)[KEYS["mul"]] in ("nonfinite", "diverged")
     leaky = {**values, "mul": np.where(blocked, -10.0, values["mul"])}
     assert statuses(compare(reference_of(make_archive, masked[0]), target_of(make_archive, leaky)))[
         KEYS["mul"]
@@ -336,14 +339,15 @@ def test_an_error_beside_masked_elements_is_seen(make_archive: MakeArchive) -> N
 @pytest.mark.spec("SYN-4")
 def test_results_of_other_names_pair_in_their_order(make_archive: MakeArchive) -> None:
     values = gated()
-    reference, target = reference_of(make_archive, values), target_of(make_archive, values)
+    near = {**values, "mm_2": values["mm_2"] * (1 + 3e-7)}
+    reference, target = reference_of(make_archive, values), target_of(make_archive, near)
     tensors = {
         record.key.text.replace("@root/output", "@root/output.logits"): target.load(record)
         for record in target.records
     }
     renamed = make_archive(tensors, run=dict(target.run), name="tgt.h5")
     comparison = compare(reference, renamed)
-    assert statuses(comparison)["0/@root/output"] == "identical"
+    assert statuses(comparison)["0/@root/output"] == "within-rounding"
     assert comparison.exit_status == 0
 
 
