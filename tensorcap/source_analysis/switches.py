@@ -25,10 +25,12 @@ _RANKS: Final = frozenset(
     {
         "get_tensor_model_parallel_size",
         "get_tensor_model_parallel_world_size",
+        "get_world_size",
         "tensor_model_parallel_size",
         "tensor_parallel_size",
         "tp_degree",
         "tp_size",
+        "world_size",
     }
 )
 _DEVICE_TYPES: Final = frozenset({"cuda", "hpu", "neuron", "privateuseone", "tpu", "xla", "xpu"})

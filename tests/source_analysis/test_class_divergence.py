@@ -158,6 +158,11 @@ def test_a_function_gives_another_class_on_the_device(tmp_path: Path, body: str)
             id="one-rank",
         ),
         pytest.param(
+            "def get_norm_cls():\n    return TorchNorm if dist.get_world_size() == 1 else KernelNorm\n",
+            [("norm", "tp-size", "TorchNorm", "KernelNorm")],
+            id="processes",
+        ),
+        pytest.param(
             "def get_norm_cls():\n    tp = state.get_tensor_model_parallel_size()\n"
             "    return KernelNorm if tp > 1 else TorchNorm\n",
             [("norm", "tp-size", "TorchNorm", "KernelNorm")],
