@@ -126,10 +126,13 @@ def _of_json(path: Path, text: str) -> Iterable[tuple[str, str]]:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ReadError(f"{path}: is no JSON: {error}") from None
-    pairs = _pairs(content)
-    if pairs is None and isinstance(content, dict):
-        inner = [_pairs(each) for each in content.values()]
-        pairs = None if None in inner else [pair for each in inner for pair in each or ()]
+    try:
+        pairs = _pairs(content)
+        if pairs is None and isinstance(content, dict):
+            inner = [_pairs(each) for each in content.values()]
+            pairs = None if None in inner else [pair for each in inner for pair in each or ()]
+    except RecursionError:
+        raise ReadError(f"{path}: its tree nests too deeply") from None
     if pairs is None:
         raise ReadError(f"{path}: is no list of modules, expected paths, classes by path, or a tree")
     return pairs

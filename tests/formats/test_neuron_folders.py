@@ -253,6 +253,29 @@ def test_saved_inputs_are_named_arguments_of_prefill_and_decode(tmp_path: Path) 
 
 
 @pytest.mark.spec("NRN-75")
+def test_inputs_that_were_saved_beside_captured_tensors_are_of_the_same_steps(tmp_path: Path) -> None:
+    capture(
+        tmp_path,
+        {
+            "cte_step_1_module_norm_output": floats(*range(6), shape=(1, 3, 2)),
+            "tkg_step_2_module_norm_output": floats(1, 2, shape=(1, 1, 2)),
+        },
+    )
+    write_torch(tmp_path / "saved_inputs_cte_output_0.pt", (integers(5, 6, 0, shape=(1, 3)),))
+    write_torch(tmp_path / "saved_inputs_tkg_without_kv_cache_output_1.pt", (integers(7, shape=(1, 1)),))
+    archive = opened(tmp_path)
+    assert sorted(keys(archive)) == [
+        "0/@root/input.input_ids",
+        "0/norm/output",
+        "1/@root/input.input_ids",
+        "1/norm/output",
+    ]
+    assert archive.info.phases == ("prefill", "decode")
+    assert archive.container == "neuron-captures"
+    assert archive.skipped == {}
+
+
+@pytest.mark.spec("NRN-75")
 def test_saved_inputs_of_something_else_are_a_problem(tmp_path: Path) -> None:
     write_torch(tmp_path / "saved_inputs_cte_output_0.pt", floats(1))
     archive = opened(tmp_path)

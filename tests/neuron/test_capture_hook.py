@@ -28,6 +28,7 @@ class DemoForCausalLM:
     def __init__(self, **capture: Any) -> None:
         settings: dict[str, Any] = {"modules_to_capture": [], "capture_inputs": False}
         config = SimpleNamespace(**settings | {"max_intermediate_tensors": None} | capture)
+        self.config = SimpleNamespace()
         self.neuron_config = SimpleNamespace(tensor_capture_config=config, **SETTINGS)
 
     def run(self, hook: Callable[..., None], *tensors: torch.Tensor) -> None:
@@ -94,6 +95,33 @@ def test_a_model_of_images_and_text_has_its_configuration_in_the_text(tmp_path: 
     with tensor_capture_hook(tmp_path / "tgt.h5") as hook:
         hook(outer, [torch.ones(1, 2, 2)])
     assert keys(open_archive(tmp_path / "tgt.h5")) == ["0/norm/output"]
+
+
+@pytest.mark.spec("NRN-80")
+def test_inputs_are_those_of_the_run_that_follows_as_the_graph_had_them(tmp_path: Path) -> None:
+    application = DemoForCausalLM(modules_to_capture=["norm"])
+    application.config = SimpleNamespace(pad_token_id=9)
+    ids, mask, positions = torch.tensor([[5, 6, 7]]), torch.ones(1, 3).long(), torch.arange(3)[None]
+    with tensor_capture_hook(tmp_path / "tgt.h5", capture_indices=[1, 2]) as hook:
+        for tokens, bucket in ((ids, 4), (ids[:, :1], 1), (ids[:, 1:2], 1)):
+            hook.record_inputs(application, [tokens, mask, positions, None, torch.empty(0)])
+            application.run(hook, torch.ones(1, bucket, 2))
+    with open_archive(tmp_path / "tgt.h5") as archive:
+        assert keys(archive) == [
+            f"{step}/{rest}"
+            for step in (0, 1)
+            for rest in (
+                "@root/input.attention_mask",
+                "@root/input.input_ids",
+                "@root/input.position_ids",
+                "norm/output",
+            )
+        ]
+        values = {r.key.text: archive.read(r).tolist() for r in archive.records}
+        assert values["0/@root/input.input_ids"] == [[5, 6, 7, 9]]
+        assert values["0/@root/input.attention_mask"] == [[1, 1, 1, 0]]
+        assert values["0/@root/input.position_ids"] == [[0, 1, 2, 1]]
+        assert values["1/@root/input.input_ids"] == [[5]]
 
 
 @pytest.mark.spec("NRN-80")

@@ -84,6 +84,9 @@ def _print_reference(reference: ReferenceDifferences) -> None:
     click.echo(f"  {counted(reference.paired, 'pair')} of classes compared")
     if reference.unpaired:
         click.echo(f"  no class of the port for {some(reference.unpaired, 8)}")
+    if reference.absent_bases:
+        bases = some(reference.absent_bases, 8)
+        click.echo(f"  in no source, so that what they read and compute is unknown: {bases}")
     for setting in reference.unread:
         click.echo(f"  config.{setting.name} is read by the reference alone: {some(setting.places)}")
     for pair in reference.classes:

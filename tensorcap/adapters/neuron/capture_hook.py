@@ -17,7 +17,7 @@ from tensorcap.adapters.torch.tensors import stored
 from tensorcap.workload.sources import class_name
 from tensorcap_formats.errors import CaptureError, UsageError
 from tensorcap_formats.json_values import json_value
-from tensorcap_formats.keys import PROBES, Key, inner_site, module_site
+from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, inner_site, module_site
 from tensorcap_formats.writing import Writer
 
 _NOT_CAPTURED: Final = (
@@ -25,6 +25,7 @@ _NOT_CAPTURED: Final = (
     "called"
 )
 _RANK_NOTE: Final = "NxDI hands out the tensors of rank 0: of a sharded module its part alone."
+_ARGUMENTS: Final = ("input_ids", "attention_mask", "position_ids", "seq_ids", "sampling_params")
 _PLAIN: Final = (bool, int, float, str)
 
 
@@ -48,7 +49,9 @@ def tensor_capture_hook(
 
     Example:
         with tensor_capture_hook("tgt.h5") as hook:
-            model.generate(input_ids, tensor_capture_hook=hook)
+            model.generate(
+                input_ids, tensor_capture_hook=hook, input_capture_hook=hook.record_inputs
+            )
     """
     return TensorCaptureHook(path, capture_indices=capture_indices, manual_names=manual_names)
 
@@ -74,6 +77,7 @@ class TensorCaptureHook:
         self._phases: list[str] = []
         self._lost: dict[str, dict[str, str]] = {}
         self._captured: dict[str, int] = {}
+        self._inputs: dict[str, torch.Tensor] = {}
         self._application = ""
         self._settings: dict[str, Any] = {}
         self._writer = Writer(path, run=self._run())
@@ -101,10 +105,28 @@ class TensorCaptureHook:
         self.runs += 1
         phase = self._phase(captured_tensors, config)
         self._phases.append(phase)
+        inputs, self._inputs = self._inputs, {}
         if self._indices is not None and self.runs not in self._indices:
             return
+        if phase == "prefill":
+            inputs = _padded(inputs, _token_axis(captured_tensors), application_model)
+        for name, tensor in inputs.items():
+            self._add(Key(ROOT_SITE, f"input.{name}", self.runs - 1), tensor)
         for (site, slot, is_manual), tensor in zip(names, captured_tensors, strict=True):
             self._write(Key(site, slot, self.runs - 1), tensor, is_manual=is_manual)
+
+    def record_inputs(self, application_model: Any, inputs: Sequence[Any]) -> None:
+        """Keep what the next run is given; has the signature of NxDI's `input_capture_hook`.
+
+        Args:
+            application_model: NxDI's application, which is not used.
+            inputs: Token ids, attention mask, position ids, sequence ids and sampling parameters.
+        """
+        self._inputs = {
+            name: tensor.detach().cpu().clone()
+            for name, tensor in zip(_ARGUMENTS, inputs, strict=False)
+            if isinstance(tensor, torch.Tensor) and tensor.numel()
+        }
 
     def __enter__(self) -> TensorCaptureHook:
         return self
@@ -125,7 +147,7 @@ class TensorCaptureHook:
             CaptureError: Nothing was captured.
             WriteError: The disk is full.
         """
-        if complete and not self._writer.records_count:
+        if complete and not self._captured:
             self._writer.abandon()
             raise CaptureError(
                 f"{self._writer.path}: NxDI handed out no tensor in {self.runs} runs",
@@ -142,15 +164,17 @@ class TensorCaptureHook:
             if not is_manual and number == 0:
                 self._lost.setdefault(key.site, {})[key.slot] = _NOT_CAPTURED
                 return
+        self._add(key, values)
+        self._captured[key.site] = self._captured.get(key.site, 0) + 1
+
+    def _add(self, key: Key, values: torch.Tensor) -> None:
         bits, dtype, shape = stored(values)
         self._writer.add(key, bits, dtype, shape)
-        self._captured[key.site] = self._captured.get(key.site, 0) + 1
 
     def _phase(self, tensors: Sequence[torch.Tensor], config: Any) -> str:
         """Prefill, if the token axis is longer than what token generation computes at once."""
         at_once = max(1, int(getattr(config, "speculation_length", 0) or 0))
-        lengths = [tensor.shape[-2] for tensor in tensors if tensor.ndim >= 3]
-        return "prefill" if not self._phases or any(length > at_once for length in lengths) else "decode"
+        return "prefill" if not self._phases or _token_axis(tensors) > at_once else "decode"
 
     def _run(self) -> dict[str, Any]:
         run: dict[str, Any] = {
@@ -191,6 +215,30 @@ def _names(config: Any, manual_names: Sequence[str]) -> Iterator[tuple[str, str,
     for number in range(capture.max_intermediate_tensors or 0):
         name = manual_names[number] if number < len(manual_names) else f"manual_tensor_{number}"
         yield inner_site(PROBES, name), "value", True
+
+
+def _token_axis(tensors: Sequence[torch.Tensor]) -> int:
+    """The longest token axis of tensors of three axes or more, 0 if there is none."""
+    return max((tensor.shape[-2] for tensor in tensors if tensor.ndim >= 3), default=0)
+
+
+def _padded(
+    inputs: Mapping[str, torch.Tensor], length: int, application_model: Any
+) -> dict[str, torch.Tensor]:
+    """Inputs of context encoding as NxDI pads them on the right, up to the tokens that the graph computed.
+
+    Token ids are padded with the model's `pad_token_id` or 0, the mask with 0, positions with 1, as
+    `ModelWrapper.pad_inputs` does.
+    """
+    token = getattr(getattr(application_model, "config", None), "pad_token_id", None) or 0
+    fills = {"input_ids": token, "attention_mask": 0, "position_ids": 1}
+    padded = dict(inputs)
+    for name, fill in fills.items():
+        tensor = inputs.get(name)
+        if tensor is not None and tensor.ndim == 2 and tensor.shape[1] < length:
+            width = (0, length - tensor.shape[1])
+            padded[name] = torch.nn.functional.pad(tensor, width, value=fill)
+    return padded
 
 
 def _settings(config: Any) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from tensorcap_formats.errors import CorruptArchiveError, ReadError, abbreviate
 from tensorcap_formats.flat_arrays import Bands
 from tensorcap_formats.folder import list_folder, refuse_link_out
 from tensorcap_formats.foreign.neuron.archive import PHASES, NeuronArchive, NeuronContents
+from tensorcap_formats.foreign.neuron.saved_inputs import add_saved_inputs
 from tensorcap_formats.foreign.torch_file import read_contents
 from tensorcap_formats.foreign_archive import ForeignTensor
 from tensorcap_formats.index import decode_json
@@ -89,7 +90,8 @@ def open_captures(path: Path) -> NeuronArchive:
     is_of_device = CAPTURE_METADATA in names
     entries = _entries(path / CAPTURE_METADATA) if is_of_device else {}
     contents = NeuronContents(path, "neuron-captures", "neuron" if is_of_device else "torch")
-    files = [file for name in names if (file := _parse(contents, name, entries.get(name)))]
+    others = add_saved_inputs(contents, names)
+    files = [file for name in others if (file := _parse(contents, name, entries.get(name)))]
     for name in entries:
         if name not in names:
             contents.problems[name] = f"{CAPTURE_METADATA} names it and there is no such file"

@@ -35,31 +35,41 @@ def open_saved_inputs(path: Path) -> NeuronArchive:
     """
     contents = NeuronContents(path, "neuron-inputs")
     names = sorted(list_folder(path), key=natural)
+    for name in add_saved_inputs(contents, names):
+        contents.others[name] = "no saved inputs, by its name"
+    return contents.archive()
+
+
+def add_saved_inputs(contents: NeuronContents, names: Sequence[str]) -> list[str]:
+    """Add the saved inputs in a folder; what else is there is returned.
+
+    Raises:
+        UnsafeFileError: A file is a link that leads out of the folder.
+    """
     matches = {name: match for name in names if (match := _FILE.fullmatch(name))}
-    for name in names:
-        if name not in matches:
-            contents.others[name] = "no saved inputs, by its name"
     with_cache = {match[2] for match in matches.values() if match[1] == "tkg_with_kv_cache"}
     bands = Bands()
     for name, match in matches.items():
-        refuse_link_out(path / name, path, hint="Put a copy in its place.")
+        path = contents.path / name
+        refuse_link_out(path, contents.path, hint="Put a copy in its place.")
         kind, step = match[1], int(match[2])
         if kind == "tkg_without_kv_cache" and match[2] in with_cache:
             contents.others[name] = "the other file of this step has the same inputs, and the cache"
             continue
         try:
-            tensors = read_contents(path / name, "", is_prefix=True, bands=bands).tensors
+            tensors = read_contents(path, "", is_prefix=True, bands=bands).tensors
             if any(not tensor.name.removeprefix("/").isdigit() for tensor in tensors):
                 raise ReadError("holds no tuple of tensors, expected the arguments of a call")
         except ReadError as error:
-            contents.problems[name] = str(error).removeprefix(f"{path / name}: ")
+            contents.problems[name] = str(error).removeprefix(f"{path}: ")
             continue
         _add(contents, step, name, tensors)
         contents.set_phase(step, "prefill" if kind == "cte" else "decode")
-    contents.notes.append(
-        "Inputs are padded to the bucket, and whole numbers are int32, as the device has them."
-    )
-    return contents.archive()
+    if matches:
+        contents.notes.append(
+            "Inputs are padded to the bucket, and whole numbers are int32, as the device has them."
+        )
+    return [name for name in names if name not in matches]
 
 
 def _add(contents: NeuronContents, step: int, name: str, tensors: Sequence[ForeignTensor]) -> None:
