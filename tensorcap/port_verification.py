@@ -98,14 +98,14 @@ def verify(
     with replace_folder(final, force=force) as folder, ExitStack() as stack:
         progress.stage("capturing the reference")
         reference_run = _make(reference_model, None)
-        trusted = stack.enter_context(_open_side(reference_model, reference_run, folder / REFERENCE))
+        trusted = stack.enter_context(_open_side(reference_model, reference_run, folder / REFERENCE, None))
         target_run = _make(target_model, trusted)
         weights = None
         if target_run is not None:
             weights = _compare_weights(trusted, reference_run, target_run, rules, progress)
         progress.stage("capturing the target")
         tested = stack.enter_context(
-            _open_side(target_model, target_run, folder / TARGET, injectable=("input",))
+            _open_side(target_model, target_run, folder / TARGET, trusted, injectable=("input",))
         )
         progress.stage("aligning")
         known = mapping
@@ -183,13 +183,13 @@ def _make(side: Side, reference: Archive | None) -> _Run | None:
 
 
 def _open_side(
-    side: Side, run: _Run | None, path: Path, injectable: Sequence[str] = ()
+    side: Side, run: _Run | None, path: Path, reference: Archive | None, injectable: Sequence[str] = ()
 ) -> AbstractContextManager[Archive]:
     """Open the archive of a side, after capturing it if it is to be run."""
     if run is None:
-        return opened(cast("Source", side))
-    capture_workload(run.workload, path, run=run.metadata, injectable=injectable)
-    return opened(path)
+        return opened(cast("Source", side), reference=reference)
+    captured = capture_workload(run.workload, path, run=run.metadata, injectable=injectable)
+    return opened(captured.path or path)
 
 
 def _compare_weights(

@@ -45,6 +45,7 @@ class CaptureOptions:
     """What a capture records and how the archive is written: the arguments of `tensorcap.capture`, parsed.
 
     Attributes:
+        decompositions: The converter whose table an exported graph is decomposed by; empty for none.
         params: Whether the values of parameters and buffers are recorded; None for digests and statistics.
         steps: The steps that are recorded, all if empty.
         sample: How many calls of each site are recorded at most; None for all.
@@ -56,6 +57,7 @@ class CaptureOptions:
     exclude: tuple[str, ...] = ()
     inputs: bool = True
     level: Level = "module"
+    decompositions: str = ""
     ops_in: tuple[str, ...] = ()
     watch: tuple[str, ...] = ()
     grads: bool = False
@@ -75,13 +77,19 @@ class CaptureOptions:
         """Refuse options that contradict each other.
 
         Raises:
-            UsageError: There is no such level, or `ops_in` is set but no ops are recorded.
+            UsageError: There is no such level; `ops_in` is set but no ops are recorded, or `decompositions`
+                but no graph is exported.
         """
         if self.level not in LEVELS:
             raise UsageError(f"level {self.level!r}: expected one of {', '.join(LEVELS)}")
         if self.ops_in and self.level == "module":
             raise UsageError(
                 "ops_in is of ops, and the level is module", hint="Take level op, or level export."
+            )
+        if self.decompositions and self.level != "export":
+            raise UsageError(
+                f"decompositions {self.decompositions!r}: of exported graphs, and the level is {self.level}",
+                hint="Take level export.",
             )
 
     @classmethod
@@ -127,6 +135,7 @@ class CaptureOptions:
         }
         level = {"level": self.level} if self.level != "module" else {}
         rest = {
+            "decompositions": self.decompositions,
             "ops_in": list(self.ops_in),
             "watch": list(self.watch),
             "grads": self.grads,

@@ -670,3 +670,33 @@ def test_a_compiled_model_is_said_not_to_have_run(tmp_path: Path, how: str) -> N
     assert note.startswith("the model is compiled (torch.compile): level export ran a graph of the code")
     plain = export(nn.Linear(4, 4), (torch.ones(1, 4),), tmp_path / "b.h5")
     assert "notes" not in plain.run
+
+
+@pytest.mark.spec("CAP-191")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param(
+            {"level": "module", "decompositions": "coreai"},
+            "decompositions 'coreai': of exported graphs, and the level is module",
+            id="level",
+        ),
+        pytest.param(
+            {"level": "export", "decompositions": "onyx"},
+            "decompositions 'onyx': expected the name of a framework",
+            id="name",
+        ),
+        pytest.param(
+            {"level": "export", "decompositions": "torch"},
+            "this framework compiles no exported graphs",
+            id="framework",
+        ),
+    ],
+)
+def test_decompositions_are_of_exported_graphs_and_of_converters(
+    options: dict[str, Any], message: str, path: Path
+) -> None:
+    workload = tensorcap.Workload(nn.Linear(4, 4), (torch.ones(1, 4),))
+    with pytest.raises(UsageError, match=message):
+        capture_workload(workload, path, **options)
+    assert not path.exists()

@@ -48,7 +48,9 @@ def _both(net: torch.nn.Module, shape: tuple[int, ...], folder: Path) -> tuple[A
     torch.manual_seed(0)
     x = torch.randn(shape)
     target = tensorcap.CoreAIModel(net)
-    capture_workload(tensorcap.Workload(net, {"x": x}), folder / "ref.h5", level="export")
+    capture_workload(
+        tensorcap.Workload(net, {"x": x}), folder / "ref.h5", level="export", decompositions="coreai"
+    )
     capture_workload(tensorcap.Workload(target, {"x": x.numpy()}), folder / "tgt.h5")
     return folder / "ref.h5", folder / "tgt.h5"
 
@@ -81,9 +83,13 @@ def test_operations_pair_with_the_exported_nodes_and_agree(
 def test_a_mapped_operation_without_a_value_is_lost_with_the_reason(tmp_path: Path) -> None:
     _, target = _both(Net().eval(), (2, 8), tmp_path)
     with tensorcap.open_archive(target) as tgt:
-        lost = [(p.site, p.status, p.reason) for p in tgt.info.points if "layer_norm" in p.site]
-    assert [(status, reason) for _, status, reason in lost] == [
-        ("not-capturable", "no target value: fused away, or none that the runtime gives")
+        lost = [(p.site, p.slots, p.reason) for p in tgt.info.points if p.status == "not-capturable"]
+    assert lost == [
+        (
+            "norm:native_layer_norm",
+            ("output.0",),
+            "no target value: no operation of the compiled program is mapped to it",
+        )
     ]
 
 
@@ -115,3 +121,21 @@ def test_wrong_inputs_functions_and_folders_are_refused(tmp_path: Path) -> None:
     model.function = "other"
     with pytest.raises(UsageError, match=r"no function 'other', expected one of: main"):
         model(np.zeros((2, 8), np.float32))
+
+
+@pytest.mark.slow
+@pytest.mark.spec("CAP-191")
+def test_a_reference_in_core_ais_decompositions_has_the_nodes_that_are_converted(tmp_path: Path) -> None:
+    x = torch.randn(2, 8)
+    net = Net().eval()
+    paths = {name: tmp_path / f"{name or 'plain'}.h5" for name in ("", "coreai")}
+    for name, path in paths.items():
+        capture_workload(tensorcap.Workload(net, {"x": x}), path, level="export", decompositions=name)
+    with tensorcap.open_archive(paths[""]) as plain, tensorcap.open_archive(paths["coreai"]) as decomposed:
+        assert "0/up:linear/output" in plain
+        up = net.norm(x).double() @ net.up.weight.double().T + net.up.bias.double()
+        np.testing.assert_allclose(
+            decomposed.read(decomposed.get("0/up:addmm/output")), up.detach().numpy(), rtol=0, atol=1e-5
+        )
+        assert decomposed.info.scope is not None
+        assert decomposed.info.scope.decompositions == "coreai"

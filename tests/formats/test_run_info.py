@@ -11,6 +11,7 @@ from tensorcap_formats.run_info import (
     ErrorInfo,
     InjectedSlot,
     InjectionInfo,
+    MappedOperation,
     ModuleInfo,
     PointInfo,
     RunInfo,
@@ -50,6 +51,7 @@ RUN: dict[str, Any] = {
         "exclude": ["*.norm"],
         "inputs": False,
         "level": "op",
+        "decompositions": "coreai",
         "ops_in": ["*.mlp"],
         "watch": ["m:f:x"],
         "slices": ["[:2]"],
@@ -83,6 +85,21 @@ RUN: dict[str, Any] = {
     "notes": ["one", "two"],
     "control": [{"slot": "output", "identical": True}],
     "duration_seconds": 1.5,
+    "operation_map": [
+        {
+            "node": "mm_1",
+            "module": "up",
+            "output": 1,
+            "op": "coreai.matmul",
+            "op_id": 7,
+            "op_ids": [5, 7],
+            "op_output": 2,
+            "file": "net.py",
+            "line": 12,
+        },
+        {"node": "add", "op": "coreai.add"},
+        {"node": "no operation"},
+    ],
     "mappings": {"sources": {"torch": {"3": {"identifiers": ["mm"]}}}},
 }
 PARSED: dict[str, Any] = {
@@ -114,6 +131,7 @@ PARSED: dict[str, Any] = {
         exclude=("*.norm",),
         inputs=False,
         level="op",
+        decompositions="coreai",
         ops_in=("*.mlp",),
         watch=("m:f:x",),
         slices=("[:2]",),
@@ -147,6 +165,10 @@ PARSED: dict[str, Any] = {
     "notes": ("one", "two"),
     "control": ({"slot": "output", "identical": True},),
     "duration_seconds": 1.5,
+    "operation_map": (
+        MappedOperation("mm_1", "up", 1, "coreai.matmul", 7, (5, 7), 2, "net.py", 12),
+        MappedOperation("add", op="coreai.add"),
+    ),
     "mappings": {"sources": {"torch": {"3": {"identifiers": ["mm"]}}}},
 }
 DAMAGE = [

@@ -16,7 +16,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +26,7 @@ from torch import nn
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
+from tensorcap.adapters.protocol import decomposed
 from tensorcap.adapters.torch.capture_gaps import is_compiled_model
 from tensorcap.adapters.torch.frames import Source
 from tensorcap.adapters.torch.module_tap import ModuleTap
@@ -34,11 +35,12 @@ from tensorcap.adapters.torch.op_mode import modules_below
 from tensorcap.adapters.torch.op_recorder import OpRecorder
 from tensorcap.adapters.torch.operators import Operator
 from tensorcap.adapters.torch.parameters import record_parameters
+from tensorcap.adapters.torch.program_module import ProgramModule
 from tensorcap.adapters.torch.staging_buffer import StagingBuffer
-from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
-from tensorcap.recording import Call, CaptureOptions, Point, Recorder
+from tensorcap.adapters.torch.tensor_leaves import KINDS, TensorLeaves
+from tensorcap.recording import Call, CaptureOptions, Point, Recorder, leaf_slot, walk
 from tensorcap.workload import Workload, class_name, redact, replace_attribute
-from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
+from tensorcap_formats.errors import CaptureError, MissingPackageError, UsageError, abbreviate
 from tensorcap_formats.keys import escape
 
 if TYPE_CHECKING:
@@ -59,6 +61,9 @@ def export(workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], Non
         CaptureError: torch cannot export the model.
     """
     model = workload.model
+    if isinstance(model, ProgramModule):
+        own_frames = {"frames": "as the program has them"}
+        return partial(_run, model.program, own_frames, model, *workload.arguments, plan)
     name = class_name(model)
     if workload.run is not None:
         raise UsageError(
@@ -73,8 +78,9 @@ def export(workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], Non
         )
     args, kwargs = workload.arguments
     try:
-        with _quiet(), _kept_attributes(model), _all_frames() as has_all_frames:
-            program = torch.export.export(model, args, kwargs, strict=False)
+        program, has_all_frames = exported(model, args, kwargs, plan.decompositions)
+    except (MissingPackageError, UsageError):
+        raise
     except Exception as error:
         raise _failure(name, error) from error
     facts = {
@@ -83,6 +89,22 @@ def export(workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], Non
         "frames": "all" if has_all_frames else "of functions named forward",
     }
     return partial(_run, program, facts, model, args, kwargs, plan)
+
+
+def exported(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], decompositions: str = ""
+) -> tuple[ExportedProgram, bool]:
+    """Export a model, which stays as it was, and decompose its graph as the converter of a framework does.
+
+    Returns:
+        The program, and whether its nodes keep the frames of all functions, not only of those named
+        `forward`.
+    """
+    with _quiet(), _kept_attributes(model), _all_frames() as has_all_frames:
+        program = torch.export.export(model, args, kwargs, strict=False)
+        if decompositions:
+            program = decomposed(program, decompositions)
+    return program, has_all_frames
 
 
 def _failure(name: str, error: Exception) -> CaptureError:
@@ -168,19 +190,59 @@ class _GraphRun:
         program = self._program
         user_inputs = iter(pytree.tree_leaves((args, kwargs)))
         weights = {**program.constants, **program.state_dict}
+        if isinstance(self._model, ProgramModule):
+            weights = self._model.weights
         signature = program.graph_signature
         values = [
             next(user_inputs) if spec.kind is InputKind.USER_INPUT else weights.get(spec.target or "")
             for spec in signature.input_specs
         ]
+        graph = self._describe_ends(values)
         outputs = _NodeInterpreter(program.graph_module, self.node).run(*values, enable_io_processing=False)
+        self._describe_constants(values, graph["weights"])
         own = []
         for value, spec in zip(outputs, signature.output_specs, strict=True):
             if spec.kind is OutputKind.USER_OUTPUT:
                 own.append(value)
             elif spec.kind is OutputKind.BUFFER_MUTATION:  # before torch 2.6, graphs do not write themselves
                 weights[spec.target or ""].copy_(value)
-        return pytree.tree_unflatten(own, program.call_spec.out_spec)
+        result = pytree.tree_unflatten(own, program.call_spec.out_spec)
+        graph["outputs"] = self._describe_outputs(outputs, result)
+        return result
+
+    def _describe_ends(self, values: Sequence[Any]) -> dict[str, Any]:
+        """Note in the run's metadata what goes into the graph (CAP-220)."""
+        from torch.export.graph_signature import InputKind
+
+        graph: dict[str, Any] = {"inputs": {}, "weights": {}, "outputs": []}
+        self._recorder.facts["graph"] = graph
+        for spec, value in zip(self._program.graph_signature.input_specs, values, strict=True):
+            reference = self._op_recorder.reference(value) if isinstance(value, torch.Tensor) else None
+            if reference is not None and spec.kind is InputKind.USER_INPUT:
+                graph["inputs"][spec.arg.name] = reference
+            elif reference is not None and spec.target:
+                graph["weights"][spec.target] = reference
+        return graph
+
+    def _describe_constants(self, values: Sequence[Any], weights: dict[str, Any]) -> None:
+        """Note the constants of the code, which are recorded when a node reads them (CAP-26)."""
+        for spec, value in zip(self._program.graph_signature.input_specs, values, strict=True):
+            if spec.target and spec.target not in weights and isinstance(value, torch.Tensor):
+                reference = self._op_recorder.reference(value)
+                if reference is not None:
+                    weights[spec.target] = reference
+
+    def _describe_outputs(self, outputs: Sequence[Any], result: Any) -> list[dict[str, Any]]:
+        """The nodes that the graph returns, and the slots of the model's result that they are in."""
+        slots: dict[int, list[str]] = {}
+        for leaf in walk(result, KINDS):
+            slots.setdefault(id(leaf.value), []).append(leaf_slot("output", leaf.name))
+        (nodes,) = self._program.graph_module.graph.output_node().args
+        return [
+            {"node": node.name, "slots": slots.get(id(value), [])}
+            for node, value in zip(nodes, outputs, strict=True)
+            if isinstance(node, Node)
+        ]
 
     def node(
         self,
@@ -196,7 +258,9 @@ class _GraphRun:
         call = None
         if outer.point.site in self._sites:
             call = self._recorder.inner(name, "op", outer=outer)
-        return self._op_recorder.record(known, call, (outer, _source(node)), args, kwargs, compute, node=name)
+        return self._op_recorder.record(
+            known, call, (outer, source_of(node)), args, kwargs, compute, node=name
+        )
 
     def _module_call(self, node: Node) -> Call:
         """The innermost call of a module that a node lies in."""
@@ -263,7 +327,7 @@ def _operator(node: Node, args: tuple[Any, ...]) -> tuple[Operator, tuple[Any, .
     return Operator(name, names, frozenset(), frozenset(), None, False, False), args
 
 
-def _source(node: Node) -> Source:
+def source_of(node: Node) -> Source:
     """The innermost frame of the user's code."""
     frames = _FRAME.findall(node.stack_trace or "")
     users = [frame for frame in frames if not frame[0].startswith(_INNER)]
