@@ -259,9 +259,10 @@ def _has_infinity(value: Any) -> bool:
         value = list(value.values())
     if not isinstance(value, list):
         return value in _INFINITIES if isinstance(value, float) else False
-    return any(infinity in value for infinity in _INFINITIES) or (
-        not {list, dict}.isdisjoint(map(type, value))
-        and any(_has_infinity(member) for member in value if isinstance(member, list | dict))
+    return (
+        any(infinity in value for infinity in _INFINITIES)
+        or (not {list, dict}.isdisjoint(map(type, value))
+        and any(_has_infinity(member) for member in value if isinstance(member, list | dict)))
     )
 
 

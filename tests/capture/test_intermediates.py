@@ -289,9 +289,7 @@ def test_decompositions_of_a_package_that_is_absent_are_refused_by_its_name(
     monkeypatch.setattr(
         protocol, "import_module", lambda name: absent(name) if "coreai" in name else import_module(name)
     )
-    with pytest.raises(
-        MissingPackageError, match=r"^decompositions 'coreai' needs the package 'coreai'"
-    ) as e:
+    with pytest.raises(MissingPackageError, match=r"^decompositions 'coreai' needs the package 'coreai'") as e:
         capture_workload(
             tensorcap.Workload(net, {"x": x}), tmp_path / "x.h5", level="export", decompositions="coreai"
         )

@@ -213,15 +213,8 @@ class _Planner:
             self._leave(shards, f"{error} ({known.known})", "shape")
             return shards
         unequal = [group for group in groups if len({labels[i] for i in group}) > 1]
-        if (
-            unequal
-            and rule.axes[0] == "group"
-            and len(rule.rules) > 1
-            and not self._inner_unequal(rule, labels)
-        ):
-            self._leave(
-                shards, "groups of ranks hold unlike tensors, as of unlike data, and no rule joins them"
-            )
+        if unequal and rule.axes[0] == "group" and len(rule.rules) > 1 and not self._inner_unequal(rule, labels):
+            self._leave(shards, "groups of ranks hold unlike tensors, as of unlike data, and no rule joins them")
             return shards
         for group in unequal:
             self._note_unequal(ordered, rule, known.known, group, labels)

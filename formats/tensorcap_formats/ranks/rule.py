@@ -30,9 +30,7 @@ Shape = tuple[int, ...]
 
 _WHOLE: Final = ("replicated", "alone")
 _TERMS: Final = ("sum", "avg", "max", "min")
-_FORMS: Final = (
-    "replicated, alone, sum, avg, max, min, or concat AXIS [parts=N] [copies=N] [rounds=N] [cut=SIZE]"
-)
+_FORMS: Final = "replicated, alone, sum, avg, max, min, or concat AXIS [parts=N] [copies=N] [rounds=N] [cut=SIZE]"
 _MESH_AXIS: Final = re.compile(r"\s*(?:([A-Za-z_]\w*)\s*:)?\s*([^:]+?)\s*")
 
 
@@ -118,11 +116,7 @@ class Rule:
             raise UsageError(f"{self.text} of {count} ranks, which {copied} does not divide")
         held = count // copied
         return [
-            [
-                r * held * self.copies + p * self.copies + c
-                for r in range(self.rounds)
-                for c in range(self.copies)
-            ]
+            [r * held * self.copies + p * self.copies + c for r in range(self.rounds) for c in range(self.copies)]
             for p in range(held)
         ]
 
@@ -185,7 +179,9 @@ class Rule:
             other = next(i for i, shape in enumerate(looked_at) if shape != looked_at[0])
             shapes = shapes or looked_at
             where = f" beside axis {self.axis}" if self.kind == "concat" else ""
-            raise UsageError(f"{self.text}: shapes {list(shapes[0])} and {list(shapes[other])} differ{where}")
+            raise UsageError(
+                f"{self.text}: shapes {list(shapes[0])} and {list(shapes[other])} differ{where}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,12 +182,7 @@ class RuleSearch:
         A later tensor of the same rank is then `f(gate) * values`, of a usual activation `f`.
         """
         size = shards.shapes[0][axis]
-        if (
-            size % 2
-            or not shards.is_stored
-            or shards.dtype.name not in FLOAT_FORMATS
-            or 0 in shards.shapes[0]
-        ):
+        if size % 2 or not shards.is_stored or shards.dtype.name not in FLOAT_FORMATS or 0 in shards.shapes[0]:
             return False
         half = (*shards.shapes[0][:axis], size // 2, *shards.shapes[0][axis + 1 :])
         here = self._place[shards.text]
