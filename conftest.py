@@ -72,7 +72,7 @@ NEEDED_BY = {
         "tests/rewrites",
         "tests/localization/test_calls_without_tensors.py",
         "tests/localization/test_exit_statuses.py",
-        "tests/localization/test_sorted_experts.py",
+        "tests/localization/test_routers_with_ties.py",
         "tests/localization/test_padding.py",
         "tests/localization/test_seeded_bugs.py",
         "tests/localization/test_states.py",

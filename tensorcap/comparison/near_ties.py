@@ -57,6 +57,18 @@ class InlineRouter(NamedTuple):
     block: str
 
 
+class _Weights(NamedTuple):
+    """What a router whose choices are recorded gives.
+
+    Attributes:
+        scores: The reference's scores of all experts.
+        weights: Its weights of those that are chosen.
+    """
+
+    scores: Record
+    weights: Record
+
+
 @dataclass(frozen=True, slots=True)
 class _Undecided:
     """Tokens of one call of a router at a near tie.
@@ -104,7 +116,8 @@ class NearTies:
         self._archives = reference, target
         self._noise = noise
         found = (self._undecided(router, pairs) for router in _find_inline(reference, calls, routers, pairs))
-        self._undecided_tokens = [one for one in found if one is not None]
+        weighed = (self._weighed_otherwise(weights, pairs) for weights in _find_thresholded(calls, routers))
+        self._undecided_tokens = [one for one in (*found, *weighed) if one is not None]
 
     @classmethod
     def of(
@@ -195,6 +208,41 @@ class NearTies:
         place, rows = (record.key.rank, record.key.step), len(scores) * router.chosen
         return _Undecided(place, record.order, ~is_near, flips, rows, router.block)
 
+    def _weighed_otherwise(self, router: _Weights, pairs: Mapping[str, Pair]) -> _Undecided | None:
+        """Find the tokens of a router with thresholds whose weights jumped; None if none did, or too many.
+
+        1. Some weights of the reference are 1 and others are not: where all other experts lie beyond a
+           threshold of the scores. At one, weights jump.
+        2. Where no threshold lies between, a weight w of a softmax of scores s changes by at most
+           w (1 - w) 2 max |ds|, which is max |ds| / 2. It jumped if that is exceeded four times over.
+        3. Up to a tenth of the tokens may have done so, as may choose otherwise not by the scores alone.
+        """
+        scores, weights = pairs.get(router.scores.key.text), pairs.get(router.weights.key.text)
+        if scores is None or weights is None or weights.reference is None or weights.target is None:
+            return None
+        if scores.target is None or not (scores.is_compared and weights.is_compared):
+            return None
+        rows = len(self._archives[0].load(weights.reference).reshape(-1, weights.reference.shape[-1]))
+        (s, w), (theirs, other) = (
+            [a.load(r).astype(np.float64).reshape(rows, -1) for r in (one, two)]
+            for a, one, two in zip(
+                self._archives,
+                (router.scores, scores.target),
+                (router.weights, weights.target),
+                strict=True,
+            )
+        )
+        is_one = w == 1
+        if not is_one.any() or is_one.all():
+            return None
+        reach = np.abs(theirs - s).max(axis=1) / 2 + self._noise(weights)
+        jumped = np.abs(other - w).max(axis=1) > POLICY.routing_margin * reach
+        if not jumped.any() or jumped.mean() > POLICY.routing_flipped:
+            return None
+        key = router.scores.key
+        flips = Flips(weights, rows, int(jumped.sum()), 0)
+        return _Undecided((key.rank, key.step), router.scores.order, ~jumped, flips, 0, _around(key.site))
+
 
 def _margins(scores: Array, chosen: int) -> tuple[Array, Array]:
     """By how much each row's last chosen score is larger than the first left one; and which are chosen."""
@@ -236,6 +284,18 @@ def _find_inline(
             assert counts is not None
             if record.dtype.kind == "float" and len(record.shape) > 1 and record.shape[-1] == counts[0]:
                 yield InlineRouter(record, counts[1], _sources(calls, record), _block_of(call.site))
+
+
+def _find_thresholded(calls: Calls, routers: Sequence[Router]) -> Iterator[_Weights]:
+    """Find routers that give a weight for each choice, two or more of a token."""
+    chosen = {router.chosen: router.scores for router in routers}
+    for call in calls.calls:
+        outputs = {record.key.text: record for record in call.outputs}
+        for text in outputs.keys() & chosen.keys():
+            scores, shape = outputs.get(chosen[text] or ""), outputs[text].shape
+            for record in call.outputs if scores is not None and shape[-1] > 1 else ():
+                if record.dtype.kind == "float" and record.shape == shape and scores is not None:
+                    yield _Weights(scores, record)
 
 
 def _counts(reference: Archive, site: str) -> tuple[int, int] | None:
