@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -139,7 +140,8 @@ def _with_rank_part(reference: Archive, target: Archive, pair: Pair, entry: Tens
     )
     if part is None:
         return pair
-    return decide(pair, Decision("ranks", pair.status, pair.reason, (*pair.findings, part)))
+    looked_at = decide(pair, Decision("ranks", None, "", (part,)))
+    return replace(looked_at, findings=(*pair.findings, part))
 
 
 def _rank_part(
