@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -60,7 +61,7 @@ def judge_ranks(
                 pair = _with_problems(pair, problems.get(source.key.text, ()), since)
                 is_first = not since and any(f.test == "unequal_copies" for f in pair.findings)
                 since = pair.key if is_first else since
-            if left and _is_red(pair) and source.shape == pair.reference.shape:
+            if left and _is_red(pair, source):
                 pair, left = _with_rank_part(reference, target, pair, book.find(source.key)), left - 1
         judged.append(pair)
     return judged
@@ -124,8 +125,10 @@ def _with_problems(pair: Pair, problems: Sequence[RankProblem], since: str) -> P
     return pair
 
 
-def _is_red(pair: Pair) -> bool:
-    return pair.status in _RED and pair.difference is not None
+def _is_red(pair: Pair, source: Record) -> bool:
+    """Whether a pair differs in values, and the target's own tensor has the reference's shape."""
+    has_shape = pair.reference is not None and source.shape == pair.reference.shape
+    return has_shape and pair.status in _RED and pair.difference is not None
 
 
 def _with_rank_part(reference: Archive, target: Archive, pair: Pair, entry: TensorRule | None) -> Pair:
@@ -137,7 +140,8 @@ def _with_rank_part(reference: Archive, target: Archive, pair: Pair, entry: Tens
     )
     if part is None:
         return pair
-    return decide(pair, Decision("ranks", pair.status, pair.reason, (*pair.findings, part)))
+    looked_at = decide(pair, Decision("ranks", None, "", (part,)))
+    return replace(looked_at, findings=(*pair.findings, part))
 
 
 def _rank_part(

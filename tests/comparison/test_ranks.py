@@ -157,7 +157,7 @@ def test_problems_of_tensors_that_the_reference_lacks_are_warnings(tmp_path: Pat
 def test_sums_need_not_repeat_what_the_model_added(tmp_path: Path) -> None:
     terms = RANDOM.normal(size=(4, 4, 16, 64)).astype("f4")
     total = ((terms[0] + terms[1]) + terms[2]) + terms[3]
-    shards = {"0/o/output": terms, "0/attn/output": [total] * 4}
+    shards: Shards = {"0/o/output": list(terms), "0/attn/output": [total] * 4}
     whole = {"0/o/output": total, "0/attn/output": total}
     reference, target = write(tmp_path, shards, whole, ("0/o/output", "sum"))
     comparison = compare(reference, target)

@@ -401,7 +401,7 @@ def test_a_reference_of_other_tokens_is_no_problem(tmp_path: Path) -> None:
 def test_terms_that_add_up_to_a_later_tensor_are_a_sum(tmp_path: Path) -> None:
     terms = np.random.default_rng(2).normal(size=(4, 2, 3, 8)).astype("f4")
     total = ((terms[0] + terms[1]) + terms[2]) + terms[3]  # one by one, as an all-reduce
-    shards = {"0/o/output": terms, "0/attn/output": [total] * 4}
+    shards: Shards = {"0/o/output": list(terms), "0/attn/output": [total] * 4}
     archive = merged(tmp_path, shards)
     assert rule_of(archive, "0/o/output") == "sum (by values: adds up to 0/attn/output)"
     exact = terms.astype("f8").sum(axis=0)
@@ -411,7 +411,7 @@ def test_terms_that_add_up_to_a_later_tensor_are_a_sum(tmp_path: Path) -> None:
 @pytest.mark.spec("RNK-24")
 def test_terms_that_add_up_to_nothing_are_no_sum(tmp_path: Path) -> None:
     terms = np.random.default_rng(2).normal(size=(2, 2, 3, 8)).astype("f4")
-    shards = {"0/o/output": terms, "0/attn/output": [terms.sum(0) * np.float32(1.001)] * 2}
+    shards: Shards = {"0/o/output": list(terms), "0/attn/output": [terms.sum(0) * np.float32(1.001)] * 2}
     archive = merged(tmp_path, shards, {"0/o/output": np.zeros((2, 3, 8))})
     assert [r.key.text for r in archive.records] == ["0/o/output", "rank1/0/o/output", "0/attn/output"]
     assert problems(archive) == [
@@ -426,7 +426,7 @@ def test_terms_that_add_up_to_nothing_are_no_sum(tmp_path: Path) -> None:
 
 @pytest.mark.spec("RNK-23")
 def test_parts_that_joined_are_another_tensor(tmp_path: Path) -> None:
-    shards = {"0/q/output": [Y[..., :4], Y[..., 4:]], "0/gather/output": [Y, Y]}
+    shards: Shards = {"0/q/output": [Y[..., :4], Y[..., 4:]], "0/gather/output": [Y, Y]}
     archive = merged(tmp_path, shards)
     assert rule_of(archive, "0/q/output") == "concat 2 (by values: joined, it is 0/gather/output)"
     scattered = {"0/a/input.x": [Y, Y], "0/a/output": [Y[:, :1], Y[:, 1:]]}
@@ -493,7 +493,7 @@ def test_a_given_rule_that_fits_nothing_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.spec("RNK-21", "RNK-27")
 def test_stages_of_a_pipeline_follow_each_other(tmp_path: Path) -> None:
-    shards = {
+    shards: Shards = {
         "0/@root/input.x": [X, X],
         "0/layers.0/output": [X, None],
         "0/layers.1/output": [None, X + 1],
