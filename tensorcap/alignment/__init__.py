@@ -3,7 +3,8 @@
 In come two archives and, if there is one, a map file; out come two views with equal keys and layouts.
 Read `mapping` (entries), `links` and `resolution` (their records), then `layout` and `tokens` (what makes
 tensors comparable), `names` and `match` (how a mapping is computed), `views`,
-`graph_nodes` (of files without modules), and last `aligned`, the face.
+`graph_nodes` (of files without modules), `operation_pairs` (of exported graphs), and last `aligned`, the
+face.
 """
 
 from tensorcap.alignment.aligned import (
@@ -22,6 +23,7 @@ from tensorcap.alignment.equivalence_map import component_mapping, read_mapping,
 from tensorcap.alignment.links import Link, place_of
 from tensorcap.alignment.map_file import map_text, write_map
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver, parse_values, values_text
+from tensorcap.alignment.operation_pairs import pair_operations
 from tensorcap.alignment.order import Order, order_between
 from tensorcap.alignment.resolution import resolve
 from tensorcap.alignment.views import (
@@ -59,6 +61,7 @@ __all__ = [
     "is_elsewhere",
     "map_text",
     "order_between",
+    "pair_operations",
     "parse_values",
     "place_of",
     "read_mapping",

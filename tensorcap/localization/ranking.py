@@ -207,6 +207,7 @@ def _suspect(
         cause,
         reason,
         examined,
+        operation=merged.source.operations.get(evidence.module),
     )
 
 
@@ -268,10 +269,14 @@ class _FreeErrors:
         self._leaving: dict[str, float] = {}
         self.points: list[CurvePoint] = []
         for pair in sorted(free.pairs, key=lambda p: p.reference.order if p.reference else 0):
-            if pair.reference is None or is_inner(pair.reference.key):
+            if pair.reference is None:
                 continue
             key = pair.reference.key
             error = pair.row_error if pair.is_compared else None
+            if is_inner(key):
+                if error is not None and key.slot.startswith("output"):
+                    self._leaving[key.site] = max(error, self._leaving.get(key.site, 0.0))
+                continue
             errors = self._entering if key.slot.startswith("input") else self._leaving
             if error is not None and key.slot.partition(".")[0] in ("input", "output"):
                 errors[key.site] = max(error, errors.get(key.site, 0.0))

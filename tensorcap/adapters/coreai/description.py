@@ -30,7 +30,7 @@ def describe(model: CoreAIModel) -> dict[str, Any]:
     source = model.source
     modules = modules_of(model)
     is_asset = isinstance(source, str | Path)
-    weights = source.state_dict() if hasattr(source, "state_dict") else {}
+    weights = getattr(source, "state_dict", {})  # of a module a method, of a program a dict
     weights = weights() if callable(weights) else weights
     own = next((str(w.dtype).removeprefix("torch.") for w in weights.values() if w.is_floating_point()), None)
     dtype = {"fp16": "float16", "fp32": "float32"}.get(model.precision or "", own)

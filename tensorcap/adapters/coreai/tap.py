@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +15,7 @@ from tensorcap.adapters.coreai.engine import CoreAIInspector, NDArray, quiet
 from tensorcap.adapters.coreai.model import CoreAIModel
 from tensorcap.adapters.coreai.model_inputs import named_arrays
 from tensorcap.adapters.coreai.operation_map import MappedOutput, OperationMap
+from tensorcap.adapters.torch.graph_nodes import graph_nodes
 from tensorcap.recording import Call, NothingLeftError, Recorder
 from tensorcap.workload import class_name
 from tensorcap_formats.dtypes import Array, bits_of, dtype_of
@@ -53,6 +54,8 @@ def tapped(model: CoreAIModel, recorder: Recorder) -> Callable[..., dict[str, Ar
         op_ids = sorted({row.op_id for row in operation_map.outputs} | operation_map.unmapped.keys())
         values = _execute(model, known, args, kwargs, op_ids)
         _record(values, operation_map, recorder)
+        if known.program is not None:
+            recorder.facts["graph"] = [asdict(node) for node in graph_nodes(known.program)]
         return dict(values.outputs)
 
     return tapped_run
