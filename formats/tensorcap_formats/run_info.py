@@ -158,7 +158,7 @@ class MappedOperation:
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """An operation of a graph that a model was exported to (CAP-211).
+    """An operation of a graph that a model was exported to (CAP-240).
 
     Attributes:
         node: Its name.
@@ -320,7 +320,7 @@ class RunInfo:
         duration_seconds: How long the run took; None if unknown.
         operation_map: Which operation of a compiled program holds the value of which node of its graph, a row
             each (CAI-13).
-        graph: The exported graph that was run, or that a compiled program was converted from (CAP-211); empty
+        graph: The exported graph that was run, or that a compiled program was converted from (CAP-240); empty
             if there is none, or it is unknown.
         mappings: Which operator of a compiled program is which node of its graph, as Core AI has it (AIM-6).
     """

@@ -25,6 +25,7 @@ from tensorcap.comparison import (
     is_circumstance,
     state_writer,
 )
+from tensorcap.diagnosis import Family
 from tensorcap.localization.suspect import By, Operation
 from tensorcap.rerun import BAD, InjectedRun, OpenReplay, OwnError, replay_within, run_injected
 from tensorcap.runs import Calls, StateWriters, is_inner, is_parameter
@@ -94,6 +95,7 @@ class EvidenceSource:
             that no module is suspected of it.
         notes: What a reader should know, as sentences.
         operations: The operation that a suspect is, by its site, if it is one of a compiled target.
+        mistakes: Makes hypotheses about the operation that made a tensor, given its key text.
     """
 
     by: By
@@ -105,6 +107,7 @@ class EvidenceSource:
     unjudged: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     operations: Mapping[str, Operation] = field(default_factory=dict)
+    mistakes: Callable[[str], Family] | None = None
 
 
 class Totals:

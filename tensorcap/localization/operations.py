@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tensorcap.adapters import adapter_for
 from tensorcap.comparison import POLICY, SEVERITY, Comparison, compare
+from tensorcap.diagnosis import Family
 from tensorcap.localization.evidence import Evidence, EvidenceSource, evidence_of_archives
 from tensorcap.localization.suspect import Operation, Place
-from tensorcap.rerun import OperationReplay, OperationReplays, OperationValues, OwnError, operation_sides
+from tensorcap.rerun import (
+    OperationReplay,
+    OperationReplays,
+    OperationValues,
+    OwnError,
+    operation_sides,
+    propose_operation_mistakes,
+)
 from tensorcap.wording import counted, some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
@@ -103,13 +112,17 @@ def evidence_of_operations(
         values: The target's values.
     """
     bad = sorted(result.bad, key=lambda own: -SEVERITY.index(own.status))
-    evidence = []
+    evidence: list[Evidence] = []
     operations = {}
     for own in bad:
         site = Key.parse(own.key).site
-        if site in operations:
+        if any(one.module == site for one in evidence):
             continue
-        operations[site] = _operation(result, values, own)
+        name = result.nodes[own.key]
+        before = result.between[own.key]
+        operations[site] = _operation(values, name, before)
+        for one in (*before, *replays.nearest(name)):  # one of these may be what explains it
+            operations.setdefault(Key.parse(values.key(one, 0)).site, _operation(values, one, ()))
         reason = _reason(own)
         evidence.append(Evidence(site, (own.key,), own.status, own.findings, own.error, None, reason))
     return EvidenceSource(
@@ -122,23 +135,37 @@ def evidence_of_operations(
         unjudged=tuple(own.key for own in result.unjudged),
         notes=tuple(_notes(result)),
         operations=operations,
+        mistakes=partial(_mistakes, replays, result, values),
     )
 
 
-def _operation(result: OperationReplay, values: OperationValues, own: OwnError) -> Operation:
-    name = result.nodes[own.key]
-    _, _, number = Key.parse(own.key).slot.partition(".")
-    row = values.operation(name, int(number or 0))
+def _mistakes(
+    replays: OperationReplays, result: OperationReplay, values: OperationValues, key: str
+) -> Family:
+    """Hypotheses about the operation that made a tensor."""
+    _, _, number = Key.parse(key).slot.partition(".")
+    propose = partial(
+        propose_operation_mistakes,
+        replays=replays,
+        values=values,
+        name=result.nodes[key],
+        at=int(number or 0),
+    )
+    return Family("operations of the graph", propose, makes_nonfinite=True)
+
+
+def _operation(values: OperationValues, name: str, before: Sequence[str]) -> Operation:
+    row = values.operation(name)
     converted = values.converted(name)
-    target_source = converted or row
+    source = converted or row
     return Operation(
         _place(values.nodes[name]),
-        tuple(_place(values.nodes[one]) for one in reversed(result.between[own.key])),
+        tuple(_place(values.nodes[one]) for one in reversed(before)),
         "" if row is None else row.op,
         None if row is None else row.op_id,
         values.names.get(name, ""),
-        "" if target_source is None else target_source.file,
-        None if target_source is None else target_source.line,
+        "" if source is None else source.file,
+        None if source is None else source.line,
     )
 
 
@@ -162,6 +189,14 @@ def _notes(result: OperationReplay) -> list[str]:
         f"values of {count}; the others, as far as they were fused or never mapped, are judged by what is "
         "computed of them."
     ]
+    rounded = [(own, one) for own in result.own_errors for one in own.findings if one.test == "weights"]
+    if rounded:
+        modules = list(dict.fromkeys(own.module for own, _ in rounded))
+        texts = list(dict.fromkeys(one.text for _, one in rounded))
+        notes.append(
+            f"Weights are {some(texts)}, of {counted(len(modules), 'module')} ({some(modules)}): by such "
+            "weights the free runs differ, and operations are judged with them."
+        )
     if result.elsewhere:
         texts = [f"{Key.parse(key).site} ({text})" for key, text in result.elsewhere.items()]
         notes.append(f"No mistake: what is computed of them is right. {some(texts)}.")

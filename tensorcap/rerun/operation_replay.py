@@ -117,6 +117,8 @@ class OperationReplays:
             for one in dict.fromkeys(inputs):
                 self._users.setdefault(one, []).append(name)
         self._of_weights = self._find_weight_nodes()
+        self._last = _Run()
+        self._wrong: set[str] = set()
         self._given = _given_values(graph, values.target)
 
     def replay(self) -> OperationReplay:
@@ -138,17 +140,18 @@ class OperationReplays:
             elsewhere.update(found)
             run = _Run(frozenset(elsewhere))
             judged = self._judge_all(run)
+        self._last = run
+        self._wrong = {name for (name, _), one in judged.items() if one.is_bad}
         return self._result(run, judged, elsewhere)
 
-    def compute(self, name: str, changed: Mapping[str, Mapping[str, Any]], run: _Run | None = None) -> Value:
-        """What a node makes if operations before it, or it itself, get other arguments.
+    def compute(self, name: str, changed: Mapping[str, Mapping[str, Any]]) -> Value:
+        """What a node makes in the last run if operations before it, or it itself, get other arguments.
 
         Args:
             name: The node.
             changed: Other arguments by name, by node.
-            run: A run without changes.
         """
-        base = run or _Run()
+        base = _Run(self._last.released | changed.keys(), self._last.memo)
         memo: dict[str, Value] = {}
         affected = set().union(*(self._affected(one, base.released) for one in changed)) | set(changed)
         for one in sorted(affected | {name}, key=self._order.__getitem__):
@@ -156,12 +159,35 @@ class OperationReplays:
                 memo[one] = self._natural(one, _Run(base.released, {**base.memo, **memo}), changed.get(one))
         return memo[name]
 
+    def compute_with_input(self, name: str, source: str, other: str) -> Value:
+        """What a node makes in the last run of another node than the one that it takes."""
+        try:
+            return self._graph.compute(
+                name, lambda one: self._value(other if one == source else one, self._last)
+            )
+        except Exception:  # of values that the operation does not take
+            return None
+
+    def nearest(self, name: str) -> list[str]:
+        """The nodes with a value that a node is computed of, through nodes without one."""
+        sources = [one for node in (name, *self.between(name)) for one in self._inputs[node]]
+        return [one for one in dict.fromkeys(sources) if self.is_valued(one, self._last.released)]
+
+    def is_wrong(self, name: str) -> bool:
+        """Whether the target has another value of a node than the reference makes."""
+        return name in self._wrong
+
+    def is_of_weights(self, name: str) -> bool:
+        """Whether a node is computed of weights and of nothing else."""
+        return name in self._of_weights
+
     def is_valued(self, name: str, released: Collection[str] = ()) -> bool:
         """Whether the target has the value of a node."""
         return (name, 0) in self._values.records and name not in released
 
-    def between(self, name: str, released: Collection[str] = ()) -> list[str]:
+    def between(self, name: str, released: Collection[str] | None = None) -> list[str]:
         """The nodes without a value between a node and its nearest inputs, the last first."""
+        released = self._last.released if released is None else released
         seen: dict[str, None] = {}
         waiting = list(self._inputs[name])
         while waiting:

@@ -96,11 +96,10 @@ class OperationValues:
         is_single = len(self.nodes[name].shapes) == 1
         return f"{self.places[name]}/{'output' if is_single else f'output.{at}'}"
 
-    def operation(self, name: str, at: int) -> MappedOperation | None:
-        """The operation of the target that is said to hold an output of a node; None if none is."""
+    def operation(self, name: str) -> MappedOperation | None:
+        """The operation of the target that is said to hold the first output of a node; None if none is."""
         own = self.names.get(name)
-        rows = [row for row in self.target.info.operation_map if row.node == own]
-        return next((row for row in rows if row.output == at), next(iter(rows), None))
+        return next((row for row in self.target.info.operation_map if row.node == own), None)
 
     def converted(self, name: str) -> GraphNode | None:
         """The node that the target was converted from; None if that is not known."""
