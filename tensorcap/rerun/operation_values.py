@@ -14,7 +14,7 @@ from typing import Final
 from tensorcap.alignment import pair_operations
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
-from tensorcap_formats.keys import ROOT_SITE, Key
+from tensorcap_formats.keys import ROOT_SITE, Key, module_site
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import GraphNode, MappedOperation
 
@@ -25,6 +25,7 @@ _RESHAPES: Final = frozenset(
         *("detach", "clone", "contiguous", "_to_copy", "lift_fresh_copy"),
     }
 )
+_PRODUCTS: Final = frozenset({"mm", "bmm", "addmm", "baddbmm", "convolution"})
 
 
 class OperationValues:
@@ -95,6 +96,19 @@ class OperationValues:
         """The reference's key text of an output of a node."""
         is_single = len(self.nodes[name].shapes) == 1
         return f"{self.places[name]}/{'output' if is_single else f'output.{at}'}"
+
+    def terms(self, node: GraphNode) -> int:
+        """How many terms are summed for each element of a product; 1 of any other operation."""
+        if node.base not in _PRODUCTS:
+            return 1
+        if node.base == "convolution":
+            module, _, own = node.weights.get("weight", "").rpartition(".")
+            info = self.reference.info.modules.get(module_site(module))
+            shape = None if info is None or own not in info.parameters else info.parameters[own].shape
+            return math.prod(shape[1:]) if shape else 1
+        first = next((node.inputs[name] for name in ("mat1", "self", "batch1") if name in node.inputs), "")
+        source = self.nodes.get(first)
+        return source.shapes[0][-1] if source is not None and source.shapes and source.shapes[0] else 1
 
     def operation(self, name: str) -> MappedOperation | None:
         """The operation of the target that is said to hold the first output of a node; None if none is."""
