@@ -12,8 +12,9 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 -m "not slow and not entries"
 
-test-slow: $(VENV)/.installed-max
+test-slow: $(VENV)/.installed-max $(VENV)/.installed-coreai
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m slow
+	$(BIN)/python -m pytest -q -m "not slow" tests/coreai tensorcap/adapters/coreai
 
 # Files whose packages are installed for these tests alone: without them tcap names the format and the extra.
 test-files: $(VENV)/.installed-dev
@@ -60,6 +61,11 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt
 $(VENV)/.installed-max: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[max]'
 	$(BIN)/python -c 'import max.nn' # which compiles a part of itself, once: two processes would be in each other's way
+	touch $@
+
+# Apple's Core AI, of some 200 MiB, converts and runs on Linux; it needs Python 3.11. For the slow tests alone.
+$(VENV)/.installed-coreai: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[coreai]'
 	touch $@
 
 clean:

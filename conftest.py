@@ -68,6 +68,7 @@ NEEDED_BY = {
         "tests/rerun/test_dynamic_quantisation.py",
         "tests/rewrites",
         "tests/localization/test_calls_without_tensors.py",
+        "tests/localization/test_exit_statuses.py",
         "tests/localization/test_padding.py",
         "tests/localization/test_seeded_bugs.py",
         "tests/localization/test_states.py",

@@ -12,7 +12,16 @@ if TYPE_CHECKING:
     from tensorcap.adapters.coreai.model import CoreAIModel
     from tensorcap.adapters.max.model import MaxModel
     from tensorcap.alignment import Aligned, Alignment, align
-    from tensorcap.comparison import Calibrated, Comparison, Pair, calibrate, compare, compare_records
+    from tensorcap.comparison import (
+        Calibrated,
+        Comparison,
+        Pair,
+        SyncPoints,
+        calibrate,
+        compare,
+        compare_records,
+        sync_points,
+    )
     from tensorcap.comparison.preflight import Preflight
     from tensorcap.diagnosis import Diagnosis
     from tensorcap.localization import Bisection, LiveBisection, Localization, Verification, bisect, localize
@@ -21,7 +30,8 @@ if TYPE_CHECKING:
     from tensorcap.recording import PlainLog, Summary, probe
     from tensorcap.rerun import Replay, inject, replay
     from tensorcap.runs import Graph
-    from tensorcap.session import Called, Capture, capture, capture_called
+    from tensorcap.session import Called, Capture, capture, capture_called, save_intermediates
+    from tensorcap.source_analysis import SourceDivergence, divergence
     from tensorcap.verbs import diagnose, preflight
     from tensorcap.workload import Port, Workload
     from tensorcap_formats.archive import Archive
@@ -30,6 +40,7 @@ if TYPE_CHECKING:
     from tensorcap_formats.conversion import convert
     from tensorcap_formats.errors import TensorcapError
     from tensorcap_formats.keys import Key
+    from tensorcap_formats.merge import Merged, merge
     from tensorcap_formats.open import open_archive
     from tensorcap_formats.progress import Progress
     from tensorcap_formats.records import Record
@@ -40,7 +51,16 @@ _NAMES = {
     "tensorcap.adapters.coreai.model": ("CoreAIModel",),
     "tensorcap.adapters.max.model": ("MaxModel",),
     "tensorcap.alignment": ("Aligned", "Alignment", "align"),
-    "tensorcap.comparison": ("Calibrated", "Comparison", "Pair", "calibrate", "compare", "compare_records"),
+    "tensorcap.comparison": (
+        "Calibrated",
+        "Comparison",
+        "Pair",
+        "SyncPoints",
+        "calibrate",
+        "compare",
+        "compare_records",
+        "sync_points",
+    ),
     "tensorcap.comparison.preflight": ("Preflight",),
     "tensorcap.diagnosis": ("Diagnosis",),
     "tensorcap.localization": (
@@ -56,7 +76,8 @@ _NAMES = {
     "tensorcap.recording": ("PlainLog", "Summary", "probe"),
     "tensorcap.rerun": ("Replay", "inject", "replay"),
     "tensorcap.runs": ("Graph",),
-    "tensorcap.session": ("Called", "Capture", "capture", "capture_called"),
+    "tensorcap.session": ("Called", "Capture", "capture", "capture_called", "save_intermediates"),
+    "tensorcap.source_analysis": ("SourceDivergence", "divergence"),
     "tensorcap.verbs": ("diagnose", "preflight"),
     "tensorcap.workload": ("Port", "Workload"),
     "tensorcap_formats.archive": ("Archive",),
@@ -64,6 +85,7 @@ _NAMES = {
     "tensorcap_formats.conversion": ("convert",),
     "tensorcap_formats.errors": ("TensorcapError",),
     "tensorcap_formats.keys": ("Key",),
+    "tensorcap_formats.merge": ("Merged", "merge"),
     "tensorcap_formats.open": ("open_archive",),
     "tensorcap_formats.progress": ("Progress",),
     "tensorcap_formats.records": ("Record",),
@@ -92,6 +114,7 @@ __all__ = [
     "LiveBisection",
     "Localization",
     "MaxModel",
+    "Merged",
     "Pair",
     "PlainLog",
     "Port",
@@ -100,7 +123,9 @@ __all__ = [
     "Record",
     "Recovered",
     "Replay",
+    "SourceDivergence",
     "Summary",
+    "SyncPoints",
     "TensorcapError",
     "Verification",
     "Workload",
@@ -114,13 +139,17 @@ __all__ = [
     "compare_records",
     "convert",
     "diagnose",
+    "divergence",
     "inject",
     "localize",
+    "merge",
     "open_archive",
     "preflight",
     "probe",
     "recover",
     "replay",
+    "save_intermediates",
+    "sync_points",
     "verify",
 ]
 

@@ -111,7 +111,7 @@ def verify(
             weights = _compare_weights(trusted, reference_run, target_run, rules, progress)
         progress.stage("capturing the target")
         tested = stack.enter_context(
-            _open_side(target_model, target_run, folder / TARGET, injectable=("input",))
+            _open_side(target_model, target_run, folder / TARGET, trusted, injectable=("input",))
         )
         compared = _compare_runs(
             stack,
@@ -245,13 +245,16 @@ def _open_reference(
     If the target is compiled from an exported graph, the reference is captured once more, as the same graph:
     its nodes are what the target has values of.
     """
-    with _open_side(side, run, path) as trusted:
-        target_run = _make(target, trusted)
+    with _open_side(side, run, path, None) as trusted:
+        target_run, first = _make(target, trusted), trusted.path
     decompositions = "" if target_run is None else adapter_for(target_run.workload.model).decompositions
     if run is not None and decompositions:
         progress.stage("capturing the reference's graph")
-        capture_workload(run.workload, path, run=run.metadata, level="export", decompositions=decompositions)
-    source = cast("Source", side) if run is None else path
+        again = capture_workload(
+            run.workload, path, run=run.metadata, level="export", decompositions=decompositions
+        )
+        return stack.enter_context(opened(again.path or path)), target_run
+    source = cast("Source", side) if run is None else first
     return stack.enter_context(opened(source)), target_run
 
 
@@ -270,13 +273,13 @@ def _make(side: Side, reference: Archive | None) -> _Run | None:
 
 
 def _open_side(
-    side: Side, run: _Run | None, path: Path, injectable: Sequence[str] = ()
+    side: Side, run: _Run | None, path: Path, reference: Archive | None, injectable: Sequence[str] = ()
 ) -> AbstractContextManager[Archive]:
     """Open the archive of a side, after capturing it if it is to be run."""
     if run is None:
-        return opened(cast("Source", side))
-    capture_workload(run.workload, path, run=run.metadata, injectable=injectable)
-    return opened(path)
+        return opened(cast("Source", side), reference=reference)
+    captured = capture_workload(run.workload, path, run=run.metadata, injectable=injectable)
+    return opened(captured.path or path)
 
 
 def _compare_weights(
@@ -286,8 +289,14 @@ def _compare_weights(
     rules: str | os.PathLike[str] | None,
     progress: Progress,
 ) -> WeightComparison | None:
-    """Compare the weights of two frameworks, which a port converts; None if both sides have the same one."""
+    """Compare the weights of two frameworks, which a port converts.
+
+    Returns:
+        None if both sides have the same one, or if weights are compiled, and seen in what is made of them.
+    """
     model = target_run.workload.model
+    if adapter_for(model).decompositions:
+        return None
     if trusted.info.framework == RunInfo.of(adapter_for(model).describe(model)).framework:
         return None
     progress.stage("comparing weights")

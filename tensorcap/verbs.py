@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal
 
-from tensorcap_formats.open import Source, opened
+from tensorcap_formats.open import Source, opened, opened_both
 
 if TYPE_CHECKING:
     from tensorcap.alignment import MappingSource
@@ -40,7 +40,7 @@ def diagnose(
     from tensorcap.alignment import sides
     from tensorcap.diagnosis import diagnose as diagnose_pair
 
-    with opened(reference) as trusted, opened(target) as tested:
+    with opened_both(reference, target) as (trusted, tested):
         if target_key is None:
             trusted, tested = sides(trusted, tested, mapping)
         return diagnose_pair(trusted, tested, key, target_key=target_key, compute_dtype=compute_dtype)
@@ -69,5 +69,5 @@ def preflight(
     from tensorcap.comparison.preflight import preflight as preflight_archives
 
     again = nullcontext() if reference_repeat is None else opened(reference_repeat)
-    with opened(reference) as trusted, opened(target) as tested, again as repeat:
+    with opened_both(reference, target) as (trusted, tested), again as repeat:
         return preflight_archives(*sides(trusted, tested, mapping), repeat=repeat)

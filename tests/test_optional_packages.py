@@ -21,7 +21,9 @@ sys.exit(pytest.main(["--collect-only", "-q", "-p", "xdist", "-p", "no:cacheprov
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "absent", [["torch", "transformers"], ["transformers"], ["zarr"], ["max"], ["gguf", "onnx"]], ids="-".join
+    "absent",
+    [["torch", "transformers"], ["transformers"], ["zarr"], ["max"], ["coreai_torch"], ["gguf", "onnx"]],
+    ids="-".join,
 )
 def test_all_else_is_collected_if_a_package_is_absent(absent: list[str]) -> None:
     # A package that is also a plugin of pytest (zarr) would be imported before it can be hidden.

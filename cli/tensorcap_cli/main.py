@@ -13,7 +13,7 @@ import click
 
 from tensorcap_cli.options.sections import Group
 
-_MODULES: Final = {"import": "import_folder"}  # a keyword names no module
+_MODULES: Final = {"import": "import_folder", "sync-points": "sync_points"}  # no names of modules
 _INTERRUPTED: Final = 130  # 128 + SIGINT, as shells say it
 
 
@@ -23,9 +23,9 @@ class _Tcap(Group):
     sections: ClassVar[Mapping[str, Sequence[str]]] = {
         "Capture": ("capture",),
         "Look": ("ls", "show", "tree"),
-        "Compare": ("compare", "align", "preflight", "calibrate"),
+        "Compare": ("compare", "sync-points", "align", "preflight", "divergence", "calibrate"),
         "Find the culprit": ("localize", "verify", "replay", "inject", "bisect", "diagnose"),
-        "Files": ("convert", "import", "export", "check", "recover", "equivalence"),
+        "Files": ("convert", "merge", "import", "export", "check", "recover", "equivalence"),
     }
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -20,6 +20,7 @@ from tensorcap_formats.statistics import Statistics, StatisticsBuilder
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_ALIGNMENT: Final = 64  # of tensors in a buffer, as in our flat files
 BLOCK_BYTES: Final = 512 * 1024  # two of them, reference and target, stay in a core's L2 cache
 
 
@@ -204,6 +205,28 @@ class Archive(ABC):
         if out.size:
             self._read_flat(record, start, out)
 
+    def read_many(self, records: Sequence[Record], buffer: Array) -> list[int]:
+        """Fill a buffer of bytes with whole tensors, each at a place that is a multiple of 64.
+
+        Args:
+            records: At least one.
+            buffer: One-dimensional, of as many bytes as `room_for` says of each, or more.
+
+        Returns:
+            Where each of them begins in the buffer.
+
+        Raises:
+            UsageError: The archive has no bytes of one.
+            CorruptArchiveError: One has another digest than the archive says.
+            ReadError: The bytes of one cannot be read.
+        """
+        places, end = [], 0
+        for record in records:
+            self.read_into(record, 0, buffer[end : end + record.nbytes].view(record.dtype.storage))
+            places.append(end)
+            end += room_for(record)
+        return places
+
     def verify(self, record: Record) -> None:
         """Read a tensor's bytes and, if `checks_digests`, compare them with its digest.
 
@@ -257,6 +280,11 @@ class Archive(ABC):
             if module in aliases:
                 parts[i] = aliases[module] + colon + point + at + call
         return "/".join(parts)
+
+
+def room_for(record: Record) -> int:
+    """Return how many bytes `Archive.read_many` needs for a record, up to a multiple of 64."""
+    return -(-record.nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _fits(key: Key, text: str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -28,7 +28,7 @@ class Hasher(Protocol):
         ...
 
 
-def _algorithms() -> dict[str, Callable[[], Hasher]]:
+def _algorithms() -> dict[str, Callable[..., Hasher]]:
     blake2b = partial(hashlib.blake2b, digest_size=16)
     try:
         import xxhash
@@ -81,8 +81,24 @@ class RunningDigests:
         hasher.update(part.view("u1").data)
         if start + part.size < record.size:
             self._hashers[at] = start + part.size, hasher
-        elif hasher.hexdigest() != record.digest:
+        else:
+            self._compare(record, hasher.hexdigest())
+
+    def check_whole(self, records: Sequence[Record], places: Sequence[int], data: Array) -> None:
+        """Check tensors that were read as a whole, whose bytes begin at some places of `data`.
+
+        Raises:
+            CorruptArchiveError: The digest of one is not the record's.
+        """
+        if self._make is None:
+            return
+        view = data.data
+        for record, place in zip(records, places, strict=True):
+            self._compare(record, self._make(view[place : place + record.nbytes]).hexdigest())
+
+    def _compare(self, record: Record, digest_of_bytes: str) -> None:
+        if digest_of_bytes != record.digest:
             raise CorruptArchiveError(
-                f"{self._path}: {record.key.text}: is damaged: digest of its bytes is {hasher.hexdigest()}, "
+                f"{self._path}: {record.key.text}: is damaged: digest of its bytes is {digest_of_bytes}, "
                 f"expected {record.digest}"
             )

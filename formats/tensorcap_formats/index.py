@@ -29,6 +29,7 @@ _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), al
 _VERSION: Final = re.compile(r"([0-9]{1,9})\.[0-9]{1,9}")
 _STATISTICS: Final = tuple(Statistics.__dataclass_fields__)
 _COUNTS: Final = ("nan", "posinf", "neginf", "zeros")
+_INFINITIES: Final = (math.inf, -math.inf)
 _SEAL: Final = re.compile(rb',"seal":"([0-9a-f]{32})"}')
 _SEAL_BYTES: Final = len(',"seal":""}') + 32
 
@@ -237,7 +238,11 @@ def decode_json(data: bytes, source: str) -> dict[str, Any]:
     enabled = gc.isenabled()
     gc.disable()  # many small objects: the collector takes most of the time otherwise
     try:
-        value = json.loads(data, parse_constant=finite_number, parse_float=finite_number)
+        value = json.loads(data, parse_constant=finite_number)
+        if _has_infinity(
+            value
+        ):  # a number beyond float64; a function for each float takes longer than all else
+            json.loads(data, parse_float=finite_number)
     except (ValueError, RecursionError) as error:
         raise CorruptArchiveError(f"{source}: is not JSON: {error}") from None
     finally:
@@ -246,6 +251,19 @@ def decode_json(data: bytes, source: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptArchiveError(f"{source}: is a JSON {type(value).__name__}, expected an object")
     return value
+
+
+def _has_infinity(value: Any) -> bool:
+    """Whether any number of a JSON value is infinite."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return value in _INFINITIES if isinstance(value, float) else False
+    return (
+        any(infinity in value for infinity in _INFINITIES)
+        or (not {list, dict}.isdisjoint(map(type, value))
+        and any(_has_infinity(member) for member in value if isinstance(member, list | dict)))
+    )
 
 
 def finite_number(text: str) -> float:

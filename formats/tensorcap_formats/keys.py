@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
@@ -37,7 +37,8 @@ class Key:
     """Where a tensor was seen: step, site, call of the site within the step, slot, rank.
 
     `site` and `slot` are in escaped form (see `escape`). A bare key, that of a tensor in a file from
-    elsewhere, has an empty slot and zeros for the numbers.
+    elsewhere, has an empty slot and zeros for the numbers. `text` is the canonical text form, which `parse`
+    reads back.
 
     Example:
         >>> Key("model.layers.2.mlp", "output", step=1).text
@@ -51,15 +52,15 @@ class Key:
     step: int = 0
     call: int = 0
     rank: int = 0
+    text: str = field(init=False, compare=False, repr=False)
 
-    @property
-    def text(self) -> str:
-        """The canonical text form, which `parse` reads back."""
-        if not self.slot:
-            return self.site
-        rank = f"rank{self.rank}/" if self.rank else ""
-        call = f"@{self.call}" if self.call else ""
-        return f"{rank}{self.step}/{self.site}{call}/{self.slot}"
+    def __post_init__(self) -> None:
+        text = self.site
+        if self.slot:
+            rank = f"rank{self.rank}/" if self.rank else ""
+            call = f"@{self.call}" if self.call else ""
+            text = f"{rank}{self.step}/{self.site}{call}/{self.slot}"
+        object.__setattr__(self, "text", text)
 
     @property
     def path(self) -> str:

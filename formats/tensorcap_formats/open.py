@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,13 @@ from tensorcap_formats.folder import list_folder
 from tensorcap_formats.hdf5 import is_hdf5, open_hdf5, open_hdf5_part
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.output_path import is_locked
+from tensorcap_formats.ranks import (
+    MergedArchive,
+    is_rank_pattern,
+    merge_ranks,
+    rank_archives,
+    written_ranks,
+)
 
 Source = Archive | str | os.PathLike[str]
 
@@ -39,13 +46,14 @@ def open_archive(path: str | os.PathLike[str]) -> Archive:
     """Open an archive, or a file of tensors from elsewhere as a read-only archive.
 
     Args:
-        path: A file or a folder; or `FILE:DTYPE:SIZES` for a file of raw numbers, as `x.bin:float32:2,3`.
+        path: A file or a folder; or `FILE:DTYPE:SIZES` for a file of raw numbers, as `x.bin:float32:2,3`; or
+            a pattern, as `tgt.rank*.h5`, for the archives of all ranks of a run, which are opened as one.
 
     Returns:
         The open archive; close it, or use it in a `with`.
 
     Raises:
-        UsageError: The sizes of raw numbers are absurd.
+        UsageError: The sizes of raw numbers are absurd, or a rank is missing.
         ReadError: One of its subclasses says why it cannot be read.
     """
     if os.fspath(path).count(":") >= 2 and not os.path.exists(path):
@@ -53,6 +61,8 @@ def open_archive(path: str | os.PathLike[str]) -> Archive:
 
         if spec := RawSpec.parse(os.fspath(path)):
             return open_raw(spec)
+    if is_rank_pattern(path):
+        return open_ranks(rank_archives(path), Path(path))
     path = Path(path)
     locked = is_locked(path)
     if not os.path.exists(path):
@@ -62,13 +72,49 @@ def open_archive(path: str | os.PathLike[str]) -> Archive:
     return open_present(path)
 
 
+def open_ranks(
+    paths: Iterable[str | os.PathLike[str]],
+    name: Path,
+    *,
+    rules: Mapping[str, str] | None = None,
+    reference: Archive | None = None,
+) -> MergedArchive:
+    """Open the archives of all ranks of a run as one (`specs/ranks.md`).
+
+    Args:
+        paths: The archives, in any order.
+        name: What the whole is called in messages.
+        rules: Rules by glob for keys, which go before those that were recorded.
+        reference: A run of the whole model, whose shapes show how tensors belong together, and whose values
+            are not looked at.
+
+    Raises:
+        UsageError: They are not the archives of all ranks of one run, or a rule is none or fits nothing.
+        ReadError: One cannot be read.
+    """
+    with ExitStack() as stack:
+        archives = [stack.enter_context(open_archive(path)) for path in paths]
+        merged = merge_ranks(archives, name, rules=rules, reference=reference)
+        stack.pop_all()
+    return merged
+
+
 @contextmanager
-def opened(source: Source) -> Iterator[Archive]:
-    """Open an archive for as long as a block lasts; one that is open already stays so."""
+def opened(source: Source, *, reference: Archive | None = None) -> Iterator[Archive]:
+    """Open an archive for as long as a block lasts; one that is open already stays so.
+
+    Args:
+        source: The archive.
+        reference: What it is a target of: archives of ranks are then put together by its shapes too.
+    """
     if isinstance(source, Archive):
         yield source
         return
-    with open_archive(source) as archive:
+    if is_rank_pattern(source):
+        archive: Archive = open_ranks(rank_archives(source), Path(source), reference=reference)
+    else:
+        archive = open_archive(source)
+    with archive:
         yield archive
 
 
@@ -81,7 +127,7 @@ def opened_both(reference: Source, target: Source) -> Iterator[tuple[Archive, Ar
         ):
             yield trusted, trusted
             return
-        with opened(target) as tested:
+        with opened(target, reference=trusted) as tested:
             yield trusted, tested
 
 
@@ -108,7 +154,11 @@ def _nothing_to_open(path: Path, locked: bool | None) -> ReadError:
             f"{path}: its writer died before it was complete",
             hint=f"Save what it holds with `tcap recover {path}`.",
         )
-    return NotAnArchiveError(f"{path}: there is no such file or folder")
+    hint = None
+    if ranks := written_ranks(path):
+        pattern = path.with_name(f"{path.stem}.rank*{path.suffix}")
+        hint = f"There are archives of {len(ranks)} ranks: name them as '{pattern}', or see tcap merge."
+    return NotAnArchiveError(f"{path}: there is no such file or folder", hint=hint)
 
 
 def _folder_opener(path: Path) -> Callable[[Path], Archive]:

@@ -157,7 +157,7 @@ class MappedOperation:
 
 
 @dataclass(frozen=True, slots=True)
-class GraphNode:
+class ExportedNode:
     """An operation of a graph that a model was exported to (CAP-240).
 
     Attributes:
@@ -189,7 +189,7 @@ class GraphNode:
         """Name of the operation between its namespace and its overload.
 
         Example:
-            >>> GraphNode(op="aten.mul.Tensor").base
+            >>> ExportedNode(op="aten.mul.Tensor").base
             'mul'
         """
         parts = self.op.split(".")
@@ -288,6 +288,69 @@ class WorkloadInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorRule:
+    """How tensors are put together from what ranks hold of them, or were (RNK-3).
+
+    Attributes:
+        rule: The rule, as `ranks.rule` reads it.
+        keys: Key texts, or globs for them.
+        known: How it is known: what recorded it, or what showed it.
+        mesh: Sizes of the mesh by the names of its axes, and its ranks; None for one axis of all ranks.
+        shape: Shape of the whole tensor; None if it is not known.
+        sizes: Of merged tensors, by number of the axis the sizes that the ranks of the mesh have of it.
+    """
+
+    rule: str
+    keys: tuple[str, ...] = ()
+    known: str = ""
+    mesh: Mapping[str, Any] = field(default_factory=dict)
+    shape: tuple[int, ...] | None = None
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RankProblem:
+    """What is wrong with a tensor of several ranks (RNK-5).
+
+    Attributes:
+        key: Its key text.
+        kind: `unequal` if ranks that should hold the same do not, `shape` if the rule does not give the shape
+            that is known, `unmerged` if it was left as it is.
+        text: The problem, in one line.
+        ranks: The ranks that it lies with, if that is known.
+    """
+
+    key: str
+    kind: str
+    text: str = ""
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RanksInfo:
+    """The ranks of a run of several processes (RNK-1, RNK-4).
+
+    Attributes:
+        count: How many there are; None if unknown.
+        rank: The rank that the archive is of; None for all of them, merged.
+        archives: Names of the archives of all ranks, in order, if they were merged.
+        tensors: How tensors are put together.
+        problems: What is wrong with some.
+    """
+
+    count: int | None = None
+    rank: int | None = None
+    archives: tuple[str, ...] = ()
+    tensors: tuple[TensorRule, ...] = ()
+    problems: tuple[RankProblem, ...] = ()
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether the archive holds all ranks."""
+        return self.rank is None and bool(self.archives)
+
+
+@dataclass(frozen=True, slots=True)
 class RunInfo:
     """The run metadata of an archive.
 
@@ -312,6 +375,7 @@ class RunInfo:
         phases: Of each step `prefill`, `decode` or `forward`, "" if unknown.
         threads: Of each step the thread that began it, if there were several; -1 if unknown.
         threaded_sites: Sites that several threads called in one step.
+        ranks: The ranks of a run of several processes; None for a run of one.
         stopped: Where recording stopped at its limit of bytes; None if it did not.
         injected: The injection; None for a run of its own values.
         error: The error that the run ended with; None if nothing is known.
@@ -320,8 +384,8 @@ class RunInfo:
         duration_seconds: How long the run took; None if unknown.
         operation_map: Which operation of a compiled program holds the value of which node of its graph, a row
             each (CAI-13).
-        graph: The exported graph that was run, or that a compiled program was converted from (CAP-240); empty
-            if there is none, or it is unknown.
+        exported_nodes: The operations of the exported graph that was run, or that a compiled program was
+            converted from (CAP-240); empty if there is none, or it is unknown.
         mappings: Which operator of a compiled program is which node of its graph, as Core AI has it (AIM-6).
     """
 
@@ -345,6 +409,7 @@ class RunInfo:
     phases: tuple[str, ...] = ()
     threads: tuple[int, ...] = ()
     threaded_sites: tuple[str, ...] = ()
+    ranks: RanksInfo | None = None
     stopped: StopInfo | None = None
     injected: InjectionInfo | None = None
     error: ErrorInfo | None = None
@@ -352,7 +417,7 @@ class RunInfo:
     control: tuple[Mapping[str, Any], ...] = ()
     duration_seconds: float | None = None
     operation_map: tuple[MappedOperation, ...] = ()
-    graph: tuple[GraphNode, ...] = ()
+    exported_nodes: tuple[ExportedNode, ...] = ()
     mappings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -423,11 +488,20 @@ def _operation_map(value: object) -> tuple[MappedOperation, ...]:
     return tuple(_parse(MappedOperation, entry) for entry in _mappings(value, "node", "op"))
 
 
-def _graph(value: object) -> tuple[GraphNode, ...]:
+def _graph(value: object) -> tuple[ExportedNode, ...]:
     return tuple(
-        _parse(GraphNode, entry, shapes=tuple(_shape(shape) or () for shape in _list(entry.get("shapes"))))
+        _parse(ExportedNode, entry, shapes=tuple(_shape(shape) or () for shape in _list(entry.get("shapes"))))
         for entry in _mappings(value, "node", "op")
     )
+
+
+def _tensor_rules(value: object) -> tuple[TensorRule, ...]:
+    return tuple(_parse(TensorRule, entry, rule=entry["rule"]) for entry in _mappings(value, "rule"))
+
+
+def _rank_problems(value: object) -> tuple[RankProblem, ...]:
+    entries = _mappings(value, "key", "kind")
+    return tuple(_parse(RankProblem, entry, key=entry["key"], kind=entry["kind"]) for entry in entries)
 
 
 def _tensors(value: object) -> dict[str, TensorInfo]:
@@ -514,12 +588,15 @@ _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     "int | None": _count,
     "float | None": _number,
     "tuple[int, ...] | None": _shape,
-    "tuple[int, ...]": lambda value: _shape(value) or (),
+    "tuple[int, ...]": _shape,
     "tuple[str, ...]": _texts,
     "tuple[Mapping[str, Any], ...]": lambda value: tuple(_mappings(value)),
     "tuple[MappedOperation, ...]": _operation_map,
-    "tuple[GraphNode, ...]": _graph,
+    "tuple[ExportedNode, ...]": _graph,
     "tuple[InjectedSlot, ...]": _injected_slots,
+    "tuple[TensorRule, ...]": _tensor_rules,
+    "tuple[RankProblem, ...]": _rank_problems,
+    "RanksInfo | None": _nested(RanksInfo),
     "Mapping[str, Any]": _mapping,
     "Mapping[str, str]": _texts_by_name,
     "Mapping[str, TensorInfo]": _tensors,

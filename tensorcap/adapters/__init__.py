@@ -3,7 +3,8 @@
 In comes a model or a workload of a framework; out go recorded values, by the methods of `protocol.Adapter`.
 Read `protocol` first, then a framework's folder. All folders name the same subject alike: `adapter`, `model`,
 `modules`, `parameters`, `model_inputs`, `description`, `tensors`, `tap`, `injector`, `roots`, `rerun`.
-`edits` describes changes of a module's call for the diagnosis; `dumps` writes archives as other tools do.
+`edits` describes changes of a module's call for the diagnosis; `dumps` and `graph_dump` write archives as
+other tools do.
 """
 
 from tensorcap.adapters.dumps import export
@@ -25,7 +26,14 @@ from tensorcap.adapters.edits import (
     Shifted,
     Transposed,
 )
-from tensorcap.adapters.protocol import Adapter, CalledRoot, adapter_for, adapter_named
+from tensorcap.adapters.graph_dump import GraphDump, export_graph
+from tensorcap.adapters.protocol import (
+    Adapter,
+    CalledRoot,
+    ProgramOperation,
+    adapter_for,
+    adapter_named,
+)
 
 __all__ = [
     "MASK_EXTENTS",
@@ -37,9 +45,11 @@ __all__ = [
     "CalledRoot",
     "Edit",
     "Filled",
+    "GraphDump",
     "Masked",
     "Operation",
     "Ordered",
+    "ProgramOperation",
     "Quantised",
     "Replaced",
     "Rerun",
@@ -49,4 +59,5 @@ __all__ = [
     "adapter_for",
     "adapter_named",
     "export",
+    "export_graph",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from tensorcap_formats.dtypes import Array
-from tensorcap_formats.run_info import GraphNode
+from tensorcap_formats.run_info import ExportedNode
 
 Value = Array | Sequence[Array] | None  # what an operation returns: a tensor, or several
 Read = Callable[[str], Value]
@@ -20,7 +20,7 @@ class OperationGraph(Protocol):
         given: Names of the model's inputs.
     """
 
-    nodes: Sequence[GraphNode]
+    nodes: Sequence[ExportedNode]
     given: Sequence[str]
 
     def compute(self, name: str, read: Read, changed: Mapping[str, Any] | None = None) -> Value:

@@ -17,10 +17,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar, cast
 
 from tensorcap.recording import CaptureOptions, Recorder
-from tensorcap_formats.errors import UsageError, missing_package
+from tensorcap_formats.errors import MissingPackageError, UsageError, abbreviate, missing_package
 
 if TYPE_CHECKING:
     from tensorcap.adapters.edits import Rerun
@@ -52,6 +53,31 @@ class Site:
     aliases: tuple[str, ...] = ()
     reason: str = ""
     is_capturable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramOperation:
+    """An operation of a compiled program in a file.
+
+    Attributes:
+        op_id: Its number.
+        op: Its name, as the compiler has it.
+        types: The types of its results.
+        made_of: The nodes of the graph that it was made of.
+        holds: Those of whose outputs it holds the value.
+        instances: The instances of modules that it lies in, the model first: `Mlp$1`, `Block$2`.
+        file: Source file, "" if it is not known.
+        line: Line in it; None if it is not known.
+    """
+
+    op_id: int
+    op: str
+    types: tuple[str, ...] = ()
+    made_of: tuple[str, ...] = ()
+    holds: tuple[str, ...] = ()
+    instances: tuple[str, ...] = ()
+    file: str = ""
+    line: int | None = None
 
 
 def first_names(named: Iterable[tuple[str, _Module]]) -> tuple[dict[str, _Module], dict[str, str]]:
@@ -143,17 +169,20 @@ class Adapter(Protocol):
     """What the library asks of a framework.
 
     Four groups: the model (`list_sites`, `describe`, `read_sources`), the workload (`seed`, `dtype_named`,
-    `prepare`, `perturb`, `run`), the capture (`tap`, `record_inputs`, `watch_roots`), and the references'
-    (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python code. The
-    last group has defaults, for adapters that derive from this class, and so have `operation_graph` and
-    `decompose`.
+    `prepare`, `perturb`, `run`), the capture (`tap`, `record_inputs`, `watch_roots`, `process_rank`), and the
+    references' (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python
+    code. The last group has defaults, for adapters that derive from this class, and so have `process_rank`,
+    `decompose`, `operation_graph`, `program_workload`, `program_mappings` and `program_operations`, and
+    `load` and `adopt`, which are for frameworks that run files, or models of another one that they convert.
 
     Attributes:
         decompositions: The framework's own name, if its models are compiled from exported graphs: a
             reference whose nodes are those that were compiled is captured with it (CAP-191); else empty.
+        settings: Names of the options of a run that are the framework's own.
     """
 
     decompositions: ClassVar[str] = ""
+    settings: ClassVar[tuple[str, ...]] = ()
 
     def list_sites(self, model: Any, *, eager: bool = False) -> list[Site]:
         """List all sites, the model itself first, in the order of the module tree.
@@ -173,6 +202,28 @@ class Adapter(Protocol):
 
     def read_sources(self, model: Any, names: Iterable[str]) -> dict[str, Any]:
         """Read the source text of the classes of the named sites, by qualified class name."""
+
+    def load(
+        self,
+        path: str,
+        settings: Mapping[str, Any],
+        inputs: Mapping[str, StoredInput] | None = None,
+        *,
+        seed: int = 0,
+    ) -> Workload:
+        """The workload of a model in a file, with inputs that the settings name or an archive holds.
+
+        Raises:
+            UsageError: The framework runs no files, or the file is no model of it; a setting is unknown.
+        """
+        raise UsageError(
+            f"{abbreviate(path)}: expected FILE.py:FUNCTION",
+            hint="The function returns tensorcap.Workload(model, inputs).",
+        )
+
+    def adopt(self, workload: Workload, settings: Mapping[str, Any], *, seed: int = 0) -> Workload:
+        """The workload as the framework runs it, which may convert its model, with settings of a run."""
+        return workload
 
     def seed(self, seed: int) -> None:
         """Set the framework's random generators."""
@@ -272,6 +323,35 @@ class Adapter(Protocol):
         """
         raise UsageError("decompositions: this framework compiles no exported graphs")
 
+    def program_workload(self, program: Any, inputs: Any) -> Workload:
+        """A workload for level export, of a program that is exported already.
+
+        Args:
+            program: The program.
+            inputs: Its positional arguments in a tuple or list, or arguments by name.
+
+        Raises:
+            UsageError: It is no exported program of this framework, or the inputs do not fit it.
+        """
+        raise UsageError(f"a {type(program).__name__} is no exported program, expected one of torch.export")
+
+    def program_mappings(self, program: Any) -> dict[str, Any]:
+        """Which operator of a compiled program is which node of its graph: `mappings` of the metadata.
+
+        Raises:
+            UsageError: It is no compiled program of this framework.
+        """
+        raise UsageError(f"a {type(program).__name__} is no compiled program with mappings")
+
+    def program_operations(self, path: Path) -> list[ProgramOperation]:
+        """The operations of a compiled program in a file or a folder.
+
+        Raises:
+            UsageError: The framework has no such files.
+            ReadError: It cannot be read.
+        """
+        raise UsageError(f"{path}: this framework keeps no programs in files")
+
     def rerun(self, workload: Workload, substitution: Substitution, site: str, key: Key) -> Rerun | None:
         """Run a workload until a call of a module is over, which can then be made again.
 
@@ -283,6 +363,13 @@ class Adapter(Protocol):
 
         Returns:
             The call; None if it did not come, or the framework cannot call a module again.
+        """
+        return None
+
+    def process_rank(self) -> tuple[int, int] | None:
+        """Which of several processes this is that run one model together, from 0, and how many they are.
+
+        None if the framework does not know of others.
         """
         return None
 
@@ -335,4 +422,8 @@ def decomposed(program: Any, framework: str) -> Any:
     """
     if framework not in _ADAPTERS:
         raise UsageError(f"decompositions {framework!r}: expected the name of a framework, such as coreai")
-    return adapter_named(framework).decompose(program)
+    try:
+        adapter = adapter_named(framework)
+    except MissingPackageError:
+        raise missing_package(f"decompositions {framework!r}", framework, extra=framework) from None
+    return adapter.decompose(program)

@@ -3,7 +3,7 @@
 In come two archives and, if there is one, a map file; out come two views with equal keys and layouts.
 Read `mapping` (entries), `links` and `resolution` (their records), then `layout` and `tokens` (what makes
 tensors comparable), `names` and `match` (how a mapping is computed), `views`,
-`graph_nodes` (of files without modules), `operation_pairs` (of exported graphs), and last `aligned`, the
+`node_sequences`, `operation_pairs` and `graph_nodes` (nodes of exported graphs), and last `aligned`, the
 face.
 """
 
@@ -20,6 +20,7 @@ from tensorcap.alignment.aligned import (
 from tensorcap.alignment.common_part import fed_in_common
 from tensorcap.alignment.coverage import Coverage, MappingSummary, Reasons
 from tensorcap.alignment.equivalence_map import component_mapping, read_mapping, write_component_mapping
+from tensorcap.alignment.graph_nodes import node_sites, placement_of
 from tensorcap.alignment.links import Link, place_of
 from tensorcap.alignment.map_file import map_text, write_map
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver, parse_values, values_text
@@ -60,10 +61,12 @@ __all__ = [
     "in_reference_layout",
     "is_elsewhere",
     "map_text",
+    "node_sites",
     "order_between",
     "pair_operations",
     "parse_values",
     "place_of",
+    "placement_of",
     "read_mapping",
     "resolve",
     "sides",

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from tensorcap.alignment.common_part import cut_texts, in_common
 from tensorcap.alignment.coverage import MappingSummary
 from tensorcap.alignment.equivalence_map import read_mapping
-from tensorcap.alignment.graph_nodes import at_modules
+from tensorcap.alignment.graph_nodes import at_modules, share_nodes
 from tensorcap.alignment.links import Link, place_of
 from tensorcap.alignment.map_file import parse_map
 from tensorcap.alignment.mapping import SIDE_NAMES, Alignment, Entry
@@ -38,7 +38,7 @@ from tensorcap.runs import ArchiveSummary, PartialArchive, is_inner
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.json_values import json_value
-from tensorcap_formats.open import Source, opened
+from tensorcap_formats.open import Source, opened_both
 
 NO_MAPPING = "none"
 _PUBLIC: Final = ("reference", "target", "variables", "steps", "dims", "reference_dims", "evidence", "reason")
@@ -136,7 +136,7 @@ def align(
         path, written = str(mapping), read_mapping(mapping)
     if rules is not None and not isinstance(rules, Rules):
         rules = read_rules(rules)
-    with opened(reference) as trusted, opened(target) as tested:
+    with opened_both(reference, target) as (trusted, tested):
         if mapping is None:
             trusted, tested = at_modules(trusted, tested)
         if not _says_which_part(written):
@@ -319,9 +319,10 @@ def compute_if_needed(reference: Archive, target: Archive) -> ResolvedMapping | 
     (CMP-20).
 
     Returns:
-        The mapping; None if equal keys, or the keys that it finds, pair the records as they are.
+        The mapping; None if equal keys, or the keys that it finds, pair the records as they are; also if both
+        sides are of graphs, whose nodes are paired already (SYN-1).
     """
-    if not both_lack_partners(reference, target):
+    if not both_lack_partners(reference, target) or share_nodes(reference, target):
         return None
     is_known = all(archive.info.modules or names_results(archive) for archive in (reference, target))
     by: By = "all" if is_known and (reference.info.modules or target.info.modules) else "names"

@@ -11,12 +11,12 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from tensorcap_formats.run_info import GraphNode
+from tensorcap_formats.run_info import ExportedNode
 
 _NUMBER: Final = re.compile(r"_\d+$")
 
 
-def pair_operations(reference: Sequence[GraphNode], target: Sequence[GraphNode]) -> dict[str, str]:
+def pair_operations(reference: Sequence[ExportedNode], target: Sequence[ExportedNode]) -> dict[str, str]:
     """Pair the nodes of two graphs.
 
     For each node of the target, in order of execution, the partner is the free node of the reference of the
@@ -29,12 +29,12 @@ def pair_operations(reference: Sequence[GraphNode], target: Sequence[GraphNode])
     """
     partner_of: dict[str, str] = {}  # by names in the target
     sources_of: dict[str, frozenset[str]] = {}  # of a node of the target without a partner
-    free: dict[str, list[GraphNode]] = {}
+    free: dict[str, list[ExportedNode]] = {}
     for node in reference:
         free.setdefault(node.base, []).append(node)
     for node in target:
         inputs = {key: _sources(name, partner_of, sources_of) for key, name in node.inputs.items()}
-        best: tuple[int, GraphNode] | None = None
+        best: tuple[int, ExportedNode] | None = None
         for candidate in free.get(node.base, ()):
             score = _common(node, inputs, candidate)
             is_whole = score == len(candidate.inputs) + len(candidate.weights)
@@ -59,7 +59,7 @@ def _sources(
     return sources_of.get(name, frozenset({name}))
 
 
-def _common(node: GraphNode, inputs: Mapping[str, Collection[str]], candidate: GraphNode) -> int:
+def _common(node: ExportedNode, inputs: Mapping[str, Collection[str]], candidate: ExportedNode) -> int:
     """How many arguments of two nodes are the same."""
     weights = sum(candidate.weights.get(key) == name for key, name in node.weights.items())
     return weights + sum(candidate.inputs.get(key) in sources for key, sources in inputs.items())

@@ -30,7 +30,7 @@ from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import RunInfo
 from tensorcap_formats.view import ArchiveView
 
-_UNMAPPED = "unmapped"  # stands before the site of a record that nothing was mapped to
+UNMAPPED = "unmapped"  # stands before the site of a record that nothing was mapped to
 
 
 class MappedArchive(ArchiveView):
@@ -78,7 +78,7 @@ class MappedArchive(ArchiveView):
             target,
             records,
             sources,
-            values=_renamed_values(target.values, names),
+            values=renamed_values(target.values, names),
             is_direct=target.is_direct and all(link.is_renaming for link in links),
         )
 
@@ -148,14 +148,14 @@ def _computed_record(sources: Sequence[Record], key: Key, dtype: DType, shape: S
 
 def is_elsewhere(key: Key) -> bool:
     """Whether a key is that of a target's record which nothing was mapped to, beside one of its name."""
-    return key.site.startswith(f"{_UNMAPPED}:")
+    return key.site.startswith(f"{UNMAPPED}:")
 
 
 def _elsewhere(key: Key) -> Key:
-    return replace(key, site=inner_site(_UNMAPPED, key.site)) if key.slot else Key(f"{_UNMAPPED}:{key.site}")
+    return replace(key, site=inner_site(UNMAPPED, key.site)) if key.slot else Key(f"{UNMAPPED}:{key.site}")
 
 
-def _renamed_values(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def renamed_values(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Values that are no tensors, and facts of ops, under the reference's names of their sites."""
     renamed = {}
     for text, value in values.items():

@@ -4,10 +4,12 @@ In come two archives with equal keys (`tensorcap.alignment` makes them so); out 
 `pair` (the data, and `decide`, the one place that sets a status), `pairing`, `pipeline` (the whole way);
 then what decides: `exact`, `thresholds`, `calibration`, `judge` with `policy` and `policy_tests`, `routing`,
 `near_ties`;
-then the rest: `divergence`, `warnings`, `blind_spots`, `baseline`, `explanation`, `preflight`.
+`held_values` and `agreement` (what differs and is no mistake); then the rest: `sync_points` with `bands`,
+`divergence`, `warnings`, `blind_spots`, `baseline`, `explanation`, `preflight`.
 """
 
 from tensorcap.comparison.agreement import explain_as
+from tensorcap.comparison.bands import METRIC_TEXTS, SYNC_METRICS, Bands, SyncMetric
 from tensorcap.comparison.baseline import label_of
 from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import CALIBRATED, Calibration, kind_of
@@ -55,8 +57,18 @@ from tensorcap.comparison.policy_tests import (
     judge_own_error,
 )
 from tensorcap.comparison.quantised_weights import QuantisedModule, quantised_modules
-from tensorcap.comparison.ranking import by_error, by_module, contents, error_of, shade, worst
+from tensorcap.comparison.ranking import Shade, by_error, by_module, contents, error_of, shade, worst
+from tensorcap.comparison.ranks import rank_text
 from tensorcap.comparison.robust_errors import sample
+from tensorcap.comparison.sync_points import (
+    ModuleShare,
+    Sort,
+    SyncPoint,
+    SyncPoints,
+    has_sync_points,
+    points_of,
+    sync_points,
+)
 from tensorcap.comparison.thresholds import METRICS, KeyThresholds, Thresholds, judge_metric, metric_named
 from tensorcap.comparison.warnings import digest_warnings
 from tensorcap.comparison.weight_grids import find_weight_grid
@@ -71,10 +83,13 @@ __all__ = [
     "JUDGED",
     "LETTERS",
     "METRICS",
+    "METRIC_TEXTS",
     "POLICY",
     "ROUNDED_INPUT_TESTS",
     "SEVERITY",
     "STATUSES",
+    "SYNC_METRICS",
+    "Bands",
     "Calibrated",
     "Calibration",
     "Comparison",
@@ -87,6 +102,7 @@ __all__ = [
     "Inputs",
     "KeyThresholds",
     "Limits",
+    "ModuleShare",
     "NearTies",
     "Padding",
     "Pair",
@@ -95,7 +111,12 @@ __all__ = [
     "Ratio",
     "RunSummary",
     "Selection",
+    "Shade",
+    "Sort",
     "Status",
+    "SyncMetric",
+    "SyncPoint",
+    "SyncPoints",
     "Thresholds",
     "by_error",
     "by_module",
@@ -114,6 +135,7 @@ __all__ = [
     "explain_as",
     "find_weight_grid",
     "first_divergence",
+    "has_sync_points",
     "is_circumstance",
     "json_pieces",
     "judge_by_metadata",
@@ -124,10 +146,13 @@ __all__ = [
     "label_of",
     "metric_named",
     "paired",
+    "points_of",
     "quantised_modules",
+    "rank_text",
     "sample",
     "shade",
     "state_writer",
+    "sync_points",
     "worst",
     "worst_status",
     "write_calibration",

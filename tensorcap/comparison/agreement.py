@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 from tensorcap.alignment import MappedArchive
 from tensorcap.comparison.divergence import first_divergence
+from tensorcap.comparison.held_values import is_held
+from tensorcap.comparison.node_flow import NodeFlow
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
 from tensorcap.comparison.pairing import Absences, Selection
 from tensorcap.comparison.ranking import error_of
 from tensorcap.runs import calls_of, enclosing_sites, is_gradient, is_inner, is_parameter, is_result, ops_of
 from tensorcap.wording import some
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.keys import ROOT_SITE, Key, module_of
+from tensorcap_formats.keys import ROOT_SITE, Key, module_of, unescape
 from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
@@ -140,6 +142,7 @@ class _Agreement:
             if point.status == "not-capturable" and not point.slots
         }
         self._pairs = [p for p in pairs if p.reference is not None and p.status != "excluded"]
+        self._flow = NodeFlow(reference, pairs)
         ops = ops_of(target)
         self._has_ops = bool(ops)
         self._has_digests = reference.trusts_digests
@@ -164,6 +167,8 @@ class _Agreement:
             return ""
         if same := self._equal_and_agreeing(record):
             return f"it holds what {same[0].key} holds, which agrees"
+        if is_inner(key) and self._target.info.operation_map and self._flow.graph is not None:
+            return self._used_without(key)
         if is_inner(key):
             return self._computed_without(key, module_of(key.site)) if self._has_ops else ""
         if is_parameter(key):
@@ -311,6 +316,24 @@ class _Agreement:
         if implementation.startswith(_FUSED_ATTENTION):
             return f"the target's call returns no such value ({implementation} keeps no attention weights)"
         return "the target's call returns no such value, and its other results agree"
+
+    def _used_without(self, key: Key) -> str:
+        """By the results of all nodes that are computed from one that a compiler left out."""
+
+        def has_values(place: str) -> bool:
+            return any(pair.is_compared and not is_held(pair) for pair in self._flow.pairs(place))
+
+        users = self._flow.nearest_users(key.where, has_values, key.text)
+        if not users:
+            is_used = any(self._flow.nearest_users(key.where, lambda _: True, key.text))
+            return "" if is_used else "nothing is computed from it"
+        pairs = [pair for user in users for pair in self._flow.pairs(user) if pair.is_compared]
+        if not _agree(pairs):
+            return ""
+        names = [unescape(pair.key.rpartition("/")[0].partition(":")[2]) for pair in pairs]
+        return (
+            f"the target's program has no value of it, and what is computed from it agrees: {some(names, 2)}"
+        )
 
     def _is_not_called(self, key: Key) -> bool:
         """Whether the target has no such module, or one of another class, does not call it, or less often.

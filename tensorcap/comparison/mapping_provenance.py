@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tensorcap.alignment import MappedArchive, MappingSummary, Reasons
+from tensorcap.alignment import MappedArchive, MappingSummary, Reasons, placement_of
 from tensorcap.alignment.layout import find_layout
 from tensorcap.comparison.pair import Decision, Origin, Pair, decide
 from tensorcap.comparison.pairing import Selection
@@ -34,6 +34,26 @@ def with_mapping(pairs: Sequence[Pair], target: MappedArchive, selection: Select
         _as_required(before, pair) if selection.is_required(pair.key) else pair
         for before, pair in zip(pairs, mapped, strict=True)
     ]
+
+
+def with_places(pairs: Sequence[Pair], target: Archive) -> list[Pair]:
+    """Add to pairs of nodes the name and the steps of a record that the target has otherwise (SYN-3).
+
+    Args:
+        pairs: As `pair_records` gives them.
+        target: The target, with its nodes where the reference has them.
+    """
+    return [_with_place(pair, target) for pair in pairs]
+
+
+def _with_place(pair: Pair, target: Archive) -> Pair:
+    placed = None if pair.target is None else placement_of(target, pair.target.key.text)
+    if placed is None:
+        return pair
+    placement, record = placed
+    is_renamed = record.key.site != placement.key.site
+    evidence = "structure" if is_renamed or not placement.steps else "shape"
+    return replace(pair, origin=Origin((record.key.text,), placement.steps, evidence, placement.reason))
 
 
 def _as_required(before: Pair, pair: Pair) -> Pair:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from tensorcap.metrics import Difference
@@ -92,6 +92,7 @@ Stage = Literal[
     "calibration",
     "pass-through",
     "agreement",
+    "ranks",
 ]
 
 
@@ -233,9 +234,19 @@ def decide(pair: Pair, decision: Decision) -> Pair:
 
     A decision with a status replaces status, reason and findings; every decision is kept in the history.
     """
-    history = (*pair.history, decision)
-    if decision.status is None:
-        return replace(pair, history=history)
-    return replace(
-        pair, status=decision.status, reason=decision.reason, findings=decision.findings, history=history
+    status, reason, findings = decision.status, decision.reason, decision.findings
+    if status is None:
+        status, reason, findings = pair.status, pair.reason, pair.findings
+    return Pair(  # by the thousand, and `replace` takes three times as long
+        pair.key,
+        status,
+        pair.reference,
+        pair.target,
+        pair.difference,
+        reason,
+        findings,
+        pair.baseline,
+        pair.is_optional,
+        pair.origin,
+        (*pair.history, decision),
     )

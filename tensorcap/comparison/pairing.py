@@ -2,7 +2,8 @@
 
 Ops are paired in order (CMP-30): ops of one name are numbered within a module's call, so that one more of
 them, a cast say, would shift all that follow. The ops and the calls of modules in a call are two sequences;
-what they have in common, in order, is paired. `Absences` says why a record has no partner (CMP-6, CMP-33).
+what they have in common, in order, is paired; nodes of a compiled program's graph have names of their own
+(SYN-1), and are paired by these. `Absences` says why a record has no partner (CMP-6, CMP-33).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import PointInfo, ScopeInfo
 
 _UNINITIALIZED: Final = "memory that nothing was written to yet"
+NOT_MAPPED: Final = "no operation of the target's program is mapped to it"
 _CAST: Final = "a cast, which computes nothing; the target has none"
 _INPUT_KEY: Final = "the target's op was given what it holds in"
 
@@ -185,12 +187,16 @@ class _Step(NamedTuple):
 
 
 def partner_texts(reference: Archive, target: Archive) -> Callable[[Record], str | None]:
-    """Return a function from a reference's record to the key text of the target's; None if it has none."""
+    """Return a function from a reference's record to the key text of the target's; None if it has none.
+
+    Ops pair in order (CMP-30), but for those of a compiled program, whose nodes have the reference's names.
+    """
+    is_compiled = bool(reference.info.operation_map or target.info.operation_map)
     ours, theirs = ops_of(reference), ops_of(target)
-    partners = pair_ops(reference, ours, target, theirs)
+    partners = {} if is_compiled else pair_ops(reference, ours, target, theirs)
 
     def find(record: Record) -> str | None:
-        if ours and theirs and (place := record.key.where) in ours:
+        if not is_compiled and ours and theirs and (place := record.key.where) in ours:
             return f"{partners[place]}/{record.key.slot}" if place in partners else None
         text = record.key.text
         return text if text in target else target.canonical(text)
@@ -314,7 +320,8 @@ class Absences:
             kind = point.kind if point else ""
             return "never-called", reason or _NEVER_CALLED.get(kind, "the target never called this module")
         excluded = "the target's capture left it out" if status == "excluded" else ""
-        return "missing-in-target", reason or excluded
+        is_unmapped = is_inner(record.key) and bool(self._target.info.operation_map)
+        return "missing-in-target", reason or excluded or (NOT_MAPPED if is_unmapped else "")
 
     def is_left_out(self, record: Record) -> bool:
         """Whether the target's capture was told to leave a record out, or reached its limit before."""
@@ -359,6 +366,8 @@ class Absences:
         if key.where not in self._ops:
             is_function = module_of(key.site) != PROBES
             return "watched no functions" if is_function and not scope.watch else ""
+        if self._target.info.operation_map:
+            return ""
         if not self._others:
             return "took no ops"
         module = module_of(key.site)

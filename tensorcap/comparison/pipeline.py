@@ -22,6 +22,7 @@ from tensorcap.comparison.exact import (
     parameter_rounding,
     verify_equal_digests,
 )
+from tensorcap.comparison.held_values import explain_held_values
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.judge import LogitMeasure, PolicyJudge, judge
 from tensorcap.comparison.mapping_provenance import (
@@ -30,12 +31,14 @@ from tensorcap.comparison.mapping_provenance import (
     value_warnings,
     with_hints,
     with_mapping,
+    with_places,
 )
 from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import Decision, Pair, decide
 from tensorcap.comparison.pairing import Selection, pair_records, partner_texts
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.quantised_weights import quantised_precision
+from tensorcap.comparison.ranks import judge_ranks
 from tensorcap.comparison.thresholds import KeyThresholds, Thresholds
 from tensorcap.comparison.warnings import digest_warnings, pair_warnings, run_warnings
 from tensorcap.metrics import Difference, Tolerance, measure_pairs
@@ -163,7 +166,7 @@ def _globs(globs: str | Iterable[str]) -> tuple[str, ...]:
 
 def paired(reference: Archive, target: Archive, selection: Selection) -> list[Pair]:
     """Pair the records of two archives as `pair_records` does, with what a mapping says of each."""
-    pairs = pair_records(reference, target, selection)
+    pairs = with_places(pair_records(reference, target, selection), target)
     return with_mapping(pairs, target, selection) if isinstance(target, MappedArchive) else pairs
 
 
@@ -200,9 +203,11 @@ class _Run:
         if not injected:  # else records that are the same in the reference are not in the target
             padding = Padding(reference, target)
             judged = judge_pass_through(reference, target, judged, thresholds, padding.left_out)
+        judged = explain_held_values(reference, target, judged, precision)
         is_of_own_values = not injected and reference.info.injected is None
         if selection is not None and is_of_own_values:  # else what follows agrees, whatever was made before
             judged = explain_by_agreement(reference, target, judged, selection)
+        judged = judge_ranks(reference, target, judged)
         if baseline is not None:
             judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
         return Comparison(
@@ -259,6 +264,8 @@ class _Run:
             if pair.reference and pair.target and pair.status != "excluded"
         }
         for place, partner in places.items() if ours and theirs else ():
+            if place not in ours or partner not in theirs or ours.op(place) != theirs.op(partner):
+                continue  # whose arguments mean something else
             trusted, tested = ours.arguments(place), theirs.arguments(partner)
             for name in {**trusted, **tested}:
                 one, other = trusted.get(name), tested.get(name)

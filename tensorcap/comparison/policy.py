@@ -53,8 +53,11 @@ _PHRASES: Final[Mapping[str, str]] = {
     "wide_error": "row error",
     "integers": "other whole numbers",
     "parameter": "other parameters",
+    "rank_part": "share of the error in one rank's part",
     "range": "values beyond the range",
     "routing": "share of other choices",
+    "unequal_copies": "unlike copies",
+    "unmerged": "tensors of ranks apart",
     "zeros": "rows of zeros",
 }
 

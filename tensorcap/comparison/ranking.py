@@ -39,6 +39,9 @@ class Group:
     worst: str
 
 
+_SEVERITIES: Final = {status: number for number, status in enumerate(SEVERITY)}
+
+
 def error_of(pair: Pair) -> float | None:
     """Return the relative Frobenius error of a pair; 0 for equal digests, None if nothing was measured."""
     if pair.difference is not None:
@@ -50,7 +53,7 @@ def severity(pair: Pair) -> tuple[bool, int, float, float]:
     """Sort key: the larger, the worse. Status first, then by how much a test failed, then by error."""
     excess = max((_excess(f.value, f.limit) for f in pair.findings if f.status == pair.status), default=0.0)
     error = error_of(pair)
-    return pair.is_required, SEVERITY.index(pair.status), excess, error or 0.0
+    return pair.is_required, _SEVERITIES[pair.status], excess, error or 0.0
 
 
 def _excess(value: float, limit: float) -> float:

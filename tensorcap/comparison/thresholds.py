@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -124,6 +125,11 @@ class KeyThresholds:
         return tuple(findings)
 
 
+@cache
+def _by_default(tolerance: Tolerance | None) -> KeyThresholds:
+    return KeyThresholds(tolerance, {})
+
+
 @dataclass(frozen=True, slots=True)
 class Thresholds:
     """All thresholds of a user; a later entry wins over an earlier one, and each over the default.
@@ -152,7 +158,9 @@ class Thresholds:
         return cls(default) if path is None else cls(default, tuple(_entries(Path(path))), Path(path))
 
     def limits_for(self, text: str) -> KeyThresholds:
-        """Return the thresholds of a key."""
+        """Return the thresholds of a key; those of all keys are one object, if there is no file."""
+        if not self.entries:
+            return _by_default(self.default)
         tolerance = self.default
         limits: dict[str, float] = {}
         for entry in self.entries:

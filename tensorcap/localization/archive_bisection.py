@@ -20,7 +20,7 @@ from tensorcap.comparison import (
 from tensorcap.runs import is_result
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import ReadError, UsageError
-from tensorcap_formats.open import Source, opened
+from tensorcap_formats.open import Source, opened_both
 from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
 
@@ -112,7 +112,7 @@ def bisect_archives(
         UsageError: There is no order of execution, or no result that both sides have.
         ReadError: An archive, or a tensor, cannot be read.
     """
-    with opened(reference) as original, opened(target) as own:
+    with opened_both(reference, target) as (original, own):
         trusted, tested = sides(original, own, mapping)
         if not trusted.is_ordered:
             raise UsageError(

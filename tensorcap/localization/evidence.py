@@ -23,6 +23,7 @@ from tensorcap.comparison import (
     called_sites,
     caller_of,
     is_circumstance,
+    rank_text,
     state_writer,
 )
 from tensorcap.diagnosis import Family
@@ -418,6 +419,7 @@ def _of_own_errors(module: str, own_errors: Sequence[OwnError], how: str) -> Evi
     reason = f"{_MADE[first.made]} {how}"
     if first.findings:
         reason += f": {max(first.findings, key=lambda f: SEVERITY.index(f.status)).text}"
+    reason = _with_ranks(reason, first.findings)
     keys = tuple(own.key for own in own_errors)
     return Evidence(module, keys, first.status, first.findings, first.error, first.ratio, reason)
 
@@ -439,7 +441,15 @@ def _is_clear(evidence: Evidence) -> bool:
 
 
 def _of_pair(module: str, pair: Pair, reason: str) -> Evidence:
-    return Evidence(module, (pair.key,), pair.status, pair.findings, None, None, reason)
+    return Evidence(
+        module, (pair.key,), pair.status, pair.findings, None, None, _with_ranks(reason, pair.findings)
+    )
+
+
+def _with_ranks(reason: str, findings: Sequence[Finding]) -> str:
+    """A reason with what findings say of ranks."""
+    ranks = rank_text(findings)
+    return reason if not ranks or ranks in reason else f"{reason.rstrip('.')}; {ranks}"
 
 
 def _excessive_gain(pair: Pair) -> Finding | None:

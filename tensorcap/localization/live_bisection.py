@@ -388,8 +388,8 @@ class _Search:
         if last >= 0:
             part = PartialArchive(self._source, [self._source.get(r.key) for r in self._results[: last + 1]])
             options["substitution"] = Substitution(part, outputs=("*/output*",))
-        capture_workload(self._workload, path, params=False, **options)
-        return path
+        run = capture_workload(self._workload, path, params=False, **options)
+        return run.path or path
 
 
 def _is_graftable(record: Record) -> bool:

@@ -16,7 +16,7 @@ from tensorcap.localization.suspect import Localization
 from tensorcap.rerun import is_compiled, open_run
 from tensorcap.wording import FEW
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.open import Source, opened
+from tensorcap_formats.open import Source, opened, opened_both
 from tensorcap_formats.progress import Progress, Silent
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def localize(
             if target_model is None:
                 raise UsageError("no target, expected its archive or a workload to inject into")
             target = open_run(stack, target_model, "running the target as it is", progress=progress)
-        trusted, tested = (stack.enter_context(opened(source)) for source in (reference, target))
+        trusted, tested = stack.enter_context(opened_both(reference, target))
         remarks: list[str] = []
         if is_compiled(trusted, tested):
             operations = gather_operation_evidence(

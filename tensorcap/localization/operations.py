@@ -25,7 +25,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.progress import Progress, Silent
-from tensorcap_formats.run_info import GraphNode
+from tensorcap_formats.run_info import ExportedNode
 
 if TYPE_CHECKING:
     from tensorcap.workload import Workload
@@ -169,7 +169,7 @@ def _operation(values: OperationValues, name: str, before: Sequence[str]) -> Ope
     )
 
 
-def _place(node: GraphNode) -> Place:
+def _place(node: ExportedNode) -> Place:
     return Place(node.node, node.op, node.module or "@root", node.file, node.line)
 
 

@@ -367,10 +367,9 @@ def _noise_notes(noise: Noise | None) -> Iterable[str]:
 def _with_open(
     localization: Localization, free: Comparison, sources: Sequence[EvidenceSource]
 ) -> Localization:
-    """Add what is wrong although no module is suspected of it."""
-    wrong = (
-        pair.key for pair in free.pairs if pair.is_required and not pair.is_green and pair.status != "suspect"
-    )
+    """Add what is wrong although no module is suspected of it: all for which the comparison is not green."""
+    wrong = [pair.key for pair in free.pairs if pair.is_required and not pair.is_green]
+    wrong += [difference.key for difference in free.value_differences if difference.is_red]
     unjudged = (key for source in sources for key in source.unjudged)
     keys = tuple(dict.fromkeys([*wrong, *unjudged]))
     if not keys:

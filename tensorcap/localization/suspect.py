@@ -218,8 +218,8 @@ class Localization:
         noise: How a second run of the target differs; None without one.
         own_errors: The error that each module makes itself, in execution order; none by archives.
         notes: What else a reader should know, as sentences.
-        open: Key texts of what is required, not green by more than growth, and no suspect answers for; none
-            if there are suspects.
+        open: Key texts of what is required and not green, or not judged, and no suspect answers for; none if
+            there are suspects.
         undone: Modules whose results differ and are undone by what is computed of them.
         is_incomplete: Whether a run ended early, or a replay or an injection that was asked for could not be
             made.

@@ -113,9 +113,9 @@ def _capture_parameters(model: Any, path: Path, stack: ExitStack) -> Archive | N
     listed = adapter_for(model).describe(model)["modules"]
     if not any(module.get("parameters") for module in listed):
         return None
-    with capture(model, path, params=True, only=_PARAMETERS):
+    with capture(model, path, params=True, only=_PARAMETERS) as run:
         pass
-    return stack.enter_context(open_archive(path))
+    return stack.enter_context(open_archive(run.path or path))
 
 
 def _free(archive: Archive, links: Iterable[Link], side: int) -> list[Record]:

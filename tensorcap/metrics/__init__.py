@@ -2,15 +2,16 @@
 
 Pairs of archived records go in, a `Difference` comes out. Read `difference` (the metrics, the tolerance),
 `operands` (rows and blocks) and `measurement` (the loop over pairs, which chooses an engine); then the
-engines: `numpy_engine`, and `compiled_engine` with `kernels`, `wide_kernels`, `kernel_loops`, `kernel_state`
-and `machine_code`. Both add up `totals` with `error_bins` and `scaled_sums`. `location`, `logits` and
-`expert_choices` are further passes, over `value_blocks`.
+engines: `numpy_engine`, and `compiled_engine` with `kernels`, `wide_kernels`, `kernel_loops`, `kernel_state`,
+`kernel_tasks` and `machine_code`. Both add up `totals` with `error_bins` and `scaled_sums`; small pairs are
+measured many at a time (`pair_batch`). `location`, `logits` and `expert_choices` are further passes, over
+`value_blocks`.
 """
 
 from tensorcap.metrics.difference import Difference, Nonfinite, Tolerance
 from tensorcap.metrics.error_bins import Histogram, quantiles
 from tensorcap.metrics.expert_choices import WIDEST, RoutingDifference, is_routing, routing_metrics
-from tensorcap.metrics.location import ErrorMap, Location, locate
+from tensorcap.metrics.location import ErrorMap, Location, error_along, locate
 from tensorcap.metrics.logits import (
     LogitDifference,
     agreement,
@@ -39,6 +40,7 @@ __all__ = [
     "Totals",
     "agreement",
     "are_logits",
+    "error_along",
     "exact_difference",
     "is_routing",
     "locate",

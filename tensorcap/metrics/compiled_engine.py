@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 import numpy as np
@@ -30,6 +30,8 @@ class EngineMemory:
 
     Attributes:
         address: Of the state, which begins on a cache line.
+        task: A table of one task.
+        task_address: Its address.
         integers: Counts, sums, maxima, places, spans, moments and bins of rows, as int64.
         floats: The same, as float64.
         errors: Tables of absolute errors of the narrow kernel.
@@ -38,9 +40,11 @@ class EngineMemory:
 
     def __init__(self) -> None:
         words = np.zeros(layout.WIDE_WORDS + _LINE_BYTES // 8, np.int64)
-        first = -_address(words) % _LINE_BYTES // 8
+        first = -address_of(words) % _LINE_BYTES // 8
         state = words[first : first + layout.WIDE_WORDS]
-        self.address = _address(state)
+        self.address = address_of(state)
+        self.task = np.zeros((1, layout.TASK_WORDS), np.int64)
+        self.task_address = address_of(self.task)
         self.integers = state[: layout.ERRORS]
         self.floats = self.integers.view(np.float64)
         tables = state[layout.ERRORS :].view(np.uint32)
@@ -106,14 +110,7 @@ class CompiledEngine:
         self._values: tuple[Number, Number] | None = None
         self._memory = EngineMemory() if memory is None else memory
         self._memory.clear(is_wide=self._is_wide)
-        tolerance = operands.tolerance
-        self._settings = (
-            operands.row,
-            tolerance.atol if tolerance else 0.0,
-            tolerance.rtol if tolerance else 0.0,
-            *_counted_format(operands.target.name, self._is_wide, operands.format is not None),
-            self._memory.address,
-        )
+        self._memory.task[0] = task_words(operands)
 
     @staticmethod
     def kernel(operands: Operands) -> Kernel | None:
@@ -132,15 +129,11 @@ class CompiledEngine:
             OutOfRangeError: The wide kernel does not measure them; all was in vain.
         """
         x, y = self._dtypes
-        self._feed(
-            _address(reference),
-            *_widening(x.name),
-            _address(target),
-            *_widening(y.name),
-            reference.size,
-            self._at,
-            *self._settings,
-        )
+        task = self._memory.task
+        task[0, layout.TASK_X] = address_of(reference)
+        task[0, layout.TASK_Y] = address_of(target)
+        task[0, layout.TASK_SIZE : layout.TASK_ROW] = reference.size, self._at
+        self._feed(self._memory.task_address, 1, self._memory.address, 0, 0, 0)
         if self._is_wide and self._memory.integers[layout.REFUSED]:
             raise OutOfRangeError
         if self._has_same_bits and reference.itemsize == 1:  # several bytes may be NaN
@@ -207,7 +200,7 @@ class CompiledEngine:
         return histogram_float32(self._memory.errors, zeros)
 
 
-def _address(array: Array) -> int:
+def address_of(array: Array) -> int:
     """As `array.ctypes.data`, in a tenth of the time."""
     address: int = array.__array_interface__["data"][0]
     return address
@@ -229,10 +222,28 @@ def _kernel(reference: str, target: str) -> Kernel | None:
     return "wide" if all(side.kind == "float" or side.name in layout.KINDS for side in sides) else None
 
 
+@lru_cache(maxsize=1024)
+def task_words(operands: Operands) -> Array:
+    """Return the words of a task that describe a pair, in whatever places its elements are."""
+    words = np.zeros(layout.TASK_WORDS, np.int64)
+    floats = words.view(np.float64)
+    words[layout.TASK_X + 1 : layout.TASK_Y] = _widening(operands.reference.name)
+    words[layout.TASK_Y + 1 : layout.TASK_SIZE] = _widening(operands.target.name)
+    words[layout.TASK_SIZE] = operands.size
+    words[layout.TASK_ROW] = operands.row
+    if operands.tolerance:
+        floats[layout.TASK_ATOL], floats[layout.TASK_RTOL] = operands.tolerance.atol, operands.tolerance.rtol
+    is_wide = CompiledEngine.kernel(operands) == "wide"
+    scale, shift, cap = _counted_format(operands.target.name, is_wide, operands.format is not None)
+    floats[layout.TASK_SCALE] = scale
+    words[layout.TASK_SHIFT], words[layout.TASK_CAP] = shift, cap
+    return words
+
+
 @cache
 def _widening(name: str) -> tuple[int, int]:
     """Return how a dtype is widened, and the address of its table."""
-    return layout.KINDS.get(name, layout.BY_TABLE), _address(_table(name))
+    return layout.KINDS.get(name, layout.BY_TABLE), address_of(_table(name))
 
 
 @cache

@@ -49,6 +49,18 @@ class Histogram(Sequence[tuple[int, int]]):
         (bins,) = (table != 0).nonzero()  # of bools, six times as fast as of integers
         return cls(bins + first, table[bins])
 
+    @classmethod
+    def split(cls, numbers: Array, counts: Array, ends: Sequence[int]) -> list[Histogram]:
+        """Take histograms that lie one after the other, each up to the end that is given."""
+        number_bytes, count_bytes = numbers.astype(_NUMBER).tobytes(), counts.astype(_COUNT).tobytes()
+        histograms, start = [], 0
+        for end in ends:
+            histogram = cls.__new__(cls)
+            histogram._packed = number_bytes[2 * start : 2 * end] + count_bytes[8 * start : 8 * end]
+            histograms.append(histogram)
+            start = end
+        return histograms
+
     def columns(self) -> tuple[list[int], list[int]]:
         """Return the numbers, and the counts."""
         size = len(self)
@@ -116,6 +128,11 @@ def histogram_float32(tables: Array, zeros: int) -> Histogram:
     return Histogram(_OF_FLOAT32[bins], counts[bins])
 
 
+def numbers_of_float32(bins: Array) -> Array:
+    """Return the numbers of bins that compiled code counts in: 0 for no error, else by a float32."""
+    return _OF_FLOAT32[bins]
+
+
 def add_rows(table: Array, errors: Array) -> None:
     """Count errors of rows, any float dtype and at least 0."""
     bins = errors.astype(np.float32).view(np.int32) >> ROW_SHIFT
@@ -143,6 +160,34 @@ def quantiles(errors: Histogram, permilles: Sequence[int]) -> list[float]:
 def row_quantiles(errors: Histogram, permilles: Sequence[int]) -> list[float]:
     """As `quantiles` for row errors, but the middles of the bins: within 2.3 %."""
     return [_ROW_MIDDLES[number] for number in _bins_at(errors, permilles)]
+
+
+def quantiles_of_each(numbers: Array, counts: Array, ends: Array, permilles: Sequence[int]) -> list[Array]:
+    """Return quantiles, as `quantiles` does, of histograms that lie one after the other (see `split`).
+
+    Args:
+        numbers: Of their bins, those of each in order.
+        counts: Of the errors in each bin, at least 1.
+        ends: Where each of them ends; one that is empty has a quantile without meaning.
+        permilles: As for `quantiles`.
+    """
+    return [_EDGES[bins] for bins in _bins_of_each(numbers, counts, ends, permilles)]
+
+
+def row_quantiles_of_each(
+    numbers: Array, counts: Array, ends: Array, permilles: Sequence[int]
+) -> list[Array]:
+    """As `quantiles_of_each` for row errors."""
+    return [_MIDDLES[bins] for bins in _bins_of_each(numbers, counts, ends, permilles)]
+
+
+def _bins_of_each(numbers: Array, counts: Array, ends: Array, permilles: Sequence[int]) -> Iterator[Array]:
+    sums = np.concatenate([[0], np.cumsum(counts)])
+    before, after = sums[np.concatenate([[0], ends[:-1]])], sums[ends]
+    bins = np.concatenate([numbers, [0]])  # the last is for an empty histogram at the end
+    for permille in permilles:
+        wanted = before + -(-(after - before) * permille // 1000)
+        yield bins[np.searchsorted(sums[1:], wanted)]
 
 
 def _bins_at(errors: Histogram, permilles: Sequence[int]) -> list[int]:
@@ -181,3 +226,5 @@ def _from_float32() -> Array:
 _OF_FLOAT32: Final = _from_float32()
 _UPPER_EDGES: Final = _upper_edges()
 _ROW_MIDDLES: Final = _row_middles()
+_EDGES: Final = np.array(_UPPER_EDGES)
+_MIDDLES: Final = np.array(_ROW_MIDDLES)

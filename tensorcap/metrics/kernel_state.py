@@ -1,6 +1,7 @@
 """Layout of the one array of words in which a compiled comparison keeps its state; kinds of elements.
 
-There are two kernels: the narrow one computes with float32 scratch, the wide one with float64.
+There are two kernels: the narrow one computes with float32 scratch, the wide one with float64. Either runs a
+table of tasks in one call.
 """
 
 from __future__ import annotations
@@ -88,3 +89,21 @@ ERROR: Final = 0
 RATIO: Final = 1
 OUTLIER: Final = 2
 MISMATCH: Final = 3  # a place alone
+
+# A task: elements of both sides that are added up, offsets in words; tolerance and scale are float64
+TASK_X: Final = 0  # address, kind, and address of the table of 256 values
+TASK_Y: Final = 3
+TASK_SIZE: Final = 6
+TASK_BASE: Final = 7  # number of the first element, which begins a block
+TASK_ROW: Final = 8
+TASK_ATOL: Final = 9
+TASK_RTOL: Final = 10
+TASK_SCALE: Final = 11  # and shift and cap of the format in which distances are counted
+TASK_SHIFT: Final = 12
+TASK_CAP: Final = 13
+TASK_WORDS: Final = 14
+
+# The result of a task that is a whole tensor: what comes before the tables, and how many bins are not empty
+RESULT_ERROR_BINS: Final = ERRORS
+RESULT_ROW_BINS: Final = ERRORS + 1
+RESULT_WORDS: Final = ERRORS + 2

@@ -70,6 +70,7 @@ from tensorcap.metrics.kernel_state import (
     OUTLIER,
     PLACES,
     RATIO,
+    RESULT_WORDS,
     RESULTS,
     RMS,
     ROW_BINS,
@@ -77,16 +78,28 @@ from tensorcap.metrics.kernel_state import (
     ROWS,
     SPANS,
     SUMS,
+    TASK_ATOL,
+    TASK_BASE,
+    TASK_CAP,
+    TASK_ROW,
+    TASK_RTOL,
+    TASK_SCALE,
+    TASK_SHIFT,
+    TASK_SIZE,
+    TASK_WORDS,
+    TASK_X,
+    TASK_Y,
     ULPS,
     UNEQUAL,
     UNLIKE,
-    WORDS,
+    WIDE_WORDS,
     ZERO_ROWS,
     ZEROS,
     ZEROS_HIT,
     X,
     Y,
 )
+from tensorcap.metrics.kernel_tasks import clear, take
 
 
 @intrinsic
@@ -258,24 +271,69 @@ def feed(
         at += m
 
 
-def _feed_addresses(
-    x, x_kind, x_table, y, y_kind, y_table, n, base, row, atol, rtol, scale, shift, cap, state
-):  # fmt: skip
+def _feed_task(task, numbers, state):
+    """Feed what a task describes; `numbers` are its words as float64."""
+    n = task[TASK_SIZE]
     feed(
-        carray(at_address(x), n * 4, np.uint8), x_kind, carray(at_address(x_table), 256, f32),
-        carray(at_address(y), n * 4, np.uint8), y_kind, carray(at_address(y_table), 256, f32),
-        n, base, row, atol, rtol, f32(scale), i32(shift), i32(cap), carray(at_address(state), WORDS, i64),
-    )  # fmt: skip
+        carray(at_address(task[TASK_X]), n * 4, np.uint8),
+        task[TASK_X + 1],
+        carray(at_address(task[TASK_X + 2]), 256, f32),
+        carray(at_address(task[TASK_Y]), n * 4, np.uint8),
+        task[TASK_Y + 1],
+        carray(at_address(task[TASK_Y + 2]), 256, f32),
+        n,
+        task[TASK_BASE],
+        task[TASK_ROW],
+        numbers[TASK_ATOL],
+        numbers[TASK_RTOL],
+        f32(numbers[TASK_SCALE]),
+        i32(task[TASK_SHIFT]),
+        i32(task[TASK_CAP]),
+        state,
+    )
 
 
-def compile_feed(feed_addresses: Callable[..., None] = _feed_addresses) -> tuple[str, str]:
-    """Compile `feed`, its arrays given as addresses; or another function of the same arguments.
+def compile_feed(
+    feed_task: Callable[..., None] = _feed_task,
+    *,
+    errors_at: int = ERRORS,
+    tables: int = 4,
+    table_bins: int = ERROR_BINS,
+) -> tuple[str, str]:
+    """Compile a function that feeds one task after the other, all things given as addresses.
+
+    Its arguments are a table of tasks, how many there are, a state, and room for the results of each, and for
+    the numbers and counts of their bins (see `kernel_tasks.take`). Without room for results the tasks are
+    added up in the state, else each of them is a tensor of its own, unless a kernel refuses it.
+
+    Args:
+        feed_task: Feeds one of them.
+        errors_at: Where the kernel has its tables of errors in the state.
+        tables: How many there are.
+        table_bins: How many bins each has.
 
     Returns:
         Name of the function, and a module in LLVM's language that holds it. It is called as numba calls its
         own: addresses of the result and of the exception, then the arguments; it gives 0 if all went well.
     """
-    signature = types.void(*[types.int64] * 9, *[types.float64] * 3, *[types.int64] * 3)
-    dispatcher = njit(signature, **OPTIONS)(feed_addresses)
+    feed_one = njit(**OPTIONS)(feed_task)
+
+    def feed_tasks(tasks, count, state, results, numbers, counts):
+        words = carray(at_address(tasks), (count, TASK_WORDS), i64)
+        floats = carray(at_address(tasks), (count, TASK_WORDS), f64)
+        memory = carray(at_address(state), WIDE_WORDS, i64)
+        rows = carray(at_address(results), (count, RESULT_WORDS), i64)
+        bins = carray(at_address(numbers), count * 2 * ROW_BINS, i64)
+        filled = carray(at_address(counts), count * 2 * ROW_BINS, i64)
+        at = 0
+        for i in range(count):
+            if results:
+                clear(memory, errors_at, tables, table_bins)
+            feed_one(words[i], floats[i], memory)
+            if results:
+                at = take(memory, errors_at, tables, table_bins, rows[i], bins, filled, at)
+
+    signature = types.void(*[types.int64] * 6)
+    dispatcher = njit(signature, **OPTIONS)(feed_tasks)
     result = dispatcher.overloads[dispatcher.signatures[0]]
     return result.fndesc.llvm_func_name, result.library.get_llvm_str()

@@ -118,14 +118,43 @@ def locate(
             f"{reference_record.key.text}: shapes {list(shape)} and {list(values_shape(target_record))} "
             "differ, expected equal ones"
         )
-    sums = _Sums(shape)
+    sums = _summed((reference, reference_record), (target, target_record), masks=masks, largest=largest)
+    return Location("mask mismatches" if masks else "squared error", sums.axes(), sums.map())
+
+
+def error_along(
+    reference: tuple[Archive, Record],
+    target: tuple[Archive, Record],
+    axis: int,
+    *,
+    masks: bool = False,
+) -> Array | None:
+    """Sum what `locate` sums by each index of one axis.
+
+    Args:
+        reference: The trusted tensor.
+        target: The tensor under test, of the same shape.
+        axis: The axis, from 0.
+        masks: As for `locate`.
+
+    Returns:
+        float64, one number for each index; None if the axis is too long.
+
+    Raises:
+        ReadError: One side cannot be read.
+    """
+    return _summed(reference, target, masks=masks, largest=None).along(axis)
+
+
+def _summed(
+    reference: tuple[Archive, Record], target: tuple[Archive, Record], *, masks: bool, largest: float | None
+) -> _Sums:
+    sums = _Sums(values_shape(reference[1]))
     weigh = _mask_mismatches if masks else _Squares(largest)
-    for start, ours, theirs in read_value_blocks(
-        (reference, reference_record), (target, target_record), sums.columns
-    ):
+    for start, ours, theirs in read_value_blocks(reference, target, sums.columns):
         with np.errstate(all="ignore"):  # an error may well exceed float64
             sums.add(start, weigh(ours, theirs))
-    return Location("mask mismatches" if masks else "squared error", sums.axes(), sums.map())
+    return sums
 
 
 class _Squares:
@@ -207,6 +236,10 @@ class _Sums:
         lines = np.arange(row, row + block.shape[0]) * height // self._rows
         tops = np.flatnonzero(np.diff(lines, prepend=-1))
         self._cells[np.ix_(lines[tops], places[firsts])] += np.add.reduceat(folded, tops, axis=0)
+
+    def along(self, axis: int) -> Array | None:
+        """Return the sums by index of one axis; None if they are sums of ranges."""
+        return self._axes[axis] if self._steps[axis] == 1 else None
 
     def axes(self) -> tuple[Axis, ...]:
         """Return the largest shares of each axis."""

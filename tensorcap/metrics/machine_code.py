@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tensorcap.metrics import kernel_state
 
@@ -30,12 +30,7 @@ if TYPE_CHECKING:
 
 Feed = Callable[..., None]
 Kernel = kernel_state.Kernel
-_ARGUMENTS: Final[tuple[Any, ...]] = (
-    *[ctypes.c_int64] * 9,
-    *[ctypes.c_double] * 3,
-    *[ctypes.c_int64] * 3,
-)
-_TYPES: Final = {ctypes.c_int64: "i64", ctypes.c_double: "double"}  # in LLVM's language
+_ARGUMENTS: Final = 6  # addresses and a count, 64 bits each
 _OF_NUMBA: Final = ("NRT_", "numba_")  # symbols that are there only once numba is imported
 # Named by code that never runs, since the kernels neither allocate nor raise.
 _UNUSED_SYMBOLS: Final = (
@@ -62,9 +57,9 @@ def is_kept(kernel: Kernel = "narrow") -> bool:
 
 @cache
 def load(kernel: Kernel = "narrow") -> Feed:
-    """Return the compiled `kernels.feed`, or `feed_wide`, which takes addresses and releases the GIL.
+    """Return the compiled `kernels.feed`, or `feed_wide`, which runs tasks and releases the GIL.
 
-    The arguments are those of `kernels.feed`, arrays given as addresses. Compiling is announced on stderr.
+    The arguments are those of the function of `kernels.compile_feed`. Compiling is announced on stderr.
     """
     path = _cache_path(kernel)
     content = _read(path)
@@ -85,6 +80,7 @@ def _cache_path(kernel: Kernel = "narrow") -> Path:
     for path in (
         Path(kernel_state.__file__).with_name("kernels.py"),
         Path(kernel_state.__file__).with_name("kernel_loops.py"),
+        Path(kernel_state.__file__).with_name("kernel_tasks.py"),
         Path(kernel_state.__file__).with_name("wide_kernels.py"),
         Path(kernel_state.__file__),
         Path(__file__),
@@ -175,7 +171,7 @@ def _check(name: str, module: llvm.ModuleRef) -> None:
     if name not in functions or functions[name].is_declaration:
         raise RuntimeError(f"numba's code has no function {name!r}")
     types = [str(argument.type) for argument in functions[name].arguments]
-    expected = [_TYPES[kind] for kind in _ARGUMENTS]
+    expected = ["i64"] * _ARGUMENTS
     if types[2:] != expected:
         raise RuntimeError(
             f"numba's function takes {', '.join(types)}, expected two addresses and {', '.join(expected)}"
@@ -202,11 +198,13 @@ def _linked(content: bytes) -> Feed:
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     address = engine.get_function_address(name.decode())
-    function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *_ARGUMENTS)(address)
+    function = ctypes.CFUNCTYPE(
+        ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * _ARGUMENTS
+    )(address)
     room = (ctypes.c_int64 * 8)()  # for a result and an exception that never come
     result, exception = ctypes.addressof(room), ctypes.addressof(room) + 32
 
-    def feed(*arguments: float) -> None:
+    def feed(*arguments: int) -> None:
         if engine is None or room is None or function(result, exception, *arguments):
             raise RuntimeError("compiled kernels: an exception was raised, expected none")
 

@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
@@ -16,7 +17,8 @@ from tensorcap.metrics.kernel_state import KERNELS, Kernel
 from tensorcap.metrics.numpy_engine import NumpyEngine
 from tensorcap.metrics.operands import Operands
 from tensorcap.metrics.totals import Totals
-from tensorcap_formats.archive import Archive
+from tensorcap_formats.archive import Archive, room_for
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.progress import Progress
 from tensorcap_formats.records import Record
@@ -33,6 +35,8 @@ _WORTH_LOADING_BYTES: Final = 64 * 1024 * 1024  # of both sides: below, numpy is
 _WORTH_COMPILING_BYTES: Final = 512 * 1024 * 1024  # of both sides, if there is no code yet
 _PAIR_BYTES: Final = 128 * 1024  # numpy takes as long to begin with a pair as for so many bytes
 _SMALL_BYTES: Final = 64 * 1024  # tensors below it are read faster by one thread than by two
+_TOGETHER_BYTES: Final = 1024 * 1024  # of either side: so many bytes of small tensors are measured together,
+_TOGETHER_PAIRS: Final = 1024  # and so many pairs
 
 
 EngineClass: TypeAlias = "type[NumpyEngine] | type[CompiledEngine]"
@@ -178,6 +182,24 @@ class _Work:
     error: OSError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Together:
+    """Small pairs that are measured together.
+
+    Attributes:
+        numbers: Numbers of the pairs.
+    """
+
+    numbers: Sequence[int]
+
+
+_Task: TypeAlias = _Together | tuple[_Work, Sequence[int]]
+
+
+class _NotTogetherError(Exception):
+    """Pairs have to be measured one by one."""
+
+
 class _Buffers:
     """Memory that one thread uses again and again: for a block of either side, and for a compiled engine."""
 
@@ -185,15 +207,26 @@ class _Buffers:
         self.sides = np.empty((2, _BUFFER_BYTES), np.uint8)
         self._compiled: EngineMemory | None = None
 
+    @cached_property
+    def whole_sides(self) -> Array:
+        """Room for many small tensors of either side."""
+        return np.empty((2, _TOGETHER_BYTES), np.uint8)
+
+    def compiled(self) -> EngineMemory:
+        """Return the memory of compiled engines, which belongs to one at a time."""
+        from tensorcap.metrics.compiled_engine import EngineMemory
+
+        if self._compiled is None:
+            self._compiled = EngineMemory()
+        return self._compiled
+
     def engine(self, kind: EngineClass, operands: Operands, start: int) -> NumpyEngine | CompiledEngine:
         """Return an engine, to which the memory belongs until the next one is asked for."""
         if kind is NumpyEngine:
             return NumpyEngine(operands, start)
-        from tensorcap.metrics.compiled_engine import CompiledEngine, EngineMemory
+        from tensorcap.metrics.compiled_engine import CompiledEngine
 
-        if self._compiled is None:
-            self._compiled = EngineMemory()
-        return CompiledEngine(operands, start, self._compiled)
+        return CompiledEngine(operands, start, self.compiled())
 
 
 class _Batch:
@@ -219,11 +252,12 @@ class _Batch:
     def results(self, threads: int) -> Iterator[Difference | OSError]:
         """Measure all pairs."""
         if threads == 1:
-            buffers = _Buffers()
-            for work, numbers in self._tasks:
-                self._measure_parts(work, numbers, buffers)
-                if work.number in self._finished:
-                    yield self._finished.pop(work.number)
+            buffers, number = _Buffers(), 0
+            for task in self._tasks:
+                self._do(task, buffers)
+                while number in self._finished:
+                    yield self._finished.pop(number)
+                    number += 1
             return
         workers = [threading.Thread(target=self._run, daemon=True) for _ in range(threads)]
         for worker in workers:
@@ -242,19 +276,38 @@ class _Batch:
             for worker in workers:
                 worker.join()
 
-    def _list_tasks(self) -> Iterator[tuple[_Work, Sequence[int]]]:
-        """List the tasks of threads: a part of a pair if parts can be read independently, else all of it."""
-        are_direct = all(archive.is_direct for archive in self._archives)
-        for number, operands in enumerate(self._operands):
-            cuts = _find_cuts(operands, self._engines[number].unit)
-            count = len(cuts) - 1
-            if count > 1 and are_direct:  # what is read in parts is not checked: another task reads all of it
-                count += len(self._archives)
-            work = _Work(number, cuts, [None] * count, count)
-            if are_direct:
-                yield from ((work, [part]) for part in range(count))
+    def _list_tasks(self) -> Iterator[_Task]:
+        """List the tasks of threads: pairs that are measured together, or what is done for one alone."""
+        together: list[int] = []
+        room = 0
+        for number, (operands, records) in enumerate(zip(self._operands, self._pairs, strict=True)):
+            nbytes = max(map(room_for, records))
+            is_small = 0 < nbytes <= _SMALL_BYTES and self._engines[number] is not NumpyEngine
+            if together and (
+                not is_small or room + nbytes > _TOGETHER_BYTES or len(together) == _TOGETHER_PAIRS
+            ):
+                yield _Together(together)
+                together, room = [], 0
+            if is_small:
+                together.append(number)
+                room += nbytes
             else:
-                yield work, range(count)
+                yield from self._list_parts(number, operands)
+        if together:
+            yield _Together(together)
+
+    def _list_parts(self, number: int, operands: Operands) -> Iterator[tuple[_Work, Sequence[int]]]:
+        """List tasks of one pair: a part of it if parts can be read independently, else all of it."""
+        are_direct = all(archive.is_direct for archive in self._archives)
+        cuts = _find_cuts(operands, self._engines[number].unit)
+        count = len(cuts) - 1
+        if count > 1 and are_direct:  # what is read in parts is not checked: another task reads all of it
+            count += len(self._archives)
+        work = _Work(number, cuts, [None] * count, count)
+        if are_direct:
+            yield from ((work, [part]) for part in range(count))
+        else:
+            yield work, range(count)
 
     def _run(self) -> None:
         buffers = _Buffers()
@@ -264,11 +317,61 @@ class _Batch:
                     task = next(self._tasks, None)
                 if task is None:
                     return
-                self._measure_parts(*task, buffers)
+                self._do(task, buffers)
         except BaseException as failure:
             with self._changed:
                 self._failure = failure
                 self._changed.notify_all()
+
+    def _do(self, task: _Task, buffers: _Buffers) -> None:
+        if not isinstance(task, _Together):
+            self._measure_parts(*task, buffers)
+            return
+        try:
+            results = self._measure_together(task.numbers, buffers)
+        except _NotTogetherError:
+            for number in task.numbers:
+                for work, parts in self._list_parts(number, self._operands[number]):
+                    self._measure_parts(work, parts, buffers)
+            return
+        with self._changed:
+            self._finished.update(results)
+            self._changed.notify_all()
+
+    def _measure_together(self, numbers: Sequence[int], buffers: _Buffers) -> dict[int, Difference]:
+        """Read small tensors of both sides, and measure those of the same dtypes by one call.
+
+        Raises:
+            _NotTogetherError: One cannot be read, or compiled code does not measure it.
+        """
+        from tensorcap.metrics.compiled_engine import CompiledEngine, OutOfRangeError
+        from tensorcap.metrics.pair_batch import measure_batch
+
+        groups: dict[tuple[str, str], list[int]] = {}
+        for place, number in enumerate(numbers):
+            trusted, tested = self._pairs[number]
+            groups.setdefault((trusted.dtype.name, tested.dtype.name), []).append(place)
+        results: dict[int, Difference] = {}
+        try:
+            places = [
+                archive.read_many([self._pairs[number][side] for number in numbers], buffer)
+                for side, (archive, buffer) in enumerate(
+                    zip(self._archives, buffers.whole_sides, strict=True)
+                )
+            ]
+            for group in groups.values():
+                members = [numbers[place] for place in group]
+                operands = [self._operands[number] for number in members]
+                reference, target = (
+                    (buffer, [side[place] for place in group])
+                    for buffer, side in zip(buffers.whole_sides, places, strict=True)
+                )
+                kernel = CompiledEngine.kernel(operands[0]) or "narrow"
+                differences = measure_batch(kernel, operands, reference, target, buffers.compiled())
+                results.update(zip(members, differences, strict=True))
+        except (OSError, OutOfRangeError):
+            raise _NotTogetherError from None
+        return results
 
     def _measure_parts(self, work: _Work, numbers: Sequence[int], buffers: _Buffers) -> None:
         """Measure some parts of a pair; the thread that measures the last one adds them up."""

@@ -192,26 +192,48 @@ class Totals:
             mask_index=index(self.mask_at),
             sentinels=self.sentinels,
             sentinels_lost=self.sentinels_lost,
-            mismatch_index=index(self._mismatch(operands.tolerance)),
+            mismatch_index=index(
+                mismatch_place(
+                    operands.tolerance,
+                    self.mismatches,
+                    (self.error.value, self.error.at),
+                    self.error_values,
+                    self.mismatch_at,
+                )
+            ),
         )
 
-    def _mismatch(self, tolerance: Tolerance | None) -> int | None:
-        """Place of an element above the tolerance: of the largest error if it is, else of the first."""
-        if tolerance is None or not self.mismatches:
-            return None
-        reference = self.error_values[0] if self.error_values else 0
-        modulus = math.hypot(reference.real, reference.imag)  # infinite, where abs() would fail
-        is_above = not self.error.value <= tolerance.atol + (
-            tolerance.rtol * modulus if tolerance.rtol else 0
-        )
-        return self.error.at if is_above and self.error.at is not None else self.mismatch_at
+
+def mismatch_place(
+    tolerance: Tolerance | None,
+    mismatches: int,
+    largest: tuple[int | float, int | None],
+    values: tuple[Number, Number] | None,
+    first: int | None,
+) -> int | None:
+    """Place of an element above the tolerance: of the largest error if it is, else of the first.
+
+    Args:
+        tolerance: The tolerance.
+        mismatches: How many elements are above it.
+        largest: The largest error, and its place.
+        values: Both values there.
+        first: Place of the first that is above.
+    """
+    if tolerance is None or not mismatches:
+        return None
+    error, at = largest
+    reference = values[0] if values else 0
+    modulus = math.hypot(reference.real, reference.imag)  # infinite, where abs() would fail
+    is_above = not error <= tolerance.atol + (tolerance.rtol * modulus if tolerance.rtol else 0)
+    return at if is_above and at is not None else first
 
 
-_ALL_FINITE: Final = Nonfinite()
+ALL_FINITE: Final = Nonfinite()
 
 
 def _nonfinite(counts: Sequence[int]) -> Nonfinite:
-    return Nonfinite(*counts) if any(counts) else _ALL_FINITE  # nearly always, of pairs by the thousand
+    return Nonfinite(*counts) if any(counts) else ALL_FINITE  # nearly always, of pairs by the thousand
 
 
 _COUNTS = (

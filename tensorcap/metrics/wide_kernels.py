@@ -62,12 +62,21 @@ from tensorcap.metrics.kernel_state import (
     SENTINELS_LOST,
     SPANS,
     SUMS,
+    TASK_ATOL,
+    TASK_BASE,
+    TASK_CAP,
+    TASK_ROW,
+    TASK_RTOL,
+    TASK_SCALE,
+    TASK_SHIFT,
+    TASK_SIZE,
+    TASK_X,
+    TASK_Y,
     ULPS,
     UNEQUAL,
     UNLIKE,
     WHOLE,
     WIDE_ERRORS,
-    WIDE_WORDS,
     WIDE_X,
     WIDE_Y,
     ZERO_ROWS,
@@ -494,16 +503,28 @@ def feed_wide(
         at += m
 
 
-def _feed_addresses(
-    x, x_kind, x_table, y, y_kind, y_table, n, base, row, atol, rtol, scale, shift, cap, state
-):  # fmt: skip
+def _feed_task(task, numbers, state):
+    """Feed what a task describes; `numbers` are its words as float64."""
+    n = task[TASK_SIZE]
     feed_wide(
-        carray(at_address(x), n * 8, np.uint8), x_kind, carray(at_address(x_table), 256, f32),
-        carray(at_address(y), n * 8, np.uint8), y_kind, carray(at_address(y_table), 256, f32),
-        n, base, row, atol, rtol, scale, shift, cap, carray(at_address(state), WIDE_WORDS, i64),
-    )  # fmt: skip
+        carray(at_address(task[TASK_X]), n * 8, np.uint8),
+        task[TASK_X + 1],
+        carray(at_address(task[TASK_X + 2]), 256, f32),
+        carray(at_address(task[TASK_Y]), n * 8, np.uint8),
+        task[TASK_Y + 1],
+        carray(at_address(task[TASK_Y + 2]), 256, f32),
+        n,
+        task[TASK_BASE],
+        task[TASK_ROW],
+        numbers[TASK_ATOL],
+        numbers[TASK_RTOL],
+        numbers[TASK_SCALE],
+        task[TASK_SHIFT],
+        task[TASK_CAP],
+        state,
+    )
 
 
 def compile_feed_wide() -> tuple[str, str]:
     """Compile `feed_wide`, as `kernels.compile_feed` compiles `feed`."""
-    return compile_feed(_feed_addresses)
+    return compile_feed(_feed_task, errors_at=WIDE_ERRORS, tables=2, table_bins=ROW_BINS)

@@ -2,13 +2,14 @@
 
 Calls and tensors of a running model go in, records and run metadata come out. Read `options` (what the user
 asks for) and `record_filter` (which records these keep), `point` (a site and its status), `recorder` (steps,
-calls, records) and `summary` (the outcome). `structure` lists the tensors of an argument, `plain_log` prints
+calls, records), `placement` (what the tensors of a rank are parts of) and `summary` (the outcome). `structure` lists the tensors of an argument, `plain_log` prints
 them; `probes`, `watch`, `source_rewrite` and `function_lookup` record values within code, and `substitution`
 replaces them by archived ones.
 """
 
 from tensorcap.recording.model_description import attribute_settings, is_setting, summarize_weight
 from tensorcap.recording.options import CaptureOptions, Level, parse_size, parse_steps
+from tensorcap.recording.placement import Placement
 from tensorcap.recording.plain_log import Logged, PlainLog
 from tensorcap.recording.point import Phase, Point
 from tensorcap.recording.probes import collect_probes, probe
@@ -30,6 +31,7 @@ __all__ = [
     "Logged",
     "NothingLeftError",
     "Phase",
+    "Placement",
     "PlainLog",
     "Point",
     "RecordFilter",

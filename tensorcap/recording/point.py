@@ -26,6 +26,7 @@ class Point:
         records: How many of its tensors were recorded.
         values: How many of its leaves that are no tensors were.
         lost: What could not be captured: by slot, the reason and how often.
+        fused: Those of the lost slots that a compiled program has no value of by its nature.
         note: A remark for the reader of the archive.
         kind: A module, or a place within a module's code.
     """
@@ -42,6 +43,7 @@ class Point:
     records: int = 0
     values: int = 0
     lost: dict[str, tuple[str, int]] = field(default_factory=dict)
+    fused: set[str] = field(default_factory=set)
     note: str = ""
     kind: Kind = "module"
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Final, NamedTuple, Protocol
 
+from tensorcap.recording.placement import Placement, PlacementLog
 from tensorcap.recording.point import Kind, Phase, Point
 from tensorcap.recording.record_filter import RecordFilter
 from tensorcap_formats.dtypes import Array, DType, decode
@@ -91,6 +92,7 @@ class Recorder:
         is_off: Whether nothing is recorded any more: in a forked process, whose parent writes the archive.
         inputs: Each tensor of integers that the model itself was called with, by key text: its shape, its
             dtype, and the SHA-256 of its values as little-endian int64.
+        placements: What tensors of this rank are parts of, in a run of several processes.
         facts: Run metadata that an adapter adds while the model runs.
         phases: The phase of each step by its number: `prefill`, `decode` or `forward`.
         stopped: The key at which the limit of bytes ended the recording, as a text; None if it did not.
@@ -117,6 +119,7 @@ class Recorder:
         self.is_paused = False
         self.is_off = False
         self.inputs: dict[str, dict[str, Any]] = {}
+        self.placements = PlacementLog()
         self.facts: dict[str, Any] = {}
         self.phases: dict[int, Phase] = {}
         self.unmatched: list[str] = []
@@ -393,6 +396,11 @@ class Recorder:
             ids = _sha256(bits.reshape(-1), dtype)
             self.inputs[key.text] = {"sha256": ids, "shape": list(shape), "dtype": dtype.name}
 
+    def place_tensor(self, call: Call, slot: str, placement: Placement) -> None:
+        """Note what a tensor that is recorded on this rank is a part of."""
+        with self._lock:
+            self.placements.add(call.key(slot).text, placement)
+
     def value(self, call: Call, slot: str, value: object, *, required: bool = False) -> None:
         """Record one leaf that is no tensor, which `wants` has accepted; arguments as for `tensor`."""
         if self.stopped is not None or self.failure is not None:
@@ -427,7 +435,14 @@ class Recorder:
         )
 
     def lose(
-        self, point: Point, slot: str, reason: str, *, call: Call | None = None, required: bool = False
+        self,
+        point: Point,
+        slot: str,
+        reason: str,
+        *,
+        call: Call | None = None,
+        required: bool = False,
+        fused: bool = False,
     ) -> None:
         """Note that something could not be captured, and why, if it was asked for.
 
@@ -437,6 +452,7 @@ class Recorder:
             reason: Why.
             call: The call, if `slot` names one tensor: globs for keys are then applied to it.
             required: Whether the loss is noted even if no filter asks for the tensor.
+            fused: Whether a compiled program has no such value, so that the capture is whole without it.
         """
         if self.is_off:  # in a forked process, whose copy of the lock may be held for ever
             return
@@ -448,6 +464,8 @@ class Recorder:
         slot = abbreviate(slot)
         with self._lock:
             point.lost[slot] = (abbreviate(reason, 300), point.lost.get(slot, ("", 0))[1] + 1)
+            if fused:
+                point.fused.add(slot)
 
 
 def _sha256(flat: Array, dtype: DType) -> str:

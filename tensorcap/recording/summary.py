@@ -33,6 +33,7 @@ class Summary:
         captured: Modules of which there are records.
         never_called: Modules that were asked for and never called, but for containers, which cannot be.
         not_capturable: Why something could not be captured, by site or `SITE/SLOT`.
+        fused: Why a compiled program has no value of an operation, by `SITE/SLOT`.
         unfinished: Counts of calls that did not return, or were not seen to, by site.
         excluded: Modules that were not asked for, or that the limits left out.
         ops: Count of the calls of ops of which there are records.
@@ -54,6 +55,7 @@ class Summary:
     captured: tuple[str, ...]
     never_called: tuple[str, ...]
     not_capturable: Mapping[str, str]
+    fused: Mapping[str, str]
     unfinished: Mapping[str, int]
     excluded: tuple[str, ...]
     ops: int
@@ -132,7 +134,8 @@ def summarise(
 ) -> Summary:
     """Sum up a capture that is over."""
     sites_by_status: dict[tuple[Kind, str], list[str]] = {}
-    not_capturable = {}
+    not_capturable: dict[str, str] = {}
+    fused: dict[str, str] = {}
     points = list(recorder.points.values())
     for point in points:
         if not (point.status == "never-called" and point.reason):
@@ -140,7 +143,9 @@ def summarise(
         for entry in point.describe():
             if entry["status"] == "not-capturable":
                 for slot in entry.get("slots", [""]):
-                    not_capturable[f"{point.site}/{slot}" if slot else point.site] = entry["reason"]
+                    is_fused = slot in point.fused or (not slot and point.fused >= point.lost.keys() > set())
+                    reasons = fused if is_fused else not_capturable
+                    reasons[f"{point.site}/{slot}" if slot else point.site] = entry["reason"]
 
     def sites(kind: Kind, status: str) -> tuple[str, ...]:
         return tuple(sites_by_status.get((kind, status), ()))
@@ -158,6 +163,7 @@ def summarise(
         captured=sites("module", "captured"),
         never_called=sites("module", "never-called"),
         not_capturable=not_capturable,
+        fused=fused,
         unfinished={point.site: point.unfinished for point in points if point.unfinished},
         excluded=sites("module", "excluded"),
         ops=sum(p.calls - p.left_out for p in points if p.kind == "op" and p.status == "captured"),

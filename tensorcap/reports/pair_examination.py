@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from tensorcap.comparison import Comparison, Examination, Pair, contents, worst
+from tensorcap.comparison import (
+    Comparison,
+    Examination,
+    Pair,
+    contents,
+    has_sync_points,
+    points_of,
+    worst,
+)
 from tensorcap.comparison.preflight import preflight
 from tensorcap.metrics import (
     WIDEST,
@@ -90,7 +99,7 @@ def examine(
         locations=_each(_to_locate(comparison, measured, where), find, notes),
         logits=_each(_logits(measured, logits, notes), compare_logits, notes),
         routing=_each([m for m in measured if _is_routing(m, routing)], compare_routing, notes),
-        notes=tuple(notes),
+        notes=(*notes, *_sync_points(comparison, reference, target)),
     )
 
 
@@ -155,3 +164,11 @@ def _each(
         except OSError as error:  # it was readable a moment ago: the rest of the report stands
             notes.append(f"{m.pair.key} could not be read again: {error}.")
     return results
+
+
+def _sync_points(comparison: Comparison, reference: Archive, target: Archive) -> Iterator[str]:
+    """How many operations of a compiled program were compared, and what lists them."""
+    if comparison.is_of_archives and has_sync_points(reference, target):
+        points = points_of(comparison, reference, target)
+        sides = " ".join(shlex.quote(str(side.path)) for side in (comparison.reference, comparison.target))
+        yield f"sync points: {points.summary}; tcap sync-points {sides} lists them."

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from tensorcap.alignment import MappedArchive, write_map
-from tensorcap.comparison import Comparison
+from tensorcap.comparison import Comparison, SyncPoints, has_sync_points, points_of
 from tensorcap.reports.error_plot import plot_errors
 from tensorcap.reports.layer_report import Layer, Spread, by_component, depth_of, layer_report, layers_of
+from tensorcap.reports.sync_points_text import sync_point_lines
 from tensorcap.reports.verification_text import layer_of, order_text, summarize_verification, summary_lines
 from tensorcap.runs import Tree
 from tensorcap.wording import printable
@@ -136,6 +137,8 @@ def write_files(
     verification = replace(verification, summary=summary)
     lines = "".join(f"{line}\n" for line in summary_lines(verification.summary))
     (folder / "summary.txt").write_text(lines, encoding="utf-8")
+    if has_sync_points(*free):
+        _write_sync_points(folder, points_of(verification.free, *free))
     used = free[1].alignment if isinstance(free[1], MappedArchive) else None
     if used is not None and used.entries:
         write_map(used, folder / MAP, title="The map by which the free runs were compared.")
@@ -146,6 +149,19 @@ def write_files(
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1)
     (folder / _MARK).write_text(text + "\n", encoding="utf-8")
     return verification
+
+
+def _write_sync_points(folder: Path, points: SyncPoints) -> None:
+    """Write the sync points of the free runs, as text and as JSON (SYN-40)."""
+
+    def written(name: str, text: str) -> None:
+        text = text.replace(f"{folder}{os.sep}", "")  # archives in the folder, by their names in it
+        (folder / name).write_text(text, encoding="utf-8")
+
+    lines = sync_point_lines(points, sort="operation", show_all=True)
+    written("sync-points.txt", "".join(f"{line.text}\n" for line in lines))
+    document = json.dumps(points.to_json(), ensure_ascii=False, allow_nan=False, indent=1)
+    written("sync-points.json", f"{document}\n")
 
 
 def _write_scenario(

@@ -109,7 +109,7 @@ def inject(
                 injectable = ("input",) * (inputs is not None or not outputs) + ("output",) * bool(outputs)
                 stage = "running the target as it is"
                 target = open_run(stack, target_model, stage, progress=progress, injectable=injectable)
-            tested = stack.enter_context(opened(target))
+            tested = stack.enter_context(opened(target, reference=trusted))
             if needs_mapping:
                 aligned = align(trusted, tested, mapping=mapping)
             else:
@@ -119,7 +119,7 @@ def inject(
             fed = None if rows is tested else rows
             source = with_finite_padding(source, rows)
         if leaves_misfits and target is not None:
-            left = {*left, *_misfits(source, stack.enter_context(opened(target)))}
+            left = {*left, *_misfits(source, stack.enter_context(opened(target, reference=trusted)))}
         substitution = Substitution(
             source, inputs=inputs, outputs=outputs, steps=steps, calls=calls, left=left, fed=fed
         )
@@ -157,8 +157,8 @@ def open_run(
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-"))
     path = Path(folder) / "run.h5"
     progress.stage(stage)
-    capture_workload(workload, path, **options)
-    return stack.enter_context(open_archive(path))
+    run = capture_workload(workload, path, **options)
+    return stack.enter_context(open_archive(run.path or path))
 
 
 def reverse(aligned: Aligned) -> ReversedArchive:

@@ -114,7 +114,7 @@ def _replay_forward(
     if target is None:
         free = run_open(target_model, "running the target as it is")
     else:
-        free = stack.enter_context(opened(target))
+        free = stack.enter_context(opened(target, reference=original))
     aligned = aligned_if_needed(original, free, mapping)
     source = original if aligned is None else reverse(aligned)
     _, fed = fed_in_common(original, free)

@@ -17,7 +17,7 @@ from tensorcap.rerun.operation_replay import OperationReplays
 from tensorcap.rerun.operation_values import OperationValues
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key
-from tensorcap_formats.run_info import GraphNode
+from tensorcap_formats.run_info import ExportedNode
 
 _NOT_COMPUTED: Final = ("dtype", "layout", "device", "pin_memory", "memory_format")
 _EPSILONS: Final = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.0)
@@ -65,7 +65,7 @@ def propose_operation_mistakes(
     yield from _other_inputs(context, replays, values, name, at)
 
 
-def _changes(node: GraphNode, theirs: GraphNode | None) -> Iterator[dict[str, Any]]:
+def _changes(node: ExportedNode, theirs: ExportedNode | None) -> Iterator[dict[str, Any]]:
     """Arguments by which the target's operation differs; where these are not known, usual ones."""
     if theirs is None:
         yield from _usual_changes(node, node.arguments)
@@ -83,7 +83,7 @@ def _changes(node: GraphNode, theirs: GraphNode | None) -> Iterator[dict[str, An
     yield from _usual_changes(node, computed)
 
 
-def _usual_changes(node: GraphNode, arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _usual_changes(node: ExportedNode, arguments: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if node.base == "gelu":
         yield {"approximate": "none" if arguments.get("approximate") == "tanh" else "tanh"}
     for name in ("eps", *(["other"] if node.base == "add" else [])):
@@ -96,7 +96,7 @@ def _usual_changes(node: GraphNode, arguments: Mapping[str, Any]) -> Iterator[di
         yield {"bias": None}
 
 
-def _kind_of(node: GraphNode, argument: str) -> tuple[str, str]:
+def _kind_of(node: ExportedNode, argument: str) -> tuple[str, str]:
     if argument in _KINDS:
         return _KINDS[argument]
     if argument == "other" and node.base == "add":
@@ -106,7 +106,7 @@ def _kind_of(node: GraphNode, argument: str) -> tuple[str, str]:
     return "setting-differs", f"The argument {argument} is another one."
 
 
-def _text(node: GraphNode, argument: str, value: Any) -> str:
+def _text(node: ExportedNode, argument: str, value: Any) -> str:
     if value is None:
         how = f"without {node.weights.get(argument, argument)}"
     else:
@@ -149,7 +149,7 @@ def _other_inputs(
         yield from _hypothesis(context, kind, text, made, hint, len(others))
 
 
-def _other_scales(context: PairContext, node: GraphNode) -> Iterator[Hypothesis]:
+def _other_scales(context: PairContext, node: ExportedNode) -> Iterator[Hypothesis]:
     """Propose that a weight was rounded to int8 with a scale for each slice, and given back with another."""
     weight = context.reference_values.astype(np.float64)
     target = context.target_values.astype(np.float64)

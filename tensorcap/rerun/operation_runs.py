@@ -15,7 +15,7 @@ from tensorcap.adapters.operation_graph import OperationGraph, Value
 from tensorcap.rerun.operation_values import OperationValues
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
-from tensorcap_formats.run_info import GraphNode
+from tensorcap_formats.run_info import ExportedNode
 
 _VIEWS: Final = frozenset(  # what hands elements on as they are
     {
@@ -26,7 +26,7 @@ _VIEWS: Final = frozenset(  # what hands elements on as they are
 )
 
 
-def is_view(node: GraphNode) -> bool:
+def is_view(node: ExportedNode) -> bool:
     """Whether an operation computes nothing and hands elements on."""
     return node.base in _VIEWS
 

@@ -15,7 +15,7 @@ from tensorcap_formats.view import ArchiveView
 
 def is_compiled(reference: Archive, target: Archive) -> bool:
     """Whether a target was compiled from a graph that the reference ran, so that operations correspond."""
-    return bool(reference.info.graph and target.info.operation_map)
+    return bool(reference.info.exported_nodes and target.info.operation_map)
 
 
 def operation_sides(values: OperationValues, elsewhere: Collection[str] = ()) -> tuple[Archive, Archive]:

@@ -16,7 +16,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import ROOT_SITE, Key, module_site
 from tensorcap_formats.records import Record
-from tensorcap_formats.run_info import GraphNode, MappedOperation
+from tensorcap_formats.run_info import ExportedNode, MappedOperation
 
 # Operations whose result has the elements of their first input in the same order
 _RESHAPES: Final = frozenset(
@@ -46,17 +46,17 @@ class OperationValues:
     def __init__(self, reference: Archive, target: Archive) -> None:
         self.reference, self.target = reference, target
         self.places = _places_of_nodes(reference)
-        self.nodes = {node.node: node for node in reference.info.graph}
+        self.nodes = {node.node: node for node in reference.info.exported_nodes}
         own = _by_node(target)
-        theirs = target.info.graph
+        theirs = target.info.exported_nodes
         known = {name for name, _ in own}
         if theirs:
-            self.names = pair_operations(reference.info.graph, theirs)
+            self.names = pair_operations(reference.info.exported_nodes, theirs)
         else:
             self.names = {name: name for name in self.nodes if name in known}
         self.records: dict[tuple[str, int], Record] = {}
         self.misfits: dict[str, str] = {}
-        shapes = _ReshapedShapes(reference.info.graph)
+        shapes = _ReshapedShapes(reference.info.exported_nodes)
         for node in self.nodes.values():
             for at, shape in enumerate(node.shapes):
                 record = own.get((self.names.get(node.node, ""), at))
@@ -66,7 +66,7 @@ class OperationValues:
 
     def _add(
         self,
-        node: GraphNode,
+        node: ExportedNode,
         at: int,
         record: Record,
         shape: Sequence[int],
@@ -97,7 +97,7 @@ class OperationValues:
         is_single = len(self.nodes[name].shapes) == 1
         return f"{self.places[name]}/{'output' if is_single else f'output.{at}'}"
 
-    def terms(self, node: GraphNode) -> int:
+    def terms(self, node: ExportedNode) -> int:
         """How many terms are summed for each element of a product; 1 of any other operation."""
         if node.base not in _PRODUCTS:
             return 1
@@ -115,10 +115,10 @@ class OperationValues:
         own = self.names.get(name)
         return next((row for row in self.target.info.operation_map if row.node == own), None)
 
-    def converted(self, name: str) -> GraphNode | None:
+    def converted(self, name: str) -> ExportedNode | None:
         """The node that the target was converted from; None if that is not known."""
         own = self.names.get(name)
-        return next((node for node in self.target.info.graph if node.node == own), None)
+        return next((node for node in self.target.info.exported_nodes if node.node == own), None)
 
 
 def results_of_model(archive: Archive) -> Sequence[Record]:
@@ -154,7 +154,7 @@ def _by_node(target: Archive) -> dict[tuple[str, int], Record]:
 class _ReshapedShapes:
     """The shapes that the elements of a node have in nodes that only reshape it, or that it reshapes."""
 
-    def __init__(self, nodes: Sequence[GraphNode]) -> None:
+    def __init__(self, nodes: Sequence[ExportedNode]) -> None:
         self._shapes: dict[str, set[tuple[int, ...]]] = {}
         for node in nodes:
             if len(node.shapes) != 1:

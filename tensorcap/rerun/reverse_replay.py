@@ -106,7 +106,7 @@ def replay_within(
     6. What the target lacks, or what cannot be judged, and the free runs explain, counts for nothing.
     """
     original = stack.enter_context(opened(reference))
-    tested = original if target is None else stack.enter_context(opened(target))
+    tested = original if target is None else stack.enter_context(opened(target, reference=original))
     precision = POLICY.precision_of_runs(original.info, tested.info, compute_dtype)
     if target is not None:
         trusted, tested = sides(original, tested, mapping)

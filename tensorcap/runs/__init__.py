@@ -8,12 +8,12 @@ modules), `tree` (the module tree, also as text), `window` (a part of a tensor: 
 
 from tensorcap.runs.archive_summary import ArchiveSummary
 from tensorcap.runs.calls import Call, Calls, calls_of, enclosing_sites, is_state
-from tensorcap.runs.graph import Graph, Node, Value
+from tensorcap.runs.graph import Graph, GraphEnds, Node, Value, View
 from tensorcap.runs.ops import FACTS, Ops, is_fact, ops_of, passed_in
 from tensorcap.runs.record_kinds import is_gradient, is_inner, is_parameter, is_result
 from tensorcap.runs.state_writers import StateWriters, is_handed_on
 from tensorcap.runs.tree import Shape, Tree, TreeNode, compressed, full, paths, ranges, shape_text, tree_lines
-from tensorcap.runs.views import ArrayArchive, PartialArchive, TensorArchive, find_tensor
+from tensorcap.runs.views import ArrayArchive, PartialArchive, TensorArchive, ViewRecords, find_tensor
 from tensorcap.runs.window import array_summary, parse_window, read_window, stored_summary, summary, write_npy
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Call",
     "Calls",
     "Graph",
+    "GraphEnds",
     "Node",
     "Ops",
     "PartialArchive",
@@ -32,6 +33,8 @@ __all__ = [
     "Tree",
     "TreeNode",
     "Value",
+    "View",
+    "ViewRecords",
     "array_summary",
     "calls_of",
     "compressed",

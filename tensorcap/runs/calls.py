@@ -100,6 +100,7 @@ class Calls:
         self._parents = {site for call in self.calls for site in enclosing_sites(call.site)}
         self._ends = _ends_of_blocks(archive.records)
         self._records = archive.records
+        self._own_depths: dict[str, int] = {}  # by key
 
     def class_of(self, site: str) -> str:
         """Return the class of the module that a site is or lies in, without its package; "" if not known."""
@@ -158,6 +159,12 @@ class Calls:
         return depths
 
     def _depth(self, record: Record) -> int:
+        depth = self._own_depths.get(record.key.text)
+        if depth is None:
+            depth = self._own_depths[record.key.text] = self._own_depth(record)
+        return depth
+
+    def _own_depth(self, record: Record) -> int:
         key = record.key
         if key.is_bare:
             number = _NUMBER.search(key.site)
@@ -166,8 +173,9 @@ class Calls:
         if not self._is_ordered:
             number = _BLOCK.search(site)
             return int(number[0]) + 1 if number else 0
-        forward = len(self._ends.get((key.rank, key.step, False), ())) if is_gradient(key) else 0
-        ends = self._ends.get((key.rank, key.step, is_gradient(key)), ())
+        is_backward = is_gradient(key)
+        forward = len(self._ends.get((key.rank, key.step, False), ())) if is_backward else 0
+        ends = self._ends.get((key.rank, key.step, is_backward), ())
         return forward + bisect_left(ends, record.order) + (_block_of(site) is not None)
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import DTYPES, Array, DType, decode
 from tensorcap_formats.errors import CorruptArchiveError, ReadError, TensorNotFoundError, no_such_tensor
 from tensorcap_formats.keys import Key, module_site
+from tensorcap_formats.records import Record
 
 _SLOT: Final = "op"  # the slot of the value with an op's facts
 
@@ -100,6 +102,33 @@ class Node:
             if value.name == name:
                 return value
         raise no_such_tensor(self.where, name, [value.name for value in self.inputs])
+
+
+@dataclass(frozen=True, slots=True)
+class GraphEnds:
+    """What goes into an exported graph and comes out of it (CAP-220).
+
+    Attributes:
+        inputs: The model's inputs, by the names of their nodes.
+        weights: Parameters, buffers and constants of the code, by their names in the model.
+        outputs: The nodes that the graph returns, with the slots of the model's result that they are in.
+    """
+
+    inputs: tuple[Value, ...] = ()
+    weights: tuple[Value, ...] = ()
+    outputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, archive: Archive) -> GraphEnds:
+        """Read them off the run's metadata; what is damaged counts as absent."""
+        entry = archive.run.get("graph")
+        graph = entry if isinstance(entry, Mapping) else {}
+        entries = graph.get("outputs")
+        outputs: dict[str, tuple[str, ...]] = {}
+        for output in entries if isinstance(entries, list) else ():
+            with suppress(KeyError, TypeError):
+                outputs[str(output["node"])] = tuple(map(str, output["slots"]))
+        return cls(_values_by_name(graph.get("inputs")), _values_by_name(graph.get("weights")), outputs)
 
 
 @dataclass(slots=True)
@@ -203,16 +232,46 @@ class Graph:
             if stored is None or stored.key == value:
                 return self.archive.load(self.archive.get(value))
             value = stored
-        if value.note:
-            raise TensorNotFoundError(f"{self.archive.path}: {value.name!r} has no values: {value.note}")
         if value.number is not None:
             return np.asarray(value.number)
-        if value.view is None and value.key in self._outputs and value.key is not None:
-            return self.read(value.key)
-        record = self.archive.get(value.key if value.key is not None else self._parameter(value))
-        if value.view is None:
-            return self.archive.load(record)
-        return decode(_strided(self.archive.read(record), value.view, record.key.text), value.view.dtype)
+        record, view = self.source(value)
+        return decode(self.elements(value), record.dtype if view is None else view.dtype)
+
+    def output(self, key: str) -> Value:
+        """Return the output of an op that a key names, stored or not.
+
+        Raises:
+            TensorNotFoundError: There is none.
+        """
+        if key not in self._outputs:
+            raise no_such_tensor(str(self.archive.path), key, self._outputs)
+        return self._outputs[key]
+
+    def elements(self, value: Value) -> Array:
+        """Read the stored elements of an op's input or output, in its own shape.
+
+        Raises:
+            TensorNotFoundError: Its values are not in the archive.
+            CorruptArchiveError: A view reaches outside of the tensor that it is a view of.
+            ReadError: The bytes cannot be read.
+        """
+        record, view = self.source(value)
+        stored = self.archive.read(record)
+        return stored if view is None else _strided(stored, view, record.key.text)
+
+    def source(self, value: Value) -> tuple[Record, View | None]:
+        """Find the record with the values of an op's input or output, and how they are a view of it.
+
+        Raises:
+            TensorNotFoundError: Its values are not in the archive.
+        """
+        if value.note:
+            raise TensorNotFoundError(f"{self.archive.path}: {value.name!r} has no values: {value.note}")
+        stored = self._outputs.get(value.key) if value.view is None and value.key is not None else None
+        if stored is not None and stored.key != value.key:
+            return self.source(stored)
+        key = value.key if value.key is not None else self._parameter(value)
+        return self.archive.get(key), value.view
 
     def _parameter(self, value: Value) -> str:
         """Return the key of the record of a parameter or a buffer."""
@@ -230,6 +289,14 @@ class Graph:
         raise TensorNotFoundError(
             f"{self.archive.path}: holds no parameter {name!r}", hint="Capture with --params."
         )
+
+
+def _values_by_name(entry: object) -> tuple[Value, ...]:
+    values = []
+    for name, reference in entry.items() if isinstance(entry, Mapping) else ():
+        with suppress(KeyError, TypeError, ValueError, AttributeError):
+            values.append(_value(name, reference))
+    return tuple(values)
 
 
 def _node(where: str, facts: Mapping[str, Any]) -> Node:
@@ -272,6 +339,8 @@ def _value(name: str, entry: Mapping[str, Any]) -> Value:
         if len(shape) != len(strides):
             raise ValueError(f"{name!r} has {len(shape)} axes and {len(strides)} strides")
         view = View(shape, strides, _whole_numbers([entry["offset"]])[0], DTYPES[entry["dtype"]])
+    if not isinstance(entry.get("parameter", ""), str):
+        raise ValueError(f"{name!r} refers to a parameter {entry['parameter']!r}")
     key = keys[0] if keys else None
     return Value(name, key, parameter=entry.get("parameter"), writes=int(entry.get("writes", 0)), view=view)
 

@@ -1,8 +1,9 @@
-"""Archives made of another one: some of its records, or one tensor that it stores only as a view."""
+"""Archives made of another one: some of its records, or tensors that it stores only as views."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 
 import numpy as np
 
@@ -66,6 +67,49 @@ class ArrayArchive(ArchiveView):
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         out[:] = self._arrays[record.key.text][start : start + out.size]
+
+
+class ViewRecords(ArchiveView):
+    """A run with some of the views that its ops returned, which it does not store, as records."""
+
+    def __init__(self, run: Archive, graph: Graph, views: Mapping[str, Record]) -> None:
+        """Add the records.
+
+        Args:
+            run: The run; the caller closes it.
+            graph: Its ops.
+            views: The record of each view, by its key text.
+        """
+        self._graph = graph
+        self._views = views
+        records = sorted((*run.records, *views.values()), key=lambda record: record.order)
+        sources = {record.key.text: (record,) for record in run.records}
+        super().__init__(run, records, sources, is_direct=run.is_direct)
+
+    @classmethod
+    def of(cls, run: Archive, texts: Iterable[str]) -> Archive:
+        """The run itself, if none of the keys is of a view that can be read."""
+        graph = Graph.of(run)
+        orders = {f"{node.where}/{value.name}": node.order for node in graph.nodes for value in node.outputs}
+        views = {}
+        for text in texts:
+            if text in run or text not in orders:
+                continue
+            with suppress(TensorNotFoundError):
+                source, view = graph.source(graph.output(text))
+                dtype, shape = (source.dtype, source.shape) if view is None else (view.dtype, view.shape)
+                views[text] = Record(
+                    Key.parse(text), dtype, shape, orders[text], "", None, stored=source.stored, row=0
+                )
+        return cls(run, graph, views) if views else run
+
+    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+        text = record.key.text
+        if text not in self._views:
+            super()._read_flat(record, start, out)
+            return
+        (elements,) = self._computed(text, lambda: [self._graph.elements(self._graph.output(text))])
+        out[:] = elements[start : start + out.size]
 
 
 def find_tensor(archive: Archive, name: str) -> Archive:

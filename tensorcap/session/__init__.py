@@ -1,10 +1,12 @@
 """A capture under way: a model or a workload goes in, an archive and a summary come out.
 
 Read `capture_session` (`capture`, `capture_workload`), `program` (the first model that a block or a script
-calls), and `recipe` (how a workload is built from a path and options, or again from an archive).
+calls), `recipe` (how a workload is built from a path and options, or again from an archive), and
+`intermediates` (an exported program, run and saved for another debugger).
 """
 
 from tensorcap.session.capture_session import Capture, capture, capture_workload
+from tensorcap.session.intermediates import save_intermediates
 from tensorcap.session.program import Called, ScriptRun, calls_text, capture_called
 from tensorcap.session.recipe import INPUT_OPTIONS, Recipe, parse_setting
 
@@ -19,4 +21,5 @@ __all__ = [
     "capture_called",
     "capture_workload",
     "parse_setting",
+    "save_intermediates",
 ]

@@ -27,10 +27,12 @@ from tensorcap.recording import (
     Tally,
     summarise,
 )
+from tensorcap.session.process_rank import process_rank
 from tensorcap.wording import counted
 from tensorcap.workload import class_name, describe_process, now, redact
 from tensorcap_formats.errors import CaptureError, TensorcapError, UsageError
 from tensorcap_formats.keys import module_site
+from tensorcap_formats.ranks import rank_path
 from tensorcap_formats.writing import Writer
 
 if TYPE_CHECKING:
@@ -86,7 +88,8 @@ def capture(
     Args:
         model: A torch module, or a model of another framework that has an adapter.
         path: Where to put the archive: `.h5`, `.zarr` or `.safetensors`; an archive that is there is
-            replaced when the capture is complete. None counts and writes nothing.
+            replaced when the capture is complete. None counts and writes nothing. Each of several processes
+            that run one model together writes its own, `NAME.rankN.h5`; see `tcap merge`.
         only: Globs of what to record, all if empty. One without `/` is for sites (`*.mlp`), any other
             for whole keys (`0/*/output`). A glob that nothing is captured of leads to a warning.
         exclude: Globs of what not to record; they win over `only`.
@@ -190,13 +193,14 @@ class Capture:
         progress: Progress | None = None,
         warns: bool = True,
     ) -> None:
-        self.path = None if path is None else Path(path)
+        self._adapter: Adapter = adapter_for(model)
+        self._rank = process_rank(self._adapter)
+        self.path = None if path is None else self._own_path(Path(path))
         self.summary: Summary | None = None
         self.tally = Tally()
         self.log = log
         self.substitution = substitution
         self._model = model
-        self._adapter: Adapter = adapter_for(model)
         self._options = options
         self._filter = RecordFilter(options)
         self._run = dict(run or {})
@@ -250,6 +254,8 @@ class Capture:
             described = self._adapter.describe(self._model, digests=digests)
             self._metadata = {**described, **describe_process(), **self._run}
             self._metadata["scope"] = self._options.describe()
+            if self._rank is not None:
+                self._metadata["ranks"] = {"count": self._rank.count, "rank": self._rank.rank}
             self._started_seconds = time.perf_counter()
             if self.path is not None:
                 self._writer = Writer(
@@ -277,6 +283,10 @@ class Capture:
                 raise
             self._hooks = hooks.pop_all()
         return self
+
+    def _own_path(self, path: Path) -> Path:
+        """The path of this process's archive: several that run one model have each its own."""
+        return path if self._rank is None else rank_path(path, self._rank.rank)
 
     def _stage_text(self) -> str:
         """What runs, for the progress."""
@@ -379,6 +389,8 @@ class Capture:
             outcome["threaded_sites"] = list(recorder.threaded)
         if self.substitution is not None:
             outcome["injected"] = self.substitution.describe()
+        if self._rank is not None:
+            outcome["ranks"] = {**self._metadata["ranks"], "tensors": recorder.placements.describe()}
         if recorder.stopped is not None:
             outcome["stopped"] = {"at": recorder.stopped, "max_bytes": self._options.max_bytes}
         return outcome

@@ -18,10 +18,12 @@ from typing import Any, Final, TextIO
 from tensorcap.adapters import CalledRoot, adapter_named
 from tensorcap.recording import CaptureOptions, PlainLog
 from tensorcap.session.capture_session import Capture, capture
+from tensorcap.session.process_rank import process_rank
 from tensorcap.wording import counted, some
-from tensorcap.workload import FRAMEWORKS, MODEL_MODULES, Script, as_main, compile_script, replace_attribute
+from tensorcap.workload import MODEL_MODULES, Script, as_main, compile_script, replace_attribute
 from tensorcap_formats.errors import CaptureError, TensorcapError, abbreviate, did_you_mean, missing_package
 from tensorcap_formats.progress import Progress
+from tensorcap_formats.ranks import rank_path
 from tensorcap_formats.writing import Writer
 
 
@@ -223,14 +225,16 @@ class ScriptRun:
             # between its calls are ops of other models, and modes of the script
             options = replace(options, ops_in=("*",))
         if self._path is not None:
-            Writer(self._path, container=options.container).abandon(discard=True)
+            rank = process_rank()
+            path = self._path if rank is None else rank_path(self._path, rank.rank)
+            Writer(path, container=options.container).abandon(discard=True)
         return options
 
     def _frameworks(self) -> tuple[str, ...]:
         """The frameworks whose models are looked for."""
         if self._framework is not None:
             return (self._framework,)
-        return tuple(name for name in FRAMEWORKS if _is_installed(name)) or ("torch",)
+        return tuple(name for name in MODEL_MODULES if _is_installed(name)) or ("torch",)
 
     def _look_out(self, framework: str, stack: ExitStack) -> None:
         """Look for models of a framework, now that it is imported."""

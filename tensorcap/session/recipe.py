@@ -25,7 +25,7 @@ class Recipe:
     """How to build a workload: the path and options of the command line, which an archive keeps.
 
     Attributes:
-        path: `file.py:function`, or a folder or id of a Hugging Face model.
+        path: `file.py:function`, a folder or id of a Hugging Face model, or a file of a framework's own.
         options: The options, by their Python names.
         framework: The framework of the model; None for torch, or for a function, whose result shows it.
     """
@@ -36,9 +36,11 @@ class Recipe:
 
     @property
     def kind(self) -> str:
-        """`function` or `huggingface`."""
+        """`function`; `huggingface`; or `file`, of a framework other than torch."""
         file, _, function = self.path.rpartition(":")
-        return "function" if file.endswith(".py") and function.isidentifier() else "huggingface"
+        if file.endswith(".py") and function.isidentifier():
+            return "function"
+        return "huggingface" if self.framework in (None, "torch") else "file"
 
     @classmethod
     def of(cls, archive: Archive) -> Recipe:
@@ -67,7 +69,7 @@ class Recipe:
 
     def describe(self) -> dict[str, Any]:
         """The entry `workload` of the run's metadata."""
-        options = {k: redact(v) if isinstance(v, str) else v for k, v in self.options.items()}
+        options = {name: _redacted(value) for name, value in self.options.items()}
         return {"kind": self.kind, "path": redact(self.path), "options": options}
 
     def build(self, inputs: Mapping[str, StoredInput] | None = None) -> Workload:
@@ -79,11 +81,6 @@ class Recipe:
         Raises:
             UsageError: The path or an option is wrong.
         """
-        if self.kind == "huggingface" and self.framework not in (None, "torch"):
-            raise UsageError(
-                f"{abbreviate(self.path)}: a model of {self.framework}: expected FILE.py:FUNCTION",
-                hint="The function returns tensorcap.Workload(model, inputs).",
-            )
         expected = self._seeded_adapter()
         options = dict(self.options)
         seed, perturbation = options.pop("seed", 0), options.pop("perturb", None)
@@ -93,8 +90,10 @@ class Recipe:
             from tensorcap.adapters.huggingface.workload_builder import build
 
             workload = build(self.path, options, inputs)
+        elif self.kind == "file":
+            workload = adapter_named(self.framework or "").load(self.path, options, inputs, seed=seed)
         else:
-            workload = self._call_function(expected, options, inputs)
+            workload = self._call_function(expected, options, inputs, seed)
         adapter = adapter_for(workload.model)
         if perturbation is not None:
             workload = adapter.perturb(workload, perturbation)
@@ -107,7 +106,7 @@ class Recipe:
         Raises:
             UsageError: The path or an option is wrong.
         """
-        if self.kind == "function":
+        if self.kind != "huggingface":
             model = self.build().model
             return adapter_for(model).describe(model)
         from tensorcap.adapters.huggingface.workload_builder import build_without_weights
@@ -129,9 +128,15 @@ class Recipe:
             return None
 
     def _call_function(
-        self, expected: Adapter | None, options: dict[str, Any], inputs: Mapping[str, StoredInput] | None
+        self,
+        expected: Adapter | None,
+        options: dict[str, Any],
+        inputs: Mapping[str, StoredInput] | None,
+        seed: int,
     ) -> Workload:
         dtype, device = options.pop("dtype", None), options.pop("device", None)
+        own = () if expected is None else expected.settings
+        settings = {name: options.pop(name) for name in own if name in options}
         make = _load_function(self.path)
         parameters = inspect.signature(make).parameters
         for name in options:
@@ -149,6 +154,8 @@ class Recipe:
                 f"{self.path}: returned a {type(workload).__name__}, expected a tensorcap.Workload",
                 hint="Return tensorcap.Workload(model, inputs).",
             )
+        if expected is not None:
+            workload = expected.adopt(workload, settings, seed=seed)
         return adapter_for(workload.model).prepare(
             workload, dtype=None if takes_dtype else dtype, input_dtype=dtype, device=device, inputs=inputs
         )
@@ -170,6 +177,12 @@ def _load_function(path: str) -> Callable[..., Any]:
         )
     function: Callable[..., Any] = member
     return function
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, str):
+        return redact(value)
+    return [_redacted(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _adapter_of(parameter: inspect.Parameter, expected: Adapter | None) -> Adapter:

@@ -21,6 +21,8 @@ HIDDEN: Final = "[hidden]"
 
 PACKAGES: Final = (
     "accelerate",
+    "coreai-core",
+    "coreai-torch",
     "diffusers",
     "max",
     "numpy",

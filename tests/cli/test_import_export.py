@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+import tensorcap
+from tensorcap.session import capture_workload
 from tensorcap_formats.dtypes import DTYPES, bits_of, dtype_of
 from tensorcap_formats.foreign import MAX_DTYPE_CODES
 from tensorcap_formats.keys import Key
@@ -298,3 +301,68 @@ def test_a_missing_torch_is_reported_in_one_line(
     error = tcap("export", "x.h5", "out", "--format", "torch", status=2).stderr
     assert error.startswith("Error: writing .pt files needs the package 'torch', which is not installed\n")
     assert not (folder / "out").exists()
+
+
+class Net(torch.nn.Module):
+    """A linear layer, in two parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(3, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """(2, 3) to twice (2, 2)."""
+        first, second = self.up(x).split(2, -1)
+        return first, second
+
+
+def captured(folder: Path, **options: Any) -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own programs
+        capture_workload(
+            tensorcap.Workload(Net(), {"x": torch.from_numpy(X)}),
+            folder / "ref.h5",
+            level="export",
+            **options,
+        )
+
+
+@pytest.mark.spec("AIM-42", "AIM-43", "AIM-44", "AIM-47")
+def test_a_captured_graph_becomes_a_folder_of_intermediates(tcap: Tcap, folder: Path) -> None:
+    captured(folder, params=True)
+    output = tcap("export", "ref.h5", "ref.aimodelintermediates").output
+    assert output == "ref.aimodelintermediates: 8 values of the graph, 184 B\n"
+    entries = json.loads((folder / "ref.aimodelintermediates/metadata.json").read_text())
+    assert [*entries["inputs"], *entries["outputs"], *entries["intermediates"]] == [
+        *("x", "getitem", "getitem_1", "up_weight", "up_bias", "linear", "split", "split.1")
+    ]
+    assert "No divergence.\n" in tcap("compare", "ref.h5", "ref.aimodelintermediates").output
+    assert "No divergence.\n" in tcap("compare", "ref.aimodelintermediates", "ref.h5").output
+    some = json.loads(
+        tcap("export", "ref.h5", "y.aimodelintermediates", "--only", "*:linear", "--json").stdout
+    )
+    assert some == {"path": "y.aimodelintermediates", "values": 1, "bytes": 32, "left_out": {}}
+
+
+@pytest.mark.spec("AIM-44", "AIM-45")
+def test_what_a_folder_of_intermediates_lacks_is_told(tcap: Tcap, folder: Path, write: Write) -> None:
+    captured(folder)
+    result = tcap("export", "ref.h5", "ref.aimodelintermediates")
+    assert result.stdout == "ref.aimodelintermediates: 6 values of the graph, 120 B\n"
+    assert result.stderr.endswith(
+        "note: 2 values left out: weights, or views of them: "
+        "the capture did not record parameters (--params)\n"
+    )
+    error = tcap("export", "ref.h5", "ref.aimodelintermediates", status=1).stderr
+    assert error.startswith("Error: ref.aimodelintermediates: is there already, expected a new folder\n")
+    write("x.h5", {"0/a/output": X})
+    error = tcap("export", "x.h5", "x.aimodelintermediates", status=2).stderr
+    assert error == (
+        "Error: x.h5: holds no nodes of an exported graph, expected a capture at level export\n"
+        "Hint: Capture the model with: tcap capture torch MODEL --coreai -o ARCHIVE\n"
+    )
+    assert (
+        "Missing option '--format', or a DIR that ends in" in tcap("export", "x.h5", "out", status=2).stderr
+    )
+    assert sorted(path.name for path in folder.iterdir()) == ["ref.aimodelintermediates", "ref.h5", "x.h5"]

@@ -21,6 +21,7 @@ SAID_BY_COMMAND = {
     "--force",
     "--format",
     "--from",
+    "--inputs",
     "--json",
     "--level",
     "--metric",
@@ -59,6 +60,7 @@ def test_an_option_has_one_kind_of_value_and_one_help_text() -> None:
         metavars[name].add(kind)
         helps[name].add(option.help)
     assert metavars.pop("--output") == {"ARCHIVE", "FILE", "DIR"}
+    assert metavars.pop("--inputs") == {"FILE", "[NAME=]FILE"}
     assert metavars.pop("--slice") == {"SLICE", "[GLOB=]SLICE"}
     assert {name: kinds for name, kinds in metavars.items() if len(kinds) > 1} == {}
     assert {name for name, texts in helps.items() if len(texts) > 1} == SAID_BY_COMMAND
@@ -89,6 +91,7 @@ def test_options_of_a_run_stand_at_the_end(tcap: Callable[..., Result]) -> None:
 
 def test_commands_that_refuse_to_repeat_a_run_do_not_offer_it() -> None:
     assert {command for command, name, _ in options() if name == "--like"} == {
+        "capture coreai",
         "capture max",
         "capture torch",
         "inject",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import zarr
 
+from tensorcap_formats.dtypes import DTYPES
 from tests.support.archives import write_archive
 from tests.support.floats import bfloat16
 
@@ -172,3 +173,14 @@ def test_a_remark_is_shown_with_the_tensor(tcap: Callable[..., Any], folder: Pat
     array = zarr.create_array(folder / "x.zarr", shape=(4,), chunks=(2,), dtype="f4")
     array[:2] = 1
     assert "  1 of 2 chunks are missing; the fill value was read\n" in tcap("show", "x.zarr", "x").stdout
+
+
+def test_two_values_in_a_byte_are_told_beside_the_one_shape(
+    write: Callable[..., Path], tcap: Callable[..., Any]
+) -> None:
+    codes = np.array([[0x21, 0x43]], np.uint8)  # e2m1: 1 is 0.5, 2 is 1, 3 is 1.5, 4 is 2; low half first
+    write("a.h5", {"0/w/output": (codes, DTYPES["float4_e2m1fn_x2"])})
+    lines = tcap("show", "a.h5", "0/w/output").stdout.splitlines()
+    assert lines[1].startswith("  float4_e2m1fn_x2 [1, 2], 2 B")
+    assert lines[2] == "  2 values in an element: [1, 4] values"
+    assert lines[-1].split() == ["[[0.5,", "1,", "1.5,", "2]]"]

@@ -23,9 +23,7 @@ from tests.support.archives import new_archive
 from tests.support.progress import RecordedProgress
 
 MakeArchive = Callable[..., Any]
-ARGUMENTS = ", ".join(
-    ["i64"] * 9 + ["double"] * 3 + ["i64"] * 3
-)  # of the compiled kernel, in LLVM's language
+ARGUMENTS = ", ".join(["i64"] * 6)  # of the compiled kernel, in LLVM's language
 
 
 @pytest.fixture(params=["numpy", "numba"])

@@ -337,6 +337,27 @@ def test_attention_settings_precision_and_versions_are_told(look: Look) -> None:
     ]
 
 
+@pytest.mark.spec("PRE-110")
+@pytest.mark.parametrize(
+    ("name", "ours", "theirs", "explains"),
+    [
+        pytest.param("function", "main", "decode", True, id="function"),
+        pytest.param("precision", "fp32", "fp16", False, id="precision"),
+        pytest.param("mode", "debug", "release", False, id="mode"),
+        pytest.param("device_target", "host", "phone", False, id="device target"),
+        pytest.param("compute_units", "cpu", "gpu", False, id="compute units"),
+        pytest.param("inputs", {"x": "zeros"}, {"x": "ones"}, False, id="inputs"),
+    ],
+)
+def test_how_a_program_was_run_is_told_side_by_side(
+    name: str, ours: object, theirs: object, explains: bool, look: Look
+) -> None:
+    kept = {"settings": {name: ours, "entry_of_its_own": 1}}, {"settings": {name: theirs, "lacking": 2}}
+    item = only(look(*({"framework": framework} for framework in kept)), "settings")
+    sides = ("x: zeros", "x: ones") if name == "inputs" else (ours, theirs)
+    assert (item.name, item.reference, item.target, item.explains) == (name, *sides, explains)
+
+
 def test_damaged_metadata_are_no_error(look: Look) -> None:
     damaged = {
         "modules": ["x", {"path": 3, "parameters": 4, "buffers": []}],

@@ -9,7 +9,7 @@ import pytest
 
 from tensorcap_formats.run_info import (
     ErrorInfo,
-    GraphNode,
+    ExportedNode,
     InjectedSlot,
     InjectionInfo,
     MappedOperation,
@@ -86,7 +86,7 @@ RUN: dict[str, Any] = {
     "notes": ["one", "two"],
     "control": [{"slot": "output", "identical": True}],
     "duration_seconds": 1.5,
-    "graph": [
+    "exported_nodes": [
         {
             "node": "mm_1",
             "op": "aten.mm.default",
@@ -184,8 +184,8 @@ PARSED: dict[str, Any] = {
         MappedOperation("mm_1", "up", 1, "coreai.matmul", 7, (5, 7), 2, "net.py", 12),
         MappedOperation("add", op="coreai.add"),
     ),
-    "graph": (
-        GraphNode(
+    "exported_nodes": (
+        ExportedNode(
             node="mm_1",
             op="aten.mm.default",
             module="up",

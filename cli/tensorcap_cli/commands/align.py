@@ -63,7 +63,7 @@ def command(
     """
     from tensorcap.alignment import align
     from tensorcap_cli.text.alignment import print_aligned
-    from tensorcap_formats.open import open_archive
+    from tensorcap_formats.open import opened_both
 
     if mapping is None and by == "none":
         raise click.UsageError("--by none computes nothing, expected --map.")
@@ -71,7 +71,7 @@ def command(
         raise click.UsageError(f"--by {by} looks at no names, expected no --rules.")
     if output is not None and not force and Path(output).exists():
         raise click.UsageError(f"-o {output}: is there already; replace it with --force.")
-    with open_archive(reference) as trusted, open_archive(target) as tested:
+    with opened_both(reference, target) as (trusted, tested):
         with spinner("aligning"):
             aligned = align(
                 trusted, tested, mapping=mapping, rules=rules, by=cast('By | Literal["none"]', by)

@@ -152,5 +152,5 @@ def _reference_ops(trusted: Archive, path: Path, sites: tuple[str, ...]) -> Path
     from tensorcap.workload import archived_inputs
 
     workload = Recipe.of(trusted).build(archived_inputs(trusted))
-    capture_workload(workload, path, level="op", ops_in=sites)
-    return path
+    run = capture_workload(workload, path, level="op", ops_in=sites)
+    return run.path or path

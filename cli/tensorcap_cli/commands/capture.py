@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tensorcap_cli.commands.capture_script import script_command
 from tensorcap_cli.options.recording import (
+    coreai_option,
+    intermediates_beside,
     recording_arguments,
     recording_options,
+    recording_options_of_assets,
     recording_options_of_graphs,
 )
-from tensorcap_cli.options.run import function_options, like_option, make_recipe, run_options
+from tensorcap_cli.options.run import (
+    asset_options,
+    function_options,
+    like_option,
+    make_recipe,
+    run_options,
+)
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.options.time_limit import time_limit_option
 from tensorcap_cli.text.capture import print_outcome
+from tensorcap_cli.text.graph_dump import graph_dump_lines
 from tensorcap_cli.text.progress import capture_progress
+
+if TYPE_CHECKING:
+    from tensorcap_formats.run_info import ScopeInfo
 
 
 @click.group("capture", short_help="Run a model and keep the inputs and outputs of every module.")
@@ -27,6 +41,7 @@ def command() -> None:
     \b
         tcap capture torch MODEL --prompt "Hello" -o ref.h5
         tcap capture max port.py:target -o tgt.h5
+        tcap capture coreai net.aimodel --inputs inputs.npz -o tgt.h5
         tcap capture script -o ref.h5 -- generate.py --prompt "Hello"
 
     Modules find the block; --level op, --watch and --grads open it. --steps, --sample, --slice and
@@ -42,6 +57,7 @@ command.add_command(script_command)
 @command.command("torch", cls=Command)
 @click.argument("model", metavar="[MODEL]", required=False)
 @recording_options
+@coreai_option
 @like_option
 @run_options
 def torch_command(
@@ -74,6 +90,11 @@ def torch_command(
     \b
         tcap capture torch MODEL --prompt "The sky is" --max-new-tokens 20 --steps 0,5- -o ref.h5
         tcap capture torch --like ref.h5 --dtype bfloat16 --teacher-forced ref.h5 -o tgt.h5
+
+    A reference for a conversion to Core AI, and ref.aimodelintermediates beside it for Apple's debugger:
+
+    \b
+        tcap capture torch MODEL --prompt "The sky is" --coreai -o ref.h5
 
     A log for diff, and no archive:
 
@@ -131,22 +152,109 @@ def max_command(
     _capture("max", function, like, options, as_json=as_json)
 
 
-def _capture(
-    framework: str, model: str | None, like: str | None, options: dict[str, Any], *, as_json: bool
+@command.command("coreai", cls=Command)
+@click.argument("model", metavar="[MODEL]", required=False)
+@click.option(
+    "--from",
+    "source",
+    metavar="FILE",
+    help="Convert what FILE.py:FUNCTION returns, a torch module or an exported program; the same as MODEL.",
+)
+@click.option(
+    "--keep", metavar="DIR", type=click.Path(), help="Keep the asset of a conversion, as NAME.aimodel."
+)
+@recording_options_of_assets
+@like_option
+@asset_options
+@time_limit_option
+def coreai_command(
+    model: str | None,
+    *,
+    source: str | None,
+    keep: str | None,
+    like: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
+    """Capture one run of MODEL, an asset NAME.aimodel of Apple's Core AI, or FILE.py:FUNCTION to convert.
+
+    The function returns tensorcap.Workload(model, inputs) with a torch module, an exported program or a
+    tensorcap.CoreAIModel. The output of each operation is recorded under the name of the node of the
+    decomposed graph that it computes, in its module: a reference with the same names is captured by
+    tcap capture torch --level export --coreai.
+
+    \b
+        tcap capture coreai net.aimodel --inputs inputs.npz -o tgt.h5
+        tcap capture coreai net.aimodel --inputs random --inputs mask=ones --seed 1 -o tgt.h5
+        tcap capture coreai --from port.py:module --precision fp16 --keep net.aimodel -o fp16.h5
+        tcap capture coreai net.aimodel --like ref.h5 -o tgt.h5
+        tcap compare ref.h5 tgt.h5
+
+    --like takes the inputs of an archive; without MODEL it repeats its run, with the settings given here.
+    Random integers are 0 or 1. Of an asset converted in release mode only inputs and outputs are known.
+    An operation that is fused with others has no value, and is listed with what it was fused with.
+
+    Exit status: as for tcap capture torch.
+    """
+    from tensorcap_formats.errors import UsageError
+
+    if model is not None and source is not None:
+        raise UsageError(f"MODEL {model} and --from {source} are both what is run, expected one")
+    _capture("coreai", model or source, like, options, as_json=as_json, keep=keep)
+
+
+def _capture(
+    framework: str,
+    model: str | None,
+    like: str | None,
+    options: dict[str, Any],
+    *,
+    as_json: bool,
+    keep: str | None = None,
+) -> None:
+    """Run a model and print what came of it.
+
+    Args:
+        framework: The framework that runs it.
+        model: A path as `Recipe` takes it, or None for that of the archive.
+        like: The archive whose run is repeated, or None.
+        options: The options of the run and of what is recorded.
+        as_json: Whether the outcome is printed as JSON.
+        keep: Where a conversion is kept, of a framework that converts models; or None.
+    """
+    from tensorcap.adapters import export_graph
     from tensorcap.session import capture_workload
     from tensorcap_formats.open import open_archive
 
+    folder = intermediates_beside(options)
     with ExitStack() as files:
         before = None if like is None else files.enter_context(open_archive(like))
         kept = None if before is None else before.info.scope
+        if kept is not None and framework == "coreai":
+            kept = _outermost(kept)
         recording = recording_arguments(options, kept, as_json=as_json)
         recipe, inputs = make_recipe(model, before, options, framework=framework)
+    if framework == "coreai":  # also a torch model of an archive, which is converted
+        recipe = replace(recipe, framework=framework)
     workload = recipe.build(inputs)
+    if keep is not None:
+        workload.model.check_path(keep)
     with capture_progress(is_live="log" not in recording) as progress:
         capture = capture_workload(
             workload, run={"workload": recipe.describe()}, progress=progress, **recording
         )
+    if keep is not None:
+        workload.model.save(keep)
     status = print_outcome(capture, as_json=as_json)
+    if folder is not None:
+        with open_archive(recording["path"]) as archive:
+            click.echo("\n".join(graph_dump_lines(export_graph(archive, folder))), err=True)
     if status:
         click.get_current_context().exit(status)
+
+
+def _outermost(kept: ScopeInfo) -> ScopeInfo:
+    """What a run recorded, without what only code that runs as it is written can give."""
+    return replace(
+        kept, level="", decompositions="", ops_in=(), watch=(), grads=False, params=False, eager=False
+    )

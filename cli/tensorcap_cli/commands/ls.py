@@ -10,8 +10,10 @@ from tensorcap.wording import one_line
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.archive import headline, record_json, skipped_line
+from tensorcap_cli.text.asset import list_asset
 from tensorcap_cli.text.output import DASH, number_text, print_json, print_table, size_text
 from tensorcap_cli.text.progress import byte_bar
+from tensorcap_cli.text.ranks import RankTexts
 
 if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive
@@ -38,17 +40,29 @@ def command(archive: str, globs: tuple[str, ...], *, sort: str, stats: bool, as_
     """List the tensors of ARCHIVE whose keys match one of the GLOBs, or all.
 
     A glob without a slash is held against the site, any other against the whole key STEP/SITE/SLOT. Quote
-    it, or the shell may take it for file names.
+    it, or the shell may take it for file names. Of a run of several ranks the last column is how each tensor
+    is put together of theirs, or was: see tcap merge. Of a Core AI asset, .aimodel, the operations are
+    listed, with the torch nodes whose values they hold and that they were made of, modules and lines (needs
+    its packages).
 
     \b
         tcap ls ref.h5
         tcap ls ref.h5 '*.mlp' '0/*/input*' --sort max
         tcap ls model.safetensors --stats
+        tcap ls model.aimodel
 
     Exit status: 0 listed, 2 wrong usage or a glob that matches nothing, 3 ARCHIVE cannot be read.
     """
+    from tensorcap_formats.foreign import is_asset
     from tensorcap_formats.open import open_archive
 
+    if is_asset(archive):
+        if globs or stats or sort != "order":
+            raise click.UsageError(
+                "A Core AI asset has operations and no tensors: globs, --sort and --stats are of those."
+            )
+        list_asset(archive, as_json=as_json)
+        return
     with open_archive(archive) as opened:
         records = opened.select(globs)
         known = [record.statistics for record in records]
@@ -71,19 +85,19 @@ def command(archive: str, globs: tuple[str, ...], *, sort: str, stats: bool, as_
 
 
 def _print_rows(archive: Archive, rows: list[tuple[Record, Statistics | None]]) -> None:
-    """Print the table, with a column for the code if there are ops."""
+    """Print the table, with a column for the code if there are ops, and for merge rules if there are ranks."""
     from tensorcap.runs import ops_of
 
-    ops = ops_of(archive)
-    places = [ops.source(record.key.where) if ops else "" for record, _ in rows]
-    has_places = any(places)
+    ops, ranks = ops_of(archive), RankTexts(archive)
+    further = {
+        "code": [one_line(ops.source(record.key.where)) if ops else "" for record, _ in rows],
+        "rule": [ranks.rule(record) if ranks else "" for record, _ in rows],
+    }
+    further = {name: cells for name, cells in further.items() if any(cells)}
     print_table(
-        (*_HEADERS, "code") if has_places else _HEADERS,
-        [
-            (*_cells(*row), one_line(place)) if has_places else _cells(*row)
-            for row, place in zip(rows, places, strict=True)
-        ],
-        left=(0, 1, 2, len(_HEADERS)),
+        (*_HEADERS, *further),
+        [(*_cells(*row), *cells) for row, *cells in zip(rows, *further.values(), strict=True)],
+        left=(0, 1, 2, *range(len(_HEADERS), len(_HEADERS) + len(further))),
     )
 
 
@@ -134,6 +148,7 @@ def _cells(record: Record, statistics: Statistics | None) -> tuple[str, ...]:
 
 
 def _as_json(archive: Archive, rows: list[tuple[Record, Statistics | None]]) -> dict[str, Any]:
+    ranks = RankTexts(archive)
     return {
         "path": str(archive.path),
         "container": archive.container,
@@ -141,5 +156,5 @@ def _as_json(archive: Archive, rows: list[tuple[Record, Statistics | None]]) -> 
         "is_ordered": archive.is_ordered,
         "is_complete": archive.is_complete,
         "skipped": archive.skipped,
-        "records": [record_json(archive, record, statistics) for record, statistics in rows],
+        "records": [record_json(archive, record, statistics, ranks) for record, statistics in rows],
     }

@@ -12,8 +12,10 @@ from tensorcap.wording import one_line
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.archive import headline, record_json, skipped_line
+from tensorcap_cli.text.asset import show_asset
 from tensorcap_cli.text.op import place_lines
 from tensorcap_cli.text.output import DASH, number_text, print_json, size_text, split_key
+from tensorcap_cli.text.ranks import RankTexts
 
 if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive
@@ -80,6 +82,7 @@ def command(
         tcap show ref.h5
         tcap show ref.h5 model.layers.0.mlp --slice '[0, :, 5:8]'
         tcap show ref.h5::0/model.norm/output --npy norm.npy
+        tcap show model.aimodel
 
     Values that numpy has no type for (bfloat16, float8, float4) are written as float32. A slice of a tensor
     with two values a byte counts bytes.
@@ -87,6 +90,7 @@ def command(
     Exit status: 0 shown, 1 FILE could not be written, 2 wrong usage or no such tensor, 3 ARCHIVE cannot be
     read.
     """
+    from tensorcap_formats.foreign import is_asset
     from tensorcap_formats.open import open_archive
 
     path, named_key = split_key(archive)
@@ -94,6 +98,9 @@ def command(
     request = _Request(index, npy, force, as_json)
     if key is None and (index is not None or npy is not None):
         raise click.UsageError("--slice and --npy need a KEY.")
+    if key is None and is_asset(path):
+        show_asset(path, as_json=as_json)
+        return
     with open_archive(path) as opened:
         if key is None:
             _show_run(opened, as_json)
@@ -127,6 +134,7 @@ def _describe_run(archive: Archive) -> list[tuple[str, str]]:
     lines = [(name, _join(run[name])) for name in _LINES if run.get(name) not in (None, "", {}, [])]
     if info.duration_seconds is not None:
         lines.append(("duration", f"{info.duration_seconds:.3g} s"))
+    lines += RankTexts(archive).run_lines()
     if info.modules:
         lines.append(("modules", f"{len(info.modules)} in the tree"))
     return lines
@@ -182,7 +190,8 @@ def _write(archive: Archive, record: Record, path: str, window: Any, force: bool
 def _as_json(archive: Archive, record: Record, index: str | None, values: Any) -> dict[str, Any]:
     from tensorcap_formats.json_values import json_value
 
-    members = {"path": str(archive.path), **record_json(archive, record, archive.statistics(record))}
+    described = record_json(archive, record, archive.statistics(record), RankTexts(archive))
+    members = {"path": str(archive.path), **described}
     return members if index is None else {**members, "slice": index, "values": json_value(values)}
 
 
@@ -193,7 +202,10 @@ def _print_tensor(archive: Archive, holder: Archive, record: Record, index: str 
     place = f"number {record.order} in execution order" if archive.is_ordered else "execution order unknown"
     click.echo(record.key.text)
     click.echo(f"  {record.dtype.name} {list(record.shape)}, {size_text(record.nbytes)}, {place}")
-    for line in place_lines(archive, record):
+    if record.dtype.packed > 1 and record.shape:
+        shape = [*record.shape[:-1], record.shape[-1] * record.dtype.packed]
+        click.echo(f"  {record.dtype.packed} values in an element: {shape} values")
+    for line in (*place_lines(archive, record), *RankTexts(archive).lines(record)):
         click.echo(f"  {line}")
     statistics = holder.statistics(record)
     names = ("minimum", "maximum", "mean", "l2", "nan", "posinf", "neginf", "zeros")

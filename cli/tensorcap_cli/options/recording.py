@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -85,6 +87,11 @@ _WHAT_ELSE: Final = (
     ),
 )
 
+coreai_option: Final = click.option(
+    "--coreai",
+    is_flag=True,
+    help="At level export, in the operators that Core AI's converter takes; and a folder for its debugger.",
+)
 inner_option: Final = click.option(
     "--inner",
     is_flag=True,
@@ -95,6 +102,22 @@ inner_option: Final = click.option(
 recording_options: Final = with_options(*_WHICH, *_WITHIN, *_WHAT_ELSE)
 # What a compiled graph can follow, whose modules cannot be looked into
 recording_options_of_graphs: Final = with_options(*_WHICH, inner_option, *_WHAT_ELSE)
+recording_options_of_assets: Final = with_options(*_WHICH, *_WHAT_ELSE)
+
+
+def intermediates_beside(options: Mapping[str, Any]) -> Path | None:
+    """The folder that --coreai writes beside the archive; None if it writes none.
+
+    Raises:
+        WriteError: Something is there already.
+    """
+    if not options.get("coreai") or options["output"] is None:
+        return None
+    from tensorcap_formats.foreign import INTERMEDIATES_SUFFIX, refuse_intermediates
+
+    folder = Path(options["output"]).with_suffix(INTERMEDIATES_SUFFIX)
+    refuse_intermediates(folder)
+    return folder
 
 
 def recording_arguments(
@@ -120,6 +143,8 @@ def recording_arguments(
     if path is not None and is_dry_run:
         raise UsageError("--dry-run writes nothing, expected no -o")
     before = kept or ScopeInfo()
+    if options.pop("coreai", False):
+        before = _of_coreai(options, before)
     if options.get("level") == "module":
         before = replace(before, ops_in=())  # there are no ops any more that it could be of
     arguments: dict[str, Any] = {"path": path}
@@ -136,6 +161,8 @@ def recording_arguments(
         if value is not None:
             arguments[name] = value
     arguments |= {name: options.pop(name) for name in ("stats_only", "fsync")}
+    if before.decompositions and arguments.get("level") == "export":
+        arguments["decompositions"] = before.decompositions
     form, globs = options.pop("log_form"), options.pop("log_globs")
     if form is None:
         if globs:
@@ -144,3 +171,19 @@ def recording_arguments(
     if as_json:
         raise UsageError("--print and --json exclude each other: both write to standard output")
     return {**arguments, "log": PlainLog(sys.stdout, form, globs)}
+
+
+def _of_coreai(options: dict[str, Any], before: ScopeInfo) -> ScopeInfo:
+    """What --coreai records, for the options that are absent: the exported graph, with its weights.
+
+    Raises:
+        UsageError: An option leaves the folder without values.
+    """
+    from tensorcap_formats.errors import UsageError
+
+    if options["level"] not in (None, "export"):
+        raise UsageError(f"--coreai is of exported graphs, expected no --level {options['level']}")
+    for name, option in (("stats_only", "--stats-only"), ("slices", "--slice")):
+        if options[name]:
+            raise UsageError(f"--coreai writes a folder of whole tensors, expected no {option}")
+    return replace(before, level="export", decompositions="coreai", params=True, slices=(), ops_in=())

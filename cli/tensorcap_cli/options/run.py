@@ -28,6 +28,9 @@ config_option: Final = run_option(
 trust_option: Final = run_option(
     "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."
 )
+_SEED: Final = run_option(
+    "--seed", type=int, metavar="SEED", help="Of the random generators before the run; 0 by default."
+)
 _OF_FUNCTIONS: Final = (
     run_option(
         "--dtype",
@@ -35,9 +38,7 @@ _OF_FUNCTIONS: Final = (
         help="Precision of weights and inputs, such as bfloat16; buffers stay unrounded.",
     ),
     layers_option,
-    run_option(
-        "--seed", type=int, metavar="SEED", help="Of the random generators before the run; 0 by default."
-    ),
+    _SEED,
 )
 like_option: Final = run_option(
     "--like",
@@ -77,6 +78,29 @@ run_options: Final = with_options(
         help="Change the inputs, or embedded tokens, by the epsilon of a dtype.",
     ),
     trust_option,
+)
+asset_options: Final = with_options(  # how an asset is run, and made
+    run_option(
+        "--inputs",
+        metavar="[NAME=]FILE",
+        multiple=True,
+        help="zeros, ones, random or a file of tensors named as the inputs; with NAME= for that input alone.",
+    ),
+    run_option(
+        "--precision", type=click.Choice(["fp32", "fp16"]), help="In which a torch module is converted."
+    ),
+    run_option(
+        "--mode",
+        type=click.Choice(["debug", "release"]),
+        help="Of a conversion: release keeps no names, modules and lines of operations.",
+    ),
+    run_option("--function", metavar="NAME", help="The function of the asset that is run; by default main."),
+    run_option(
+        "--device-target", metavar="DEVICE", help="Where it runs; on Linux only host, which is this machine."
+    ),
+    run_option("--compute-units", metavar="UNITS", help="For macOS only; on Linux there is no choice."),
+    layers_option,
+    _SEED,
 )
 reference_model_option: Final = click.option(
     "--reference-model",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tensorcap.wording import counted, one_line
 from tensorcap_cli.text.output import class_text, size_text
+from tensorcap_cli.text.ranks import RankTexts
 
 if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive
@@ -61,7 +62,9 @@ def skipped_line(archive: Archive) -> str:
     return f"{count} not read: {some}"
 
 
-def record_json(archive: Archive, record: Record, statistics: Statistics | None) -> dict[str, Any]:
+def record_json(
+    archive: Archive, record: Record, statistics: Statistics | None, ranks: RankTexts
+) -> dict[str, Any]:
     """What `ls` and `show` say of a record as JSON."""
     from tensorcap_formats.json_values import json_value
 
@@ -75,4 +78,5 @@ def record_json(archive: Archive, record: Record, statistics: Statistics | None)
         "stored": record.stored,
         "remark": archive.remark(record),
         "statistics": json_value(statistics),
+        **({"rule": ranks.as_json(record)} if ranks else {}),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -68,11 +68,8 @@ def _lines(summary: Summary) -> Iterator[str]:
         yield f"within them: {', '.join(within)} captured"
     if 0 < len(summary.never_called) <= _FEW:
         yield f"never called: {', '.join(summary.never_called)}"
-    reasons: dict[str, list[str]] = {}
-    for place, reason in summary.not_capturable.items():
-        reasons.setdefault(reason, []).append(place)
-    for reason, places in reasons.items():
-        yield f"not capturable, {reason}: {some(places, _FEW)}"
+    yield from _reasons(summary.not_capturable, "not capturable, ")
+    yield from _reasons(summary.fused)
     if summary.unfinished:
         counts = [f"{site} ({count})" for site, count in summary.unfinished.items()]
         yield f"calls that were not seen to return: {some(counts, _FEW)}"
@@ -82,6 +79,15 @@ def _lines(summary: Summary) -> Iterator[str]:
         limit = size_text(summary.max_bytes or 0)
         yield f"stopped at {limit} at {summary.stopped}; later calls are not recorded"
     yield from summary.notes
+
+
+def _reasons(reasons_by_place: Mapping[str, str], prefix: str = "") -> Iterator[str]:
+    """A line for each reason, with the places that it is of."""
+    places_by_reason: dict[str, list[str]] = {}
+    for place, reason in reasons_by_place.items():
+        places_by_reason.setdefault(reason, []).append(place)
+    for reason, places in places_by_reason.items():
+        yield f"{prefix}{reason}: {some(places, _FEW)}"
 
 
 def _print_tally(done: Capture, *, as_json: bool) -> None:

@@ -3,10 +3,11 @@
 In: a file or a folder, and all that it claims is checked. Out: a `ForeignArchive` of tensors by name; and
 .npz and .max files for others. Read one kind at a time: `numpy_files`, `torch_file` (above `torch_pickle`
 and `strided`), `max_file`, `raw_file`, `dump_folder` (above `dump_files` and `dump_labels`),
-`intermediates_folder` (of Core AI), `signatures` (of formats that are known and not read). `gguf_file` and
-`onnx_file` need packages, and are imported if a file is of theirs.
+`intermediates_folder`, `intermediates_writer` and `asset_folder` (of Core AI), `signatures` (of formats that
+are known and not read). `gguf_file` and `onnx_file` need packages, and are imported if a file is of theirs.
 """
 
+from tensorcap_formats.foreign.asset_folder import AssetInfo, is_asset, read_asset
 from tensorcap_formats.foreign.dump_files import NAMES_FILE
 from tensorcap_formats.foreign.dump_folder import DumpArchive, is_dump, open_dump
 from tensorcap_formats.foreign.dump_labels import label_of, parse_label
@@ -14,6 +15,13 @@ from tensorcap_formats.foreign.intermediates_folder import (
     INTERMEDIATES_SUFFIX,
     is_intermediates_folder,
     open_intermediates,
+)
+from tensorcap_formats.foreign.intermediates_writer import (
+    Kind,
+    NodeValue,
+    can_hold,
+    refuse_intermediates,
+    write_intermediates,
 )
 from tensorcap_formats.foreign.max_file import MAX_DTYPE_CODES, MAX_SUFFIX, open_max, write_max
 from tensorcap_formats.foreign.numpy_files import open_npy, open_npy_folder, open_npz, write_npz
@@ -34,9 +42,14 @@ __all__ = [
     "MAX_SUFFIX",
     "NAMES_FILE",
     "SIGNATURE_BYTES",
+    "AssetInfo",
     "DumpArchive",
+    "Kind",
+    "NodeValue",
     "RawSpec",
     "ZipMembers",
+    "can_hold",
+    "is_asset",
     "is_dump",
     "is_intermediates_folder",
     "label_of",
@@ -51,10 +64,13 @@ __all__ = [
     "open_torch_folder",
     "parse_label",
     "raw_file_hint",
+    "read_asset",
+    "refuse_intermediates",
     "refuse_known_file",
     "refuse_known_folder",
     "refuse_known_zip",
     "refuse_other_file",
+    "write_intermediates",
     "write_max",
     "write_npz",
 ]

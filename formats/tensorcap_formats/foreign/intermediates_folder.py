@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,13 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap_formats.dtypes import DTYPES, Array
-from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, abbreviate
+from tensorcap_formats.errors import (
+    CorruptArchiveError,
+    NotAnArchiveError,
+    ReadError,
+    UsageError,
+    abbreviate,
+)
 from tensorcap_formats.folder import OpenFolder, others_below
 from tensorcap_formats.foreign.numpy_files import read_npy_tensor
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
@@ -46,6 +52,7 @@ class _NodeEntry:
         file: Of its values, in the folder.
         dtype: Name of its logical dtype.
         shape: Its shape.
+        own_keys: The keys that the entry itself gives; none if it is not one of ours.
     """
 
     where: str
@@ -55,6 +62,7 @@ class _NodeEntry:
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    own_keys: tuple[Key, ...]
 
     @property
     def counter(self) -> int | None:
@@ -63,14 +71,16 @@ class _NodeEntry:
         return int(match[1]) if match and match.end() == len(self.file.name) else None
 
     @property
-    def key(self) -> Key:
-        """The key of what a capture of the graph records of it; the folder names no modules of operators."""
+    def keys(self) -> tuple[Key, ...]:
+        """The keys of what a capture of the graph records of it; Apple's own folders name no modules."""
+        if self.own_keys:
+            return self.own_keys
         if self.op == "placeholder":
-            return Key(ROOT_SITE, f"input.{escape(self.name)}")
+            return (Key(ROOT_SITE, f"input.{escape(self.name)}"),)
         if self.op == "get_attr":
             module, _, name = self.target.rpartition(".")
-            return Key(module_site(module), f"param.{escape(name)}")
-        return Key(f"{ROOT_SITE}:{escape(self.name)}", "output")
+            return (Key(module_site(module), f"param.{escape(name)}"),)
+        return (Key(f"{ROOT_SITE}:{escape(self.name)}", "output"),)
 
 
 def is_intermediates_folder(path: Path, names: set[str]) -> bool:
@@ -118,7 +128,7 @@ def open_intermediates(path: Path) -> ForeignArchive:
         is_ordered = None not in counters and len(set(counters)) == len(counters)
         if is_ordered:
             entries.sort(key=lambda entry: entry.counter or 0)
-        tensors = [_tensor(entry) for entry in entries]
+        tensors = [replace(_tensor(entry), name=key.text) for entry in entries for key in entry.keys]
         folder.require_unreplaced()
     run: dict[str, Any] = {"framework": {"name": "torch"}, "scope": {"level": "export"}}
     if mappings:
@@ -147,9 +157,12 @@ def _entries(folder: OpenFolder, metadata: Mapping[str, Any]) -> Iterator[_NodeE
             f"{source}: has no JSON object {' and '.join(map(repr, missing))}, "
             f"expected {', '.join(KINDS)} (AIM-2)"
         )
+    entries: dict[str, object] = {}
     for kind in KINDS:
         for name, entry in metadata[kind].items():
-            yield _entry(folder, name, entry, f"{source}: {kind}: {abbreviate(name)!r}")
+            if name not in entries or entry != entries[name]:  # an output that is an input too has two
+                yield _entry(folder, name, entry, f"{source}: {kind}: {abbreviate(name)!r}")
+            entries[name] = entry
 
 
 def _entry(folder: OpenFolder, name: str, entry: object, where: str) -> _NodeEntry:
@@ -170,13 +183,26 @@ def _entry(folder: OpenFolder, name: str, entry: object, where: str) -> _NodeEnt
     if "\0" in entry["data_file"]:
         raise CorruptArchiveError(f"{where}: data_file is {abbreviate(repr(entry['data_file']))}, no path")
     file = folder.inside(folder.path / entry["data_file"])
-    return _NodeEntry(where, name, entry["node_op"], entry["node_target"], file, dtype, tuple(shape))
+    keys = _keys(entry.get("keys", []), where)
+    return _NodeEntry(where, name, entry["node_op"], entry["node_target"], file, dtype, tuple(shape), keys)
+
+
+def _keys(texts: object, where: str) -> tuple[Key, ...]:
+    """The keys that an entry of ours gives."""
+    with suppress(UsageError):
+        if isinstance(texts, list) and all(isinstance(text, str) for text in texts):
+            keys = tuple(map(Key.parse, texts))
+            if not any(key.is_bare for key in keys):
+                return keys
+    raise CorruptArchiveError(
+        f"{where}: keys are {abbreviate(repr(texts))}, expected a list of STEP/SITE/SLOT (AIM-40)"
+    )
 
 
 def _tensor(entry: _NodeEntry) -> ForeignTensor:
     """The values of a node, after a check of its file against the metadata."""
     try:
-        tensor = read_npy_tensor(entry.file, entry.key.text)
+        tensor = read_npy_tensor(entry.file, entry.name)
     except NotAnArchiveError as error:
         raise CorruptArchiveError(f"{entry.where}: {error} (AIM-4)") from None
     if tensor.shape != entry.shape:

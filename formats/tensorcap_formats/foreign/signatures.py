@@ -24,6 +24,10 @@ _RUN: Final = (
     "It is a compiled program: run it, and save the tensors that it returns as .npz (numpy.savez), named as "
     "the layers."
 )
+_CAPTURE: Final = (
+    "Capture a run of it first, and give the archive: tcap capture coreai FILE -o ARCHIVE (tcap show and "
+    "tcap ls say what is in it)."
+)
 _TABLE: Final = "Save its columns as .npz (numpy.savez)."
 _NO_TENSORS: Final = "It holds no tensors: save what it shows as .npz (numpy.savez)."
 
@@ -116,6 +120,11 @@ _BY_MEMBERS: Final = (  # how the names of members of a zip file end, all of the
 )
 _BY_FILES: Final = (  # names in a folder, any of which identifies it
     (("saved_model.pb",), _Format("a TensorFlow SavedModel", _FRAMEWORK)),
+    (("main.mlirb",), _Format("a Core AI asset", _CAPTURE)),
+    (
+        ("main-universal.odix",),
+        _Format("a compiled Core AI model", "Capture the .aimodel that it was compiled of."),
+    ),
     (("model.mil", "coremldata.bin"), _Format("a compiled Core ML model", _RUN)),
     (("manifest.ocdbt", "_checkpoint_metadata"), _Format("an Orbax checkpoint of JAX", _FRAMEWORK)),
     ((".metadata",), _Format("a distributed checkpoint of torch", _FRAMEWORK)),

@@ -135,10 +135,11 @@ def _open_by_note(file: InputFile, note: Note, tail: bytes, resources: ExitStack
         )
     offsets = struct.unpack(f"<{note.offsets_count}Q", part(note.offsets_at, 8 * note.offsets_count))
     for record, offset in zip(index.records, offsets, strict=True):
-        if record.stored and record.nbytes and not HEAD_SIZE <= offset <= note.tail_at - record.nbytes:
+        nbytes = record.nbytes if record.stored else 0
+        if nbytes and not HEAD_SIZE <= offset <= note.tail_at - nbytes:
             where = "nowhere" if offset == NO_OFFSET else f"at byte {offset}"
             raise CorruptArchiveError(
-                f"{path}: {record.key.text}: {record.nbytes} bytes lie {where}, expected between "
+                f"{path}: {record.key.text}: {nbytes} bytes lie {where}, expected between "
                 f"{HEAD_SIZE} and {note.tail_at} (ARC-42)"
             )
     return FlatArchive(file, "hdf5", index, offsets, resources, trusts_digests=True)

@@ -5,29 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Final
 
 import numpy as np
+import torch
+from torch.export import ExportedProgram
 
+from tensorcap.adapters.coreai.asset import operations_of
 from tensorcap.adapters.coreai.conversion import decompose
 from tensorcap.adapters.coreai.description import describe, modules_of
-from tensorcap.adapters.coreai.model_inputs import as_array
-from tensorcap.adapters.coreai.tap import tapped
-from tensorcap.adapters.protocol import Adapter, CalledRoot, Site
+from tensorcap.adapters.coreai.engine import AIProgram
+from tensorcap.adapters.coreai.model import ASSET_SUFFIX, CoreAIModel
+from tensorcap.adapters.coreai.model_inputs import InputKind, as_array, make_arrays
+from tensorcap.adapters.coreai.operation_map import mappings_of
+from tensorcap.adapters.coreai.tap import input_kinds, name_of, tapped
+from tensorcap.adapters.protocol import Adapter, CalledRoot, ProgramOperation, Site
 from tensorcap.recording import Call, CaptureOptions, Recorder, Substitution
-from tensorcap.workload import StoredInput, Workload
+from tensorcap.workload import StoredInput, Workload, class_name
 from tensorcap_formats.dtypes import bits_of, decode, dtype_of
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import escape
 
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
+_OF_MODEL: Final = ("precision", "function", "mode", "device_target", "compute_units")
 
 
 class CoreAIAdapter(Adapter):
     """Sites are modules of the torch source; an asset has the model itself alone."""
 
     decompositions: ClassVar[str] = "coreai"
+    settings: ClassVar[tuple[str, ...]] = ("inputs", *_OF_MODEL)
 
     def list_sites(self, model: Any, *, eager: bool = False) -> list[Site]:
         """The modules that operations can lie in."""
@@ -42,7 +49,57 @@ class CoreAIAdapter(Adapter):
         return {}
 
     def seed(self, seed: int) -> None:
-        """Do nothing: an asset draws no numbers."""
+        """Set the random generators of torch, which makes the models that are converted."""
+        torch.manual_seed(seed)
+
+    def load(
+        self,
+        path: str,
+        settings: Mapping[str, Any],
+        inputs: Mapping[str, StoredInput] | None = None,
+        *,
+        seed: int = 0,
+    ) -> Workload:
+        """The workload of an asset, on inputs that are made, read from a file, or archived.
+
+        Raises:
+            UsageError: It is no asset; there are no inputs for it; a setting is none of an asset's.
+        """
+        for name in settings:
+            if name not in self.settings:
+                raise UsageError(f"{path}: takes no --{name.replace('_', '-')}, which is for torch models")
+        model = CoreAIModel(path, **{name: settings[name] for name in _OF_MODEL if name in settings})
+        if Path(path).suffix != ASSET_SUFFIX:
+            raise UsageError(f"{path}: expected NAME{ASSET_SUFFIX} or FILE.py:FUNCTION")
+        if inputs is not None:
+            return self.prepare(Workload(model, {}), inputs=inputs)
+        arrays, model.inputs = make_arrays(path, input_kinds(model), settings.get("inputs", ()), seed)
+        return Workload(model, arrays)
+
+    def adopt(self, workload: Workload, settings: Mapping[str, Any], *, seed: int = 0) -> Workload:
+        """The workload with a Core AI model of these settings, which a torch model is converted to.
+
+        Raises:
+            UsageError: The model is none that Core AI can run; it has no such inputs.
+        """
+        own = {name: settings[name] for name in _OF_MODEL if name in settings}
+        model = workload.model
+        if isinstance(model, CoreAIModel):
+            model = replace(model, **own)
+        elif isinstance(model, torch.nn.Module | ExportedProgram):
+            model = CoreAIModel(model, **own)
+        else:
+            raise UsageError(
+                f"{class_name(model)}: expected a torch module, an ExportedProgram or a CoreAIModel"
+            )
+        workload = replace(workload, model=model)
+        if "inputs" not in settings:
+            return workload
+        args, kwargs = workload.arguments
+        named = {**{str(i): value for i, value in enumerate(args)}, **kwargs}
+        kinds = {name: InputKind.like(as_array(value)) for name, value in named.items()}
+        arrays, model.inputs = make_arrays(name_of(model), kinds, settings["inputs"], seed)
+        return replace(workload, inputs=tuple(arrays.values()) if args else arrays)
 
     def dtype_named(self, name: str) -> str:
         """The precision of that name.
@@ -79,10 +136,11 @@ class CoreAIAdapter(Adapter):
             workload = replace(workload, model=model)
         if not inputs:
             return workload
+        workload.model.inputs = dict.fromkeys(inputs, "of the archive")
         arrays = {name: decode(value.bits, value.dtype) for name, value in inputs.items()}
         if isinstance(workload.inputs, Mapping):
             unknown = arrays.keys() - workload.inputs.keys()
-            if unknown:
+            if unknown and workload.inputs:
                 raise UsageError(
                     f"input {min(unknown)!r} of the archive is none of the workload's: "
                     f"{', '.join(workload.inputs)}"
@@ -148,3 +206,13 @@ class CoreAIAdapter(Adapter):
     def decompose(self, program: ExportedProgram) -> ExportedProgram:
         """Decompose an exported graph with Core AI's own table."""
         return decompose(program)
+
+    def program_operations(self, path: Path) -> list[ProgramOperation]:
+        """The operations of an asset that compute a value."""
+        return operations_of(path)
+
+    def program_mappings(self, program: Any) -> dict[str, Any]:
+        """Operators of a converted program and the nodes that they were made of, in Apple's form."""
+        if not isinstance(program, AIProgram):
+            return super().program_mappings(program)
+        return mappings_of(program)

@@ -39,15 +39,14 @@ if VERSION != EXPECTED:
         f"coreai-torch {VERSION}: expected {EXPECTED}, whose operation maps are known",
         hint=f"Install it with: pip install 'coreai-torch=={EXPECTED}'",
     )
-CORE_VERSION: Final = version("coreai-core")
 
 with quiet():
-    from coreai.authoring import AIModelAsset
+    from coreai.authoring import AIModelAsset, AIProgram
     from coreai.runtime import NDArray
     from coreai_torch import TorchConverter, get_decomp_table
     from coreai_torch.debugging import debug_info
     from coreai_torch.debugging.debug_info import _build_coreai_op_map as operations_by_id
-    from coreai_torch.debugging.inspector import CoreAIInspector
+    from coreai_torch.debugging.inspector import CoreAIInspector, MissingValue
     from coreai_torch.debugging.torch_utils import (
         _extract_output_mappings_from_coreai_program as output_maps,
     )
@@ -58,10 +57,11 @@ with quiet():
 locations: Any = vars(debug_info)["_mlir"]  # has no types
 
 __all__ = [
-    "CORE_VERSION",
     "VERSION",
     "AIModelAsset",
+    "AIProgram",
     "CoreAIInspector",
+    "MissingValue",
     "NDArray",
     "TorchConverter",
     "get_decomp_table",

@@ -1,14 +1,16 @@
-"""The inputs of a Core AI model: numpy arrays by the names of its function's inputs."""
+"""The inputs of a Core AI model: numpy arrays by the names of its function's inputs, given or made."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tensorcap_formats.dtypes import Array
+from tensorcap.workload import archived_inputs, redact
+from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.open import open_archive
 
 
 def as_array(value: Any) -> Array:
@@ -17,7 +19,12 @@ def as_array(value: Any) -> Array:
 
 
 def named_arrays(
-    model_name: str, descriptor: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    model_name: str,
+    descriptor: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    is_converted: bool = False,
 ) -> dict[str, Array]:
     """The arrays of a run by name, floating ones in the precision of the function.
 
@@ -29,20 +36,159 @@ def named_arrays(
     if sorted(values) != sorted(names) or len(args) + len(kwargs) != len(names):
         count = f"{len(args)} by position and {', '.join(kwargs) or 'none'} by name"
         raise UsageError(f"{model_name}: inputs: found {count}, expected {', '.join(names)}")
-    return {name: _fitted(model_name, name, as_array(values[name]), descriptor) for name in names}
+    inputs = {}
+    for name in names:
+        array, kind = as_array(values[name]), InputKind.of(descriptor, name)
+        if not kind.fits(array):
+            raise UsageError(
+                f"{model_name}: input {name}: found {array.dtype.name}{list(array.shape)}, expected {kind}",
+                hint=_SHAPES if is_converted else None,
+            )
+        inputs[name] = np.ascontiguousarray(array.astype(kind.dtype, copy=False))
+    return inputs
 
 
-def _fitted(model_name: str, name: str, array: Array, descriptor: Any) -> Array:
-    """The array, checked against the input's descriptor, which has the text `[2, 8], float32, bytes`."""
-    text = str(descriptor.input_descriptor(name))
-    shape_text, _, rest = text.partition("], ")
-    sizes = [part.strip() for part in shape_text.lstrip("[").split(",") if part.strip()]
-    dtype = rest.partition(",")[0].strip()
-    is_floating = dtype in ("float16", "float32", "float64") and array.dtype.kind == "f"
-    fits_shape = len(sizes) == array.ndim and all(
-        not size.isdigit() or int(size) == own for size, own in zip(sizes, array.shape, strict=False)
-    )
-    if not fits_shape or not (is_floating or array.dtype.name == dtype):
-        own = f"{array.dtype.name}[{', '.join(map(str, array.shape))}]"
-        raise UsageError(f"{model_name}: input {name}: found {own}, expected {dtype}[{', '.join(sizes)}]")
-    return np.ascontiguousarray(array.astype(dtype, copy=False))
+_SHAPES: Final = "It was converted for the shapes of its first inputs; make a CoreAIModel for each."
+_FLOATS: Final = ("float16", "float32", "float64")
+_INTEGERS: Final = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+
+class InputKind(NamedTuple):
+    """What an input of a function has to be.
+
+    Attributes:
+        shape: Its shape; None for an axis of any length.
+        dtype: Its dtype, as numpy names it.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: str
+
+    @classmethod
+    def of(cls, descriptor: Any, name: str) -> InputKind:
+        """Parse the descriptor of an input, which has the text `[2, -1], float32, bytes`."""
+        shape, _, rest = str(descriptor.input_descriptor(name)).partition("], ")
+        sizes = [part.strip() for part in shape.lstrip("[").split(",") if part.strip()]
+        return cls(
+            tuple(int(size) if size.isdigit() else None for size in sizes), rest.partition(",")[0].strip()
+        )
+
+    @classmethod
+    def like(cls, array: Array) -> InputKind:
+        """The shape and dtype of an array."""
+        return cls(tuple(array.shape), array.dtype.name)
+
+    def fits(self, array: Array) -> bool:
+        """Whether an array is of this shape and kind; floats, and integers that have room, are converted."""
+        fits_shape = len(self.shape) == array.ndim and all(
+            size in (None, own) for size, own in zip(self.shape, array.shape, strict=True)
+        )
+        return fits_shape and (array.dtype.name == self.dtype or self._has_room(array))
+
+    def _has_room(self, array: Array) -> bool:
+        """Whether numbers of another dtype can be converted; Core AI takes int64 of torch as int32."""
+        kind = array.dtype.kind
+        if self.dtype in _FLOATS:
+            return kind == "f"
+        own = np.dtype(self.dtype) if self.dtype in _INTEGERS else None
+        if own is None or kind not in "iu":
+            return False
+        limits = np.iinfo(own)
+        return not array.size or bool(limits.min <= array.min() and array.max() <= limits.max)
+
+    def __str__(self) -> str:
+        sizes = ", ".join("any" if size is None else str(size) for size in self.shape)
+        return f"{self.dtype}[{sizes}]"
+
+
+def make_arrays(
+    name: str, kinds: Mapping[str, InputKind], texts: Sequence[str], seed: int
+) -> tuple[dict[str, Array], dict[str, str]]:
+    """Make the inputs of a model as a user asks for them.
+
+    Args:
+        name: The model, for messages.
+        kinds: What each input has to be, by its name.
+        texts: `zeros`, `ones`, `random` (floats of a normal distribution, integers 0 and 1, of which any
+            table of embeddings has a row), or a file of tensors named as the inputs; with `NAME=` before it
+            for one input, and else for all that no other text is of.
+        seed: Of random values.
+
+    Returns:
+        The arrays by name, and how each was made.
+
+    Raises:
+        UsageError: A text is of no input, an input has none, or has an axis of any length and is in no file;
+            a file lacks an input, or has another.
+    """
+    sources = _sources(name, kinds, texts)
+    generator = np.random.default_rng(seed)
+    files = {text: _read(text) for text in dict.fromkeys(sources.values()) if text not in _MADE}
+    arrays: dict[str, Array] = {}
+    for own, kind in kinds.items():
+        text = sources[own]
+        if text in files:
+            arrays[own] = _of_file(text, files[text], own, list(sources.values()).count(text))
+        else:
+            arrays[own] = _made(name, own, kind, text, generator)
+    for text, stored in files.items():
+        unknown = stored.keys() - kinds.keys()
+        if unknown and not (len(stored) == 1 and list(sources.values()).count(text) == 1):
+            raise UsageError(f"{text}: found {min(unknown)!r}, expected the inputs {', '.join(kinds)}")
+    how = {own: f"random, seed {seed}" if text == _RANDOM else redact(text) for own, text in sources.items()}
+    return arrays, how
+
+
+_RANDOM: Final = "random"
+_MADE: Final = ("zeros", "ones", _RANDOM)
+
+
+def _sources(name: str, kinds: Mapping[str, InputKind], texts: Sequence[str]) -> dict[str, str]:
+    """Where each input comes from."""
+    default, single = None, {}
+    for text in texts:
+        own, equals, value = text.partition("=")
+        if equals and own in kinds:
+            single[own] = value
+        elif equals and own.isidentifier():
+            raise UsageError(
+                f"{name}: --inputs {text}: no input {own!r}, expected one of: {', '.join(kinds)}"
+            )
+        elif default is not None:
+            raise UsageError(f"{name}: --inputs {text}: found {default!r} for all inputs too, expected one")
+        else:
+            default = text
+    sources = {own: single.get(own, default) for own in kinds}
+    lacking = [own for own, text in sources.items() if text is None]
+    if lacking:
+        raise UsageError(
+            f"{name}: no inputs for {', '.join(lacking)}, expected --inputs FILE, zeros, ones or random",
+        )
+    return {own: text for own, text in sources.items() if text is not None}
+
+
+def _read(text: str) -> dict[str, Array]:
+    with open_archive(text) as file:
+        return {name: decode(value.bits, value.dtype) for name, value in archived_inputs(file).items()}
+
+
+def _of_file(file: str, stored: Mapping[str, Array], name: str, inputs: int) -> Array:
+    """An input in a file; a file of one tensor, for one input, may have another name for it."""
+    if name not in stored and len(stored) == inputs == 1:
+        return next(iter(stored.values()))
+    if name not in stored:
+        raise UsageError(f"{file}: no input {name!r}, found {', '.join(stored)}")
+    return stored[name]
+
+
+def _made(model_name: str, name: str, kind: InputKind, how: str, generator: np.random.Generator) -> Array:
+    shape = tuple(size for size in kind.shape if size is not None)
+    if len(shape) < len(kind.shape):
+        raise UsageError(
+            f"{model_name}: input {name}: {how} of {kind}, which has an axis of any length, expected a file"
+        )
+    if how != _RANDOM:
+        return np.full(shape, how == "ones", kind.dtype)
+    if kind.dtype in _FLOATS:
+        return generator.standard_normal(shape).astype(kind.dtype)
+    return generator.integers(0, 2, shape).astype(kind.dtype)

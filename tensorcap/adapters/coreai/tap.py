@@ -3,37 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from tensorcap.adapters.coreai.conversion import Converted, converted
-from tensorcap.adapters.coreai.engine import CoreAIInspector, NDArray, quiet
+from tensorcap.adapters.coreai.description import modules_of
+from tensorcap.adapters.coreai.engine import MissingValue, NDArray, quiet
 from tensorcap.adapters.coreai.model import CoreAIModel
-from tensorcap.adapters.coreai.model_inputs import named_arrays
-from tensorcap.adapters.coreai.operation_map import MappedOutput, OperationMap
+from tensorcap.adapters.coreai.model_inputs import InputKind, named_arrays
+from tensorcap.adapters.coreai.op_recorder import OpRecorder, parameters_of, values_of
+from tensorcap.adapters.coreai.operation_map import OperationMap
+from tensorcap.adapters.coreai.output_order import OrderedInspector
+from tensorcap.adapters.coreai.runtime_log import without_runtime_log
 from tensorcap.adapters.torch.graph_nodes import graph_nodes
 from tensorcap.recording import Call, NothingLeftError, Recorder
+from tensorcap.wording import counted, some
 from tensorcap.workload import class_name
 from tensorcap_formats.dtypes import Array, bits_of, dtype_of
-from tensorcap_formats.errors import UsageError
+from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
 from tensorcap_formats.keys import escape
 
-_FUSED: Final = "no target value: fused away, or none that the runtime gives"
-_NO_LOCATIONS: Final = (
-    "the asset has no source locations (converted in release mode): files, lines and modules of its "
-    "operations are not known"
+_T = TypeVar("_T")
+_NO_NAMES: Final = (
+    "the asset was converted in release mode: which node of the model each operation is, and its module, "
+    "file and line, are not known, and the runtime gives the values of no operations, only inputs and outputs"
 )
+_UNORDERED: Final = "no target value: the runtime gives the outputs of the operation in no known order"
+_NO_LOCATIONS: Final = "the asset has no source locations: files and lines of its operations are not known"
 
 
 @dataclass(frozen=True)
 class _Values:
+    """What a run gave: its inputs, its outputs, and, if operations were asked for, those of a second run."""
+
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
     operations: Mapping[int, Sequence[Array | None] | None]
+    second_outputs: Mapping[str, Array]
+    explain: Callable[[int], Any]
+    unordered: frozenset[int] = frozenset()
 
 
 def run(model: CoreAIModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Array]:
@@ -48,14 +62,14 @@ def tapped(model: CoreAIModel, recorder: Recorder) -> Callable[..., dict[str, Ar
     """The run of a model under capture."""
 
     def tapped_run(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Array]:
-        known = converted(model, args, kwargs)
-        with quiet():
-            operation_map = OperationMap(known.asset.program, known.program)
+        with nullcontext() if model.is_asset else recorder.stage("Core AI converts the model"):
+            known = converted(model, args, kwargs)
+        operation_map = known.operation_map
         op_ids = sorted({row.op_id for row in operation_map.outputs} | operation_map.unmapped.keys())
         values = _execute(model, known, args, kwargs, op_ids)
-        _record(values, operation_map, recorder)
+        _record(values, operation_map, recorder, known.program, modules_of(model))
         if known.program is not None:
-            recorder.facts["graph"] = [asdict(node) for node in graph_nodes(known.program)]
+            recorder.facts["exported_nodes"] = [asdict(node) for node in graph_nodes(known.program)]
         return dict(values.outputs)
 
     return tapped_run
@@ -69,28 +83,85 @@ def _execute(
     op_ids: Sequence[int],
 ) -> _Values:
     """Run the function in a thread of its own, since the caller's may have an event loop."""
-    name = str(model.source) if known.program is None else class_name(model.source)
+    name = name_of(model)
 
     async def execute() -> _Values:
         async with known.asset.executable() as executable:
-            if model.function not in executable.function_names:
-                names = ", ".join(executable.function_names)
-                raise UsageError(f"{name}: no function {model.function!r}, expected one of: {names}")
-            function = executable.load_function(model.function)
-            inputs = named_arrays(name, function.desc, args, kwargs)
+            function = _function(model, executable)
+            inputs = named_arrays(name, function.desc, args, kwargs, is_converted=known.program is not None)
             results = await function({key: NDArray(array) for key, array in inputs.items()})
             outputs = {key: value.numpy().copy() for key, value in results.items()}
-            operations: Any = {}
-            if op_ids:
-                inspector = CoreAIInspector(model=executable, function_name=model.function)
-                operations = await inspector.get_intermediates_for_ops(list(op_ids), dict(inputs))
-            return _Values(inputs, outputs, operations)
+            if not op_ids:
+                return _Values(inputs, outputs, {}, {}, _no_reason)
+            types = known.operation_map.results
+            inspector = OrderedInspector(types, model=executable, function_name=model.function)
+            operations = await inspector.get_intermediates_for_ops(list(op_ids), dict(inputs))
+            second = inspector.last_outputs or {}
+            unordered = frozenset(inspector.unordered)
+            return _Values(inputs, outputs, operations, second, inspector.explain_missing, unordered)
 
-    with quiet(), ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, execute()).result()
+    return _in_runtime(name, execute)
 
 
-def _record(values: _Values, operation_map: OperationMap, recorder: Recorder) -> None:
+def input_kinds(model: CoreAIModel) -> dict[str, InputKind]:
+    """What the inputs of an asset's function have to be, by name."""
+
+    async def describe() -> dict[str, InputKind]:
+        async with converted(model, (), {}).asset.executable() as executable:
+            descriptor = _function(model, executable).desc
+            return {name: InputKind.of(descriptor, name) for name in descriptor.input_names}
+
+    return _in_runtime(name_of(model), describe)
+
+
+def name_of(model: CoreAIModel) -> str:
+    """The model, for messages."""
+    return str(model.source) if model.is_asset else class_name(model.source)
+
+
+def _in_runtime(name: str, action: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    with quiet(), without_runtime_log(), ThreadPoolExecutor(1) as pool:
+        try:
+            return pool.submit(asyncio.run, action()).result()
+        except UsageError:
+            raise
+        except Exception as error:
+            reason = abbreviate(str(error).strip().partition("\n")[0], 300)
+            raise CaptureError(f"{name}: Core AI cannot run it: {type(error).__name__}: {reason}") from error
+
+
+def _function(model: CoreAIModel, executable: Any) -> Any:
+    """The model's function.
+
+    Raises:
+        UsageError: There is none of the name, or it keeps state.
+    """
+    name = name_of(model)
+    if model.function not in executable.function_names:
+        names = ", ".join(executable.function_names)
+        raise UsageError(f"{name}: no function {model.function!r}, expected one of: {names}")
+    function = executable.load_function(model.function)
+    states = list(function.desc.state_names)
+    if states:
+        raise UsageError(
+            f"{name}: function {model.function!r} keeps state between calls ({some(states)}), expected one "
+            "without: the inspector of Core AI cannot pass it on",
+            hint="Give caches and buffers that are written to as inputs and outputs.",
+        )
+    return function
+
+
+def _no_reason(op_id: int) -> Any:
+    raise LookupError(op_id)
+
+
+def _record(
+    values: _Values,
+    operation_map: OperationMap,
+    recorder: Recorder,
+    program: Any,
+    classes: Mapping[str, str],
+) -> None:
     """Record a run: inputs, mapped outputs as their torch nodes, other operations, outputs."""
     point = recorder.points[""]
     root = recorder.enter(point, id(values), is_outermost=True)
@@ -98,9 +169,13 @@ def _record(values: _Values, operation_map: OperationMap, recorder: Recorder) ->
         return
     for name, array in values.inputs.items():
         _record_array(recorder, root, f"input.{escape(name)}", array, required=True)
-    calls: dict[str, Call] = {}
-    for row in operation_map.outputs:
-        _record_mapped(recorder, _module_call(recorder, root, row, calls), row, values)
+    ops = OpRecorder(recorder, root, operation_map, parameters_of(program), classes)
+    names = {op_id: row.node for row in operation_map.outputs for op_id in row.op_ids}
+    ops.record(
+        partial(values_of, values.operations),
+        partial(_record_array, recorder),
+        lambda op_id: _UNORDERED if op_id in values.unordered else _reason(values.explain(op_id), names),
+    )
     for op_id, op_name in operation_map.unmapped.items():
         results = [array for array in values.operations.get(op_id) or () if array is not None]
         call = recorder.inner(f"{op_name.rpartition('.')[2]}_{op_id}", "op", outer=root) if results else None
@@ -112,50 +187,54 @@ def _record(values: _Values, operation_map: OperationMap, recorder: Recorder) ->
         _record_array(recorder, root, "output" if is_single else f"output.{escape(name)}", array)
     recorder.leave(point, id(values))
     recorder.finish(root)
+    for each in recorder.points.values():
+        if each.kind == "module" and not (each.calls or each.reason):
+            each.reason = "no operation that is mapped to a node lies in it"
     recorder.facts["operation_map"] = [row.describe() for row in operation_map.outputs]
-    if operation_map.outputs and not any(row.file for row in operation_map.outputs):
-        recorder.facts.setdefault("notes", []).append(_NO_LOCATIONS)
+    notes = recorder.facts.setdefault("notes", [])
+    notes.extend(note for note in _notes(values, operation_map) if note not in notes)
 
 
-def _module_call(recorder: Recorder, root: Call, row: MappedOutput, calls: dict[str, Call]) -> Call:
-    """The innermost call of a module that a node lies in; its nodes need not be neighbours."""
-    innermost = root
-    for key, path in row.stack:
-        point = recorder.points.get(path)
-        if point is None or not path:
-            continue
-        if key not in calls:
-            call = recorder.enter(point, id(row))
-            if call is None:
-                continue
-            recorder.leave(point, id(row))
-            recorder.finish(call)
-            calls[key] = call
-        innermost = calls[key]
-    return innermost
+def _notes(values: _Values, operation_map: OperationMap) -> Iterable[str]:
+    if not operation_map.outputs:
+        yield _NO_NAMES
+    elif not any(row.source.file for row in operation_map.outputs):
+        yield _NO_LOCATIONS
+    unlike = [
+        name
+        for name, array in values.second_outputs.items()
+        if not np.array_equal(array, values.outputs[name], equal_nan=array.dtype.kind == "f")
+    ]
+    if unlike:
+        yield (
+            f"the values of operations are of a second run, whose outputs are not equal to those that are "
+            f"recorded: {some(unlike)}"
+        )
 
 
-def _record_mapped(recorder: Recorder, outer: Call, row: MappedOutput, values: _Values) -> None:
-    call = recorder.inner(row.node, "op", outer=outer)
-    if call is None:
-        return
-    slot = "output" if row.output == 0 else f"output.{row.output}"
-    results = values.operations.get(row.op_id) or ()
-    array = results[row.op_output] if row.op_output < len(results) else None
-    if array is None:
-        recorder.lose(call.point, slot, _FUSED, call=call)
-        return
-    _record_array(recorder, call, slot, array)
+def _reason(explanation: Any, names: Mapping[int, str]) -> str:
+    """Why an operation has no value, in words."""
+    if explanation.reason is not MissingValue.Reason.MERGED_INTO_ANOTHER_OPERATION:
+        return "no target value: no operation of the compiled program is mapped to it"
+    holder = explanation.observable_op_id
+    others = len(explanation.merged_with) - 1
+    node = f", that of {names[holder]}," if holder in names else ""
+    return (
+        f"no target value: computed in one kernel with {counted(others, 'other operation')}, of which "
+        f"operation {holder}{node} has the value"
+    )
 
 
-def _record_array(recorder: Recorder, call: Call, slot: str, array: Array, *, required: bool = False) -> None:
+def _record_array(recorder: Recorder, call: Call, slot: str, array: Array, *, required: bool = False) -> str:
+    """Record an array; return why it was not recorded as a whole, "" if it was."""
     if not recorder.wants(call, slot, required=required):
-        return
+        return "not asked for"
     array = np.array(array, order="C")
     try:
         part = recorder.part(call, slot, array.shape) if recorder.has_slices and not required else None
     except NothingLeftError as error:
         recorder.lose(call.point, slot, str(error), call=call, required=required)
-        return
+        return str(error)
     bits = bits_of(array if part is None else np.array(array[part], order="C"))
     recorder.tensor(call, slot, bits, dtype_of(array), bits.shape, required=required)
+    return "" if part is None else "recorded only in part"

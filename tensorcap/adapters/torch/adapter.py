@@ -77,6 +77,7 @@ class TorchAdapter(Adapter):
                 # points and ops within a module are recorded by its name, whether or not the module is
                 names = [name for name, point in recorder.points.items() if point.is_capturable]
             with (
+                leaves.placements.watch(),
                 record_parameters(modules, leaves) if plan.params else nullcontext(),
                 gradients.watch_parameters(modules) if gradients else nullcontext(),
                 tap_points(plan.watch, leaves, eager=plan.eager),
@@ -101,6 +102,14 @@ class TorchAdapter(Adapter):
         """The text of the classes of the named modules."""
         modules, _ = tree(model)
         return find_sources(unwrapped(modules[name]) for name in names)
+
+    def process_rank(self) -> tuple[int, int] | None:
+        """The rank in the default process group, once there is one."""
+        from torch import distributed
+
+        if not distributed.is_available() or not distributed.is_initialized():
+            return None
+        return distributed.get_rank(), distributed.get_world_size()
 
     def seed(self, seed: int) -> None:
         """Set the random generators of all devices."""
@@ -181,6 +190,14 @@ class TorchAdapter(Adapter):
         from tensorcap.adapters.torch.exported_graph import ExportedGraph
 
         return ExportedGraph.of(workload, decompositions)
+
+    def program_workload(self, program: Any, inputs: Any) -> Workload:
+        """The program as a model, and its inputs by the names of its graph."""
+        from tensorcap.adapters.torch.program_module import named_inputs, program_module
+
+        if not isinstance(program, torch.export.ExportedProgram):
+            return super().program_workload(program, inputs)
+        return Workload(program_module(program), named_inputs(program, inputs))
 
     def record_inputs(self, inputs: Any, recorder: Recorder) -> None:
         """Record the tensors among `inputs`."""

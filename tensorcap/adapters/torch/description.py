@@ -42,7 +42,7 @@ def describe(model: nn.Module, *, digests: bool = False) -> dict[str, Any]:
         "compute_dtype": dtype,
         "device": _device(model),
         "seed": torch.initial_seed(),
-        "modules": _describe_modules(modules, weights),
+        "modules": describe_modules(modules, weights),
         "aliases": {module_site(alias): module_site(name) for alias, name in aliases.items()},
     }
 
@@ -56,7 +56,13 @@ def main_dtype(model: nn.Module) -> str | None:
     return sizes.most_common(1)[0][0] if sizes else None
 
 
-def _describe_modules(modules: Mapping[str, nn.Module], weights: WeightDigests | None) -> list[Any]:
+def describe_modules(modules: Mapping[str, nn.Module], weights: WeightDigests | None = None) -> list[Any]:
+    """An entry for each module: class, parameters and buffers, settings.
+
+    Args:
+        modules: The modules by path.
+        weights: Reads parameters and buffers for their digests; None if they are not read.
+    """
     with torch.no_grad(), untraced():
         return [_describe_module(name, module, weights) for name, module in modules.items()]
 

@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import dropwhile
@@ -33,11 +33,12 @@ from tensorcap.adapters.torch.modules import argument_names, tree
 from tensorcap.adapters.torch.op_mode import modules_below
 from tensorcap.adapters.torch.op_recorder import OpRecorder
 from tensorcap.adapters.torch.parameters import record_parameters
+from tensorcap.adapters.torch.program_module import ProgramModule
 from tensorcap.adapters.torch.staging_buffer import StagingBuffer
-from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
-from tensorcap.recording import Call, CaptureOptions, Point, Recorder
+from tensorcap.adapters.torch.tensor_leaves import KINDS, TensorLeaves
+from tensorcap.recording import Call, CaptureOptions, Point, Recorder, leaf_slot, walk
 from tensorcap.workload import Workload, class_name, replace_attribute
-from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
+from tensorcap_formats.errors import CaptureError, MissingPackageError, UsageError, abbreviate
 from tensorcap_formats.keys import escape
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ def export(workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], Non
         CaptureError: torch cannot export the model.
     """
     model = workload.model
+    if isinstance(model, ProgramModule):
+        own_frames = {"frames": "as the program has them"}
+        return partial(_run, model.program, own_frames, model, *workload.arguments, plan)
     name = class_name(model)
     unfit = [what for what in ("watch", "grads") if getattr(plan, what)]
     if unfit:
@@ -73,10 +77,7 @@ def export(workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], Non
 
 
 def export_program(workload: Workload, decompositions: str) -> tuple[ExportedProgram, bool]:
-    """Export the model of a workload, and decompose the graph as a converter does, if one is named.
-
-    Returns:
-        The program, and whether its nodes keep the frames of all functions.
+    """Export the model of a workload, as `exported` does.
 
     Raises:
         UsageError: The workload is no single forward.
@@ -89,16 +90,30 @@ def export_program(workload: Workload, decompositions: str) -> tuple[ExportedPro
             f"{name}: level export runs one forward, found a workload that runs a function of its own",
             hint="Leave the function out (--max-new-tokens), or take level op.",
         )
+    if isinstance(model, ProgramModule):
+        return model.program, True
     args, kwargs = workload.arguments
     try:
-        with _quiet(), _kept_attributes(model), _all_frames() as has_all_frames:
-            program = torch.export.export(model, args, kwargs, strict=False)
-            if decompositions:
-                program = decomposed(program, decompositions)
-    except UsageError:
+        return exported(model, args, kwargs, decompositions)
+    except (MissingPackageError, UsageError):
         raise
     except Exception as error:
         raise _failure(name, error) from error
+
+
+def exported(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], decompositions: str = ""
+) -> tuple[ExportedProgram, bool]:
+    """Export a model, which stays as it was, and decompose its graph as the converter of a framework does.
+
+    Returns:
+        The program, and whether its nodes keep the frames of all functions, not only of those named
+        `forward`.
+    """
+    with _quiet(), _kept_attributes(model), _all_frames() as has_all_frames:
+        program = torch.export.export(model, args, kwargs, strict=False)
+        if decompositions:
+            program = decomposed(program, decompositions)
     return program, has_all_frames
 
 
@@ -123,7 +138,7 @@ def _run(
     recorder: Recorder,
 ) -> None:
     recorder.facts["export"] = facts
-    recorder.facts["graph"] = [asdict(node) for node in graph_nodes(program)]
+    recorder.facts["exported_nodes"] = [asdict(node) for node in graph_nodes(program)]
     modules, _ = tree(model)
     if is_compiled_model(modules.values()):
         recorder.facts.setdefault("notes", []).append(
@@ -186,19 +201,59 @@ class _GraphRun:
         program = self._program
         user_inputs = iter(pytree.tree_leaves((args, kwargs)))
         weights = {**program.constants, **program.state_dict}
+        if isinstance(self._model, ProgramModule):
+            weights = self._model.weights
         signature = program.graph_signature
         values = [
             next(user_inputs) if spec.kind is InputKind.USER_INPUT else weights.get(spec.target or "")
             for spec in signature.input_specs
         ]
+        graph = self._describe_ends(values)
         outputs = _NodeInterpreter(program.graph_module, self.node).run(*values, enable_io_processing=False)
+        self._describe_constants(values, graph["weights"])
         own = []
         for value, spec in zip(outputs, signature.output_specs, strict=True):
             if spec.kind is OutputKind.USER_OUTPUT:
                 own.append(value)
             elif spec.kind is OutputKind.BUFFER_MUTATION:  # before torch 2.6, graphs do not write themselves
                 weights[spec.target or ""].copy_(value)
-        return pytree.tree_unflatten(own, program.call_spec.out_spec)
+        result = pytree.tree_unflatten(own, program.call_spec.out_spec)
+        graph["outputs"] = self._describe_outputs(outputs, result)
+        return result
+
+    def _describe_ends(self, values: Sequence[Any]) -> dict[str, Any]:
+        """Note in the run's metadata what goes into the graph (CAP-220)."""
+        from torch.export.graph_signature import InputKind
+
+        graph: dict[str, Any] = {"inputs": {}, "weights": {}, "outputs": []}
+        self._recorder.facts["graph"] = graph
+        for spec, value in zip(self._program.graph_signature.input_specs, values, strict=True):
+            reference = self._op_recorder.reference(value) if isinstance(value, torch.Tensor) else None
+            if reference is not None and spec.kind is InputKind.USER_INPUT:
+                graph["inputs"][spec.arg.name] = reference
+            elif reference is not None and spec.target:
+                graph["weights"][spec.target] = reference
+        return graph
+
+    def _describe_constants(self, values: Sequence[Any], weights: dict[str, Any]) -> None:
+        """Note the constants of the code, which are recorded when a node reads them (CAP-26)."""
+        for spec, value in zip(self._program.graph_signature.input_specs, values, strict=True):
+            if spec.target and spec.target not in weights and isinstance(value, torch.Tensor):
+                reference = self._op_recorder.reference(value)
+                if reference is not None:
+                    weights[spec.target] = reference
+
+    def _describe_outputs(self, outputs: Sequence[Any], result: Any) -> list[dict[str, Any]]:
+        """The nodes that the graph returns, and the slots of the model's result that they are in."""
+        slots: dict[int, list[str]] = {}
+        for leaf in walk(result, KINDS):
+            slots.setdefault(id(leaf.value), []).append(leaf_slot("output", leaf.name))
+        (nodes,) = self._program.graph_module.graph.output_node().args
+        return [
+            {"node": node.name, "slots": slots.get(id(value), [])}
+            for node, value in zip(nodes, outputs, strict=True)
+            if isinstance(node, Node)
+        ]
 
     def node(
         self,

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from tensorcap.adapters.torch.frames import Source
 from tensorcap.adapters.torch.operators import Operator, leaves_of, plain
 from tensorcap.workload import redact
-from tensorcap_formats.run_info import GraphNode
+from tensorcap_formats.run_info import ExportedNode
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -24,12 +24,12 @@ INNER: Final = (os.path.dirname(torch.__file__) + os.sep, "<eval_with_key>")  # 
 _FRAME: Final = re.compile(r'File "(.+)", line (\d+), in (.+)')
 
 
-def graph_nodes(program: ExportedProgram) -> list[GraphNode]:
+def graph_nodes(program: ExportedProgram) -> list[ExportedNode]:
     """Describe the operations of a program."""
     return list(_graph_nodes(program))
 
 
-def _graph_nodes(program: ExportedProgram) -> Iterator[GraphNode]:
+def _graph_nodes(program: ExportedProgram) -> Iterator[ExportedNode]:
     weights = {
         getattr(spec.arg, "name", ""): spec.target or ""
         for spec in program.graph_signature.input_specs
@@ -53,7 +53,7 @@ def _graph_nodes(program: ExportedProgram) -> Iterator[GraphNode]:
         stack = list((node.meta.get("nn_module_stack") or {}).values())
         path = stack[-1][0] if stack else ""
         source = source_of(node)
-        yield GraphNode(
+        yield ExportedNode(
             node.name,
             operator.name,
             ".".join(part for part in path.split(".") if part != "_orig_mod"),

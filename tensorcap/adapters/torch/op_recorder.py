@@ -75,6 +75,14 @@ class OpRecorder:
         with self._lock:
             self._ledger.forget_records()
 
+    def reference(self, tensor: torch.Tensor) -> _Reference | None:
+        """Refer to what holds a tensor's values now: a record, a view, a weight; None if nothing does."""
+        dense = _dense(tensor)
+        if dense is None:
+            known, weight = self._opaque.get(id(tensor), (None, ""))
+            return {"parameter": weight} if known is not None and known() is tensor else None
+        return self._ledger.find(dense)
+
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, gap: str) -> Any:
         """Run an op as it would run anyway, and record it.
 
@@ -237,17 +245,16 @@ class OpRecorder:
         module: nn.Module,
     ) -> _Reference:
         """Refer to the values of an input: a record, a view, a weight; they are recorded if there is none."""
-        dense = _dense(tensor)
-        if dense is None:
-            known, weight = self._opaque.get(id(tensor), (None, ""))
-            if known is not None and known() is tensor:
-                return {"parameter": weight}
-            return self._record_tensor(call, f"input.{full}", tensor)
-        reference = self._ledger.find(dense)
-        if reference is None and not self._ledger.knows(dense) and self._hold_new_weight(dense, name, module):
-            reference = self._ledger.find(dense)
+        reference = self.reference(tensor)
         if reference is not None:
             return reference
+        dense = _dense(tensor)
+        if dense is None:
+            return self._record_tensor(call, f"input.{full}", tensor)
+        if not self._ledger.knows(dense) and self._hold_new_weight(dense, name, module):
+            reference = self._ledger.find(dense)
+            if reference is not None:
+                return reference
         if argument in operator.overwritten:
             return {"overwritten": True}
         if operator.makes_views and self._ledger.is_unfilled(dense):

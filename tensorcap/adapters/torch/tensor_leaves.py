@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from tensorcap.adapters.protocol import NotCapturableError
+from tensorcap.adapters.torch.dtensors import Placements, local_part
 from tensorcap.adapters.torch.staging_buffer import StagingBuffer
 from tensorcap.adapters.torch.tensors import on_host, plain, stored
 from tensorcap.recording import Call, Kinds, NothingLeftError, Recorder, leaf_slot, walk
@@ -35,11 +36,13 @@ class TensorLeaves:
         recorder: The recorder of the capture.
         on_record: Called for each tensor that is recorded, if it is set: with call, slot, tensor, and
             whether it is required and so recorded whole.
+        placements: Says what tensors of this rank are parts of.
     """
 
     def __init__(self, recorder: Recorder, staging: StagingBuffer) -> None:
         self.recorder = recorder
         self.on_record: Callable[[Call, str, Any, bool], None] | None = None
+        self.placements = Placements()
         self._staging = staging
 
     def record(
@@ -87,7 +90,12 @@ class TensorLeaves:
             return False
         try:
             is_whole = required or not recorder.has_slices
+            placement = None
+            if not isinstance(tensor, np.ndarray):
+                placement, tensor = self.placements.find(tensor), local_part(tensor)
             part = None if is_whole else recorder.part(call, slot, tuple(tensor.shape))
+            if placement is not None and part is None:  # what is cut of a part has another place in the whole
+                recorder.place_tensor(call, slot, placement)
             if isinstance(tensor, np.ndarray):
                 values = stored(tensor, part)
             else:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from tensorcap.adapters.protocol import NotCapturableError
-from tensorcap.adapters.torch.tensors import stored
+from tensorcap.adapters.torch.dtensors import local_part, placement_of
+from tensorcap.adapters.torch.tensors import PLAIN_CLASSES, stored
 from tensorcap.recording import summarize_weight
 
 _REFUSALS: Final = (NotCapturableError, RuntimeError, NotImplementedError, TypeError)
@@ -25,6 +26,7 @@ class WeightDigests:
         if nn.parameter.is_lazy(tensor) or tensor.is_meta:
             return {}
         try:
+            tensor = _whole(tensor)
             memory = (
                 tensor.device,
                 tensor.data_ptr(),
@@ -40,3 +42,13 @@ class WeightDigests:
             return self._known[memory]
         except _REFUSALS:  # sparse, quantised, sharded: what it is says its dtype or its class
             return {}
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor itself, or what this rank holds of a DTensor if that is all of it."""
+    if type(tensor) in PLAIN_CLASSES or (local := local_part(tensor)) is tensor:
+        return tensor
+    placement = placement_of(tensor)
+    if placement is None or not set(placement.rules) <= {"replicated"}:
+        raise NotCapturableError("a part of a DTensor")
+    return local

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from operator import attrgetter
 from typing import ClassVar, Final
 
 from tensorcap.comparison.injected import Injected
@@ -27,23 +28,21 @@ class MeasuredPair(Pair):
         reference: The trusted record.
         target: The record under test.
         difference: The errors.
-        runs_precision: The precision that both runs can agree in; None if neither says.
+        is_whole: Whether one of both records holds whole numbers or bools.
+        known_precision: `precision`; None if neither record is inexact.
     """
 
     reference: Record
     target: Record
     difference: Difference
-    runs_precision: Precision | None = None
+    is_whole: bool = False
+    known_precision: Precision | None = None
 
     @property
     def precision(self) -> Precision:
         """The precision that the errors are held against (POL-3); one of both records is inexact."""
-        return POLICY.precision_of_pair(self.runs_precision, self.reference, self.target)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether one of both records holds whole numbers or bools."""
-        return is_whole(self.reference) or is_whole(self.target)
+        assert self.known_precision is not None
+        return self.known_precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +198,14 @@ def measured_pair(pair: Pair, runs_precision: Precision | None) -> MeasuredPair 
     """Return a pair as one whose values were measured; None if they were not."""
     if pair.reference is None or pair.target is None or pair.difference is None:
         return None
-    members = {name: getattr(pair, name) for name in _MEMBERS}
-    return MeasuredPair(**members, runs_precision=runs_precision)
+    are_whole = is_whole(pair.reference), is_whole(pair.target)
+    precision = None
+    if not all(are_whole):
+        precision = POLICY.precision_of_pair(runs_precision, pair.reference, pair.target)
+    return MeasuredPair(*_members(pair), any(are_whole), precision)
 
 
-_MEMBERS: Final = tuple(field.name for field in fields(Pair))
+_members: Final = attrgetter(*(field.name for field in fields(Pair)))
 
 
 def is_whole(record: Record) -> bool:

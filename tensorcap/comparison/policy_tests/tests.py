@@ -43,8 +43,9 @@ def _names(has_attribute: Callable[[PolicyTest], bool]) -> frozenset[str]:
     return frozenset(name for test in TESTS if has_attribute(test) for name in test.names)
 
 
-# Names of findings by the attributes of `PolicyTest`; masks are compared before the policy's tests
-LOCAL_TESTS: Final = _names(lambda test: test.is_local) | {"mask"}
-EVIDENCE_TESTS: Final = _names(lambda test: test.is_evidence)
+# Names of findings by the attributes of `PolicyTest`; masks are compared before the policy's tests, and
+# ranks after them
+LOCAL_TESTS: Final = _names(lambda test: test.is_local) | {"mask", "unequal_copies"}
+EVIDENCE_TESTS: Final = _names(lambda test: test.is_evidence) | {"unequal_copies"}
 GROWTH_TESTS: Final = _names(lambda test: test.is_growth)
 ROUNDED_INPUT_TESTS: Final = _names(lambda test: test.fails_by_rounded_inputs)

@@ -15,8 +15,17 @@ from tensorcap_formats.run_info import ModuleInfo, RunInfo
 
 _QUANTISED: Final = ("int", "uint", "float8", "float4", "q")  # beginnings of dtypes
 _PRECISIONS: Final = ("dtype", "compute_dtype", "device")
-# Settings of a framework that change the numbers that the same operators give
-_SETTINGS: Final = ("float32_matmul_precision", "deterministic_algorithms")
+# Settings of a framework: what another value means, and whether it alone makes outputs differ
+_SETTINGS: Final = {
+    "float32_matmul_precision": ("The same operators give other numbers.", True),
+    "deterministic_algorithms": ("The same operators give other numbers.", False),
+    "function": ("Another function of the program was run.", True),
+    "precision": ("Rounding differs; that alone is no mistake.", False),
+    "mode": ("What is known of operations differs, not what they compute.", False),
+    "device_target": ("Other kernels round otherwise.", False),
+    "compute_units": ("Other kernels round otherwise.", False),
+    "inputs": ("How inputs were made; their values are compared as such.", False),
+}
 
 # Classes that run the one module in them as it is, and its name in them
 _WRAPPERS: Final = {
@@ -183,8 +192,15 @@ def compare_settings(reference: Archive, target: Archive) -> Iterator[Item]:
         raise UnknownError("not both runs say how their framework was set")
     for name in _SETTINGS:
         if name in ours and name in theirs and ours[name] != theirs[name]:
-            text, explains = "The same operators give other numbers.", name == _SETTINGS[0]
-            yield make_item("settings", name, ours[name], theirs[name], text, explains=explains)
+            text, explains = _SETTINGS[name]
+            yield make_item(
+                "settings", name, _setting(ours[name]), _setting(theirs[name]), text, explains=explains
+            )
+
+
+def _setting(value: Any) -> Any:
+    """A setting as it is reported: of one for each input, a text."""
+    return ", ".join(f"{n}: {v}" for n, v in value.items()) if isinstance(value, Mapping) else value
 
 
 def compare_precision(reference: Archive, target: Archive) -> Iterator[Item]:
