@@ -158,7 +158,7 @@ class MappedOperation:
 
 @dataclass(frozen=True, slots=True)
 class ExportedNode:
-    """An operation of a graph that a model was exported to (CAP-240).
+    """An operation of a graph that a model was exported to (CAP-270).
 
     Attributes:
         node: Its name.
@@ -385,7 +385,7 @@ class RunInfo:
         operation_map: Which operation of a compiled program holds the value of which node of its graph, a row
             each (CAI-13).
         exported_nodes: The operations of the exported graph that was run, or that a compiled program was
-            converted from (CAP-240); empty if there is none, or it is unknown.
+            converted from (CAP-270); empty if there is none, or it is unknown.
         mappings: Which operator of a compiled program is which node of its graph, as Core AI has it (AIM-6).
     """
 

@@ -13,15 +13,15 @@ Read = Callable[[str], Value]
 
 
 class OperationGraph(Protocol):
-    """An exported graph.
+    """An exported graph."""
 
-    Attributes:
-        nodes: Its operations, in execution order.
-        given: Names of the model's inputs.
-    """
+    @property
+    def nodes(self) -> Sequence[ExportedNode]:
+        """Its operations, in execution order."""
 
-    nodes: Sequence[ExportedNode]
-    given: Sequence[str]
+    @property
+    def given(self) -> Sequence[str]:
+        """Names of the model's inputs."""
 
     def compute(self, name: str, read: Read, changed: Mapping[str, Any] | None = None) -> Value:
         """Run the operation of a node.

@@ -81,7 +81,7 @@ class ExportedGraph:
                 **{key: value for key, value in changed.items() if key not in names[: len(args)]},
             }
         with torch.no_grad():
-            result = node.target(*args, **kwargs)  # type: ignore[operator] # of a node that calls a function
+            result = node.target(*args, **kwargs)
         return _arrays(result)
 
 
