@@ -13,18 +13,23 @@ from tensorcap.adapters import adapter_for
 from tensorcap.alignment import MappingSource, Order, align, order_between, sides
 from tensorcap.alignment.names import read_rules
 from tensorcap.comparison import Comparison, compare
-from tensorcap.comparison.preflight import preflight
+from tensorcap.comparison.preflight import Preflight, preflight
 from tensorcap.localization import (
+    GatheredEvidence,
     Verification,
     WeightComparison,
     compare_weights,
     gather_evidence,
+    gather_operation_evidence,
     rank_suspects,
+    why_not_injectable,
 )
 from tensorcap.reports.verification_files import replace_folder, write_files
+from tensorcap.rerun import is_compiled
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import Source, opened
 from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.run_info import RunInfo
@@ -98,8 +103,9 @@ def verify(
     with replace_folder(final, force=force) as folder, ExitStack() as stack:
         progress.stage("capturing the reference")
         reference_run = _make(reference_model, None)
-        trusted = stack.enter_context(_open_side(reference_model, reference_run, folder / REFERENCE, None))
-        target_run = _make(target_model, trusted)
+        trusted, target_run = _open_reference(
+            stack, reference_model, reference_run, target_model, folder / REFERENCE, progress
+        )
         weights = None
         if target_run is not None:
             weights = _compare_weights(trusted, reference_run, target_run, rules, progress)
@@ -107,43 +113,27 @@ def verify(
         tested = stack.enter_context(
             _open_side(target_model, target_run, folder / TARGET, trusted, injectable=("input",))
         )
-        progress.stage("aligning")
-        known = mapping
-        if rules is None:
-            ours, theirs = sides(trusted, tested, mapping)
-        else:
-            aligned = align(trusted, tested, mapping=mapping, rules=rules, by="all")
-            known, ours, theirs = aligned.alignment, aligned.reference, aligned.target
-        progress.stage("looking at what differs before any tensor does")
-        checklist = preflight(ours, theirs)
-        progress.stage("comparing")
-        free = compare(ours, theirs, mapping=None if ours is not trusted else "none")
-        injected_path = folder / "with_injection" / TARGET
-        if target_run is not None:
-            injected_path.parent.mkdir()
-        gathered = gather_evidence(
+        compared = _compare_runs(
             stack,
-            trusted,
-            tested,
-            free,
-            compared=(ours, theirs),
-            reference_model=None if reference_run is None else reference_run.workload,
-            target_model=None if target_run is None else target_run.workload,
-            mapping=known,
-            injected_path=injected_path,
+            (trusted, tested),
+            (reference_run, target_run),
+            mapping=mapping,
+            rules=rules,
+            injected_path=folder / "with_injection" / TARGET,
             reference_path=_final_path(trusted.path, folder, final),
             progress=progress,
         )
+        (ours, theirs), free, gathered = compared.sides, compared.free, compared.gathered
         progress.stage("localizing")
         localization = rank_suspects(ours, theirs, free, gathered.sources)
         injection = gathered.injection
         injected = injection.comparison if injection else None
-        why_not_injected = "" if target_run is not None else _NOT_RUN
+        why_not_injected = compared.why_not_injected
         if gathered.injection_error is not None:
             why_not_injected = _outside(gathered.injection_error, folder)
         verification = Verification(
             final,
-            checklist,
+            compared.checklist,
             free.mapping.order if free.mapping else _order(free),
             free,
             injected,
@@ -166,6 +156,106 @@ def verify(
             originals=(trusted, tested),
             layers=layers,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """Two free runs, and what else runs showed.
+
+    Attributes:
+        sides: Both archives as they were compared.
+        checklist: What differs apart from tensors.
+        free: Their comparison.
+        gathered: What speaks against modules or operations.
+        why_not_injected: Why the target was not to be injected; "" if it was.
+    """
+
+    sides: tuple[Archive, Archive]
+    checklist: Preflight
+    free: Comparison
+    gathered: GatheredEvidence
+    why_not_injected: str
+
+
+def _compare_runs(
+    stack: ExitStack,
+    originals: tuple[Archive, Archive],
+    runs: tuple[_Run | None, _Run | None],
+    *,
+    mapping: MappingSource | None,
+    rules: str | os.PathLike[str] | None,
+    injected_path: Path,
+    reference_path: Path,
+    progress: Progress,
+) -> _Compared:
+    """Align both free runs, compare them, and gather what speaks against modules or operations."""
+    trusted, tested = originals
+    reference_model, target_model = (None if run is None else run.workload for run in runs)
+    if is_compiled(trusted, tested):
+        if mapping is not None or rules is not None:
+            raise UsageError(
+                "a mapping is not for a compiled target: its operations are paired by the graph that it was "
+                "converted from"
+            )
+        progress.stage("comparing")
+        operations = gather_operation_evidence(trusted, tested, reference_model, progress=progress)
+        gathered = GatheredEvidence((operations.source,), None, operations.replay_error, None)
+        checklist = preflight(*operations.sides)
+        why_not = why_not_injectable(tested)
+        return _Compared(operations.sides, checklist, operations.free, gathered, why_not)
+    progress.stage("aligning")
+    known = mapping
+    if rules is None:
+        ours, theirs = sides(trusted, tested, mapping)
+    else:
+        aligned = align(trusted, tested, mapping=mapping, rules=rules, by="all")
+        known, ours, theirs = aligned.alignment, aligned.reference, aligned.target
+    progress.stage("looking at what differs before any tensor does")
+    checklist = preflight(ours, theirs)
+    progress.stage("comparing")
+    free = compare(ours, theirs, mapping=None if ours is not trusted else "none")
+    if target_model is not None:
+        injected_path.parent.mkdir()
+    gathered = gather_evidence(
+        stack,
+        trusted,
+        tested,
+        free,
+        compared=(ours, theirs),
+        reference_model=reference_model,
+        target_model=target_model,
+        mapping=known,
+        injected_path=injected_path,
+        reference_path=reference_path,
+        progress=progress,
+    )
+    return _Compared((ours, theirs), checklist, free, gathered, "" if target_model is not None else _NOT_RUN)
+
+
+def _open_reference(
+    stack: ExitStack,
+    side: Side,
+    run: _Run | None,
+    target: Side,
+    path: Path,
+    progress: Progress,
+) -> tuple[Archive, _Run | None]:
+    """Capture the reference, and make the target, which may be made of the reference's run.
+
+    If the target is compiled from an exported graph, the reference is captured once more, as the same graph:
+    its nodes are what the target has values of.
+    """
+    with _open_side(side, run, path, None) as trusted:
+        target_run, first = _make(target, trusted), trusted.path
+    decompositions = "" if target_run is None else adapter_for(target_run.workload.model).decompositions
+    if run is not None and decompositions:
+        progress.stage("capturing the reference's graph")
+        again = capture_workload(
+            run.workload, path, run=run.metadata, level="export", decompositions=decompositions
+        )
+        return stack.enter_context(opened(again.path or path)), target_run
+    source = cast("Source", side) if run is None else first
+    return stack.enter_context(opened(source)), target_run
 
 
 def _make(side: Side, reference: Archive | None) -> _Run | None:
@@ -199,8 +289,14 @@ def _compare_weights(
     rules: str | os.PathLike[str] | None,
     progress: Progress,
 ) -> WeightComparison | None:
-    """Compare the weights of two frameworks, which a port converts; None if both sides have the same one."""
+    """Compare the weights of two frameworks, which a port converts.
+
+    Returns:
+        None if both sides have the same one, or if weights are compiled, and seen in what is made of them.
+    """
     model = target_run.workload.model
+    if adapter_for(model).decompositions:
+        return None
     if trusted.info.framework == RunInfo.of(adapter_for(model).describe(model)).framework:
         return None
     progress.stage("comparing weights")

@@ -157,6 +157,46 @@ class MappedOperation:
 
 
 @dataclass(frozen=True, slots=True)
+class ExportedNode:
+    """An operation of a graph that a model was exported to (CAP-270).
+
+    Attributes:
+        node: Its name.
+        op: What it runs, as `aten.mm.default`.
+        module: Path of the innermost module that it lies in, "" for the model itself.
+        inputs: Names of the nodes, or of the model's inputs, that it takes, by argument.
+        weights: Names of the parameters and buffers that it takes, by argument.
+        arguments: Its other arguments.
+        shapes: Shape of each tensor that it returns.
+        outputs: Which outputs of the model it is, counted from 0.
+        file: Source file, "" if unknown.
+        line: Line in it; None if unknown.
+    """
+
+    node: str = ""
+    op: str = ""
+    module: str = ""
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    shapes: tuple[tuple[int, ...], ...] = ()
+    outputs: tuple[int, ...] = ()
+    file: str = ""
+    line: int | None = None
+
+    @property
+    def base(self) -> str:
+        """Name of the operation between its namespace and its overload.
+
+        Example:
+            >>> ExportedNode(op="aten.mul.Tensor").base
+            'mul'
+        """
+        parts = self.op.split(".")
+        return parts[min(1, len(parts) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
 class StopInfo:
     """Where recording stopped at its limit of bytes (CAP-53).
 
@@ -344,6 +384,8 @@ class RunInfo:
         duration_seconds: How long the run took; None if unknown.
         operation_map: Which operation of a compiled program holds the value of which node of its graph, a row
             each (CAI-13).
+        exported_nodes: The operations of the exported graph that was run, or that a compiled program was
+            converted from (CAP-270); empty if there is none, or it is unknown.
         mappings: Which operator of a compiled program is which node of its graph, as Core AI has it (AIM-6).
     """
 
@@ -375,6 +417,7 @@ class RunInfo:
     control: tuple[Mapping[str, Any], ...] = ()
     duration_seconds: float | None = None
     operation_map: tuple[MappedOperation, ...] = ()
+    exported_nodes: tuple[ExportedNode, ...] = ()
     mappings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -443,6 +486,13 @@ def _injected_slots(value: object) -> tuple[InjectedSlot, ...]:
 
 def _operation_map(value: object) -> tuple[MappedOperation, ...]:
     return tuple(_parse(MappedOperation, entry) for entry in _mappings(value, "node", "op"))
+
+
+def _graph(value: object) -> tuple[ExportedNode, ...]:
+    return tuple(
+        _parse(ExportedNode, entry, shapes=tuple(_shape(shape) or () for shape in _list(entry.get("shapes"))))
+        for entry in _mappings(value, "node", "op")
+    )
 
 
 def _tensor_rules(value: object) -> tuple[TensorRule, ...]:
@@ -547,6 +597,7 @@ _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     "tuple[str, ...]": _texts,
     "tuple[Mapping[str, Any], ...]": lambda value: tuple(_mappings(value)),
     "tuple[MappedOperation, ...]": _operation_map,
+    "tuple[ExportedNode, ...]": _graph,
     "tuple[InjectedSlot, ...]": _injected_slots,
     "tuple[TensorRule, ...]": _tensor_rules,
     "tuple[RankProblem, ...]": _rank_problems,

@@ -25,6 +25,7 @@ from tensorcap_formats.errors import MissingPackageError, UsageError, abbreviate
 
 if TYPE_CHECKING:
     from tensorcap.adapters.edits import Rerun
+    from tensorcap.adapters.operation_graph import OperationGraph
     from tensorcap.recording import Substitution
     from tensorcap.workload import StoredInput, Workload
     from tensorcap_formats.keys import Key
@@ -171,8 +172,8 @@ class Adapter(Protocol):
     `prepare`, `perturb`, `run`), the capture (`tap`, `record_inputs`, `watch_roots`, `process_rank`), and the
     references' (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python
     code. The last group has defaults, for adapters that derive from this class, and so have `process_rank`,
-    `decompose`, `program_workload`, `program_mappings` and `program_operations`, and `load` and `adopt`,
-    which are for frameworks that run files, or models of another one that they convert.
+    `decompose`, `operation_graph`, `program_workload`, `program_mappings` and `program_operations`, and
+    `load` and `adopt`, which are for frameworks that run files, or models of another one that they convert.
 
     Attributes:
         decompositions: The framework's own name, if its models are compiled from exported graphs: a
@@ -300,6 +301,19 @@ class Adapter(Protocol):
             CaptureError: The model cannot be exported.
         """
         raise UsageError("level export: this framework exports no graphs, expected level module")
+
+    def operation_graph(self, workload: Workload, decompositions: str) -> OperationGraph:
+        """Export the workload's model as a graph whose nodes can be computed one by one.
+
+        Args:
+            workload: A model and its inputs.
+            decompositions: The framework as whose converter it is decomposed (CAP-191).
+
+        Raises:
+            UsageError: The framework has no such graph, or the workload is no single forward.
+            CaptureError: The model cannot be exported.
+        """
+        raise UsageError("replay of operations: this framework exports no graphs")
 
     def decompose(self, program: Any) -> Any:
         """Decompose an exported graph as the framework's converter does before it compiles one.

@@ -3,7 +3,8 @@
 In come two archives and, if there is one, a map file; out come two views with equal keys and layouts.
 Read `mapping` (entries), `links` and `resolution` (their records), then `layout` and `tokens` (what makes
 tensors comparable), `names` and `match` (how a mapping is computed), `views`,
-`node_sequences` and `graph_nodes` (nodes of exported graphs), and last `aligned`, the face.
+`node_sequences`, `operation_pairs` and `graph_nodes` (nodes of exported graphs), and last `aligned`, the
+face.
 """
 
 from tensorcap.alignment.aligned import (
@@ -30,6 +31,7 @@ from tensorcap.alignment.mapping import (
     parse_values,
     values_text,
 )
+from tensorcap.alignment.operation_pairs import pair_operations
 from tensorcap.alignment.order import Order, order_between
 from tensorcap.alignment.resolution import resolve
 from tensorcap.alignment.views import (
@@ -68,6 +70,7 @@ __all__ = [
     "map_text",
     "node_sites",
     "order_between",
+    "pair_operations",
     "paired_modules",
     "parse_values",
     "place_of",

@@ -145,6 +145,7 @@ def diagnose(
     limit: int = LIMIT,
     rerun: Rerun | None = None,
     without: Set[str] = frozenset(),
+    further: Family | None = None,
 ) -> Diagnosis:
     """Test hypotheses about a mistake on the values of one pair.
 
@@ -164,6 +165,7 @@ def diagnose(
             differs.
         rerun: The call of the reference's module that made its record, to be made again with mutations.
         without: Names of families that are left out.
+        further: A family that is tried before all others.
 
     Raises:
         TensorNotFoundError: One of the records does not exist.
@@ -182,7 +184,7 @@ def diagnose(
         context.reference_values, context.target_values, equal_nan=True
     )
     scorer = Scorer(context.rounding, 0.0 if is_identical else context.inherited)
-    scores = _Scores((), ()) if is_identical else _score_families(context, scorer, without)
+    scores = _Scores((), ()) if is_identical else _score_families(context, scorer, without, further)
     explanations = rank_explanations(scores.explanations)
     notes = [*_dtype_notes(context.reference, context.target)]
     if not is_identical:
@@ -235,12 +237,14 @@ class _Scores:
     failed: Sequence[str]
 
 
-def _score_families(context: PairContext, scorer: Scorer, without: Set[str]) -> _Scores:
+def _score_families(
+    context: PairContext, scorer: Scorer, without: Set[str], further: Family | None
+) -> _Scores:
     """Score the hypotheses of all families, in their order; a family that fails loses its own alone."""
     explanations: list[Explanation] = []
     failed: list[str] = []
     is_final = False
-    for family in FAMILIES:
+    for family in FAMILIES if further is None else (further, *FAMILIES):
         if family.name in without or (family.is_last_resort and scorer.is_explained):
             continue
         if is_final and not family.makes_nonfinite:

@@ -1,20 +1,26 @@
 """Which module is wrong: evidence against modules, suspects, and where errors begin.
 
 Two archives, and a model if there is one, go in; a `Localization` or a bisection comes out. Read `evidence`
-(what a replay, an injection or the archives show), `suspect` (the result), `curves` and `nonfinite` (where
-errors and non-finite values begin), `ranking`, `localization`; then `archive_bisection`, `live_bisection`,
-`bisection`; `weights` and `verification` are parts of what `tensorcap.port_verification` does.
+(what a replay, an injection or the archives show), `operations` (the same of a compiled target), `suspect`
+(the result), `curves` and `nonfinite` (where errors and non-finite values begin), `ranking`, `localization`;
+then `archive_bisection`, `live_bisection`, `bisection`; `weights` and `verification` are parts of what
+`tensorcap.port_verification` does.
 """
 
 from tensorcap.localization.archive_bisection import Bisection, bisect_archives
 from tensorcap.localization.bisection import bisect
 from tensorcap.localization.curves import ChangePoint, Curve, CurvePoint, change_points, runs_of
-from tensorcap.localization.evidence import Evidence, EvidenceSource, gather_evidence
+from tensorcap.localization.evidence import Evidence, EvidenceSource, GatheredEvidence, gather_evidence
 from tensorcap.localization.live_bisection import LiveBisection, bisect_live
 from tensorcap.localization.localization import localize
 from tensorcap.localization.nonfinite import NonfiniteOrigin
+from tensorcap.localization.operations import (
+    OperationEvidence,
+    gather_operation_evidence,
+    why_not_injectable,
+)
 from tensorcap.localization.ranking import rank_suspects
-from tensorcap.localization.suspect import Localization, Suspect, find_mistake
+from tensorcap.localization.suspect import Localization, Operation, Place, Suspect, find_mistake
 from tensorcap.localization.verification import Verification
 from tensorcap.localization.weights import WeightComparison, compare_weights
 
@@ -25,9 +31,13 @@ __all__ = [
     "CurvePoint",
     "Evidence",
     "EvidenceSource",
+    "GatheredEvidence",
     "LiveBisection",
     "Localization",
     "NonfiniteOrigin",
+    "Operation",
+    "OperationEvidence",
+    "Place",
     "Suspect",
     "Verification",
     "WeightComparison",
@@ -38,7 +48,9 @@ __all__ = [
     "compare_weights",
     "find_mistake",
     "gather_evidence",
+    "gather_operation_evidence",
     "localize",
     "rank_suspects",
     "runs_of",
+    "why_not_injectable",
 ]

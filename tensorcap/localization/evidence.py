@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -25,7 +25,8 @@ from tensorcap.comparison import (
     is_circumstance,
     state_writer,
 )
-from tensorcap.localization.suspect import By
+from tensorcap.diagnosis import Family
+from tensorcap.localization.suspect import By, Operation
 from tensorcap.rerun import BAD, InjectedRun, OpenReplay, OwnError, replay_within, run_injected
 from tensorcap.runs import Calls, StateWriters, is_inner, is_parameter
 from tensorcap.wording import some
@@ -94,6 +95,8 @@ class EvidenceSource:
         unjudged: Key texts of what it should have judged and could not, or that is not green by so little
             that no module is suspected of it.
         notes: What a reader should know, as sentences.
+        operations: The operation that a suspect is, by its site, if it is one of a compiled target.
+        mistakes: Makes hypotheses about the operation that made a tensor, given its key text.
     """
 
     by: By
@@ -104,6 +107,8 @@ class EvidenceSource:
     own_errors: Sequence[OwnError] = ()
     unjudged: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    operations: Mapping[str, Operation] = field(default_factory=dict)
+    mistakes: Callable[[str], Family] | None = None
 
 
 class Totals:

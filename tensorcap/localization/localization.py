@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Literal
 from tensorcap.alignment import MappingSource, sides
 from tensorcap.comparison import compare, digest_warnings
 from tensorcap.comparison.preflight import item_text, preflight
-from tensorcap.localization.evidence import gather_evidence
+from tensorcap.localization.evidence import GatheredEvidence, gather_evidence
+from tensorcap.localization.operations import gather_operation_evidence, why_not_injectable
 from tensorcap.localization.ranking import noise_between, rank_suspects
 from tensorcap.localization.suspect import Localization
-from tensorcap.rerun import open_run
+from tensorcap.rerun import is_compiled, open_run
 from tensorcap.wording import FEW
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import Source, opened, opened_both
@@ -58,20 +59,29 @@ def localize(
                 raise UsageError("no target, expected its archive or a workload to inject into")
             target = open_run(stack, target_model, "running the target as it is", progress=progress)
         trusted, tested = stack.enter_context(opened_both(reference, target))
-        compared = sides(trusted, tested, mapping)
-        free = compare(*compared, mapping="none", compute_dtype=compute_dtype, trust_digests=True)
-        gathered = gather_evidence(
-            stack,
-            trusted,
-            tested,
-            free,
-            compared=compared,
-            reference_model=reference_model,
-            target_model=target_model,
-            mapping=mapping,
-            compute_dtype=compute_dtype,
-            progress=progress,
-        )
+        remarks: list[str] = []
+        if is_compiled(trusted, tested):
+            operations = gather_operation_evidence(
+                trusted, tested, reference_model, compute_dtype=compute_dtype, progress=progress
+            )
+            compared, free = operations.sides, operations.free
+            gathered = GatheredEvidence((operations.source,), None, operations.replay_error, None)
+            remarks += [] if target_model is None else [f"No injection: {why_not_injectable(tested)}."]
+        else:
+            compared = sides(trusted, tested, mapping)
+            free = compare(*compared, mapping="none", compute_dtype=compute_dtype, trust_digests=True)
+            gathered = gather_evidence(
+                stack,
+                trusted,
+                tested,
+                free,
+                compared=compared,
+                reference_model=reference_model,
+                target_model=target_model,
+                mapping=mapping,
+                compute_dtype=compute_dtype,
+                progress=progress,
+            )
         if gathered.injection_error is not None and gathered.sources[0].by == "archives":
             raise gathered.injection_error
         noise = None
@@ -94,6 +104,6 @@ def localize(
         before = [f"Before any tensor: {item_text(item)}" for item in causes]
         return replace(
             localization,
-            notes=(*before, *localization.notes, *notes, *digest_warnings(free.pairs)),
+            notes=(*before, *localization.notes, *notes, *remarks, *digest_warnings(free.pairs)),
             is_incomplete=bool(notes),
         )

@@ -73,8 +73,11 @@ def rank_suspects(
         if diagnosed[place] < _DIAGNOSED and (place in +diagnosed or len(+diagnosed) < _DIAGNOSED):
             diagnosed[place] += 1
             suspect = _suspect(merged, _diagnose(merged, compute_dtype), free_errors, calls, noise)
-        if all(suspect.module != other.module for other in suspects):
+        same = next((at for at, other in enumerate(suspects) if other.module == suspect.module), None)
+        if same is None:
             suspects.append(suspect)
+        elif suspects[same].diagnosis is None and suspect.diagnosis is not None:  # of what comes of it
+            suspects[same] = replace(suspects[same], cause=suspect.cause, examined=suspect.examined)
     suspects = group_suspects([_with_ranks(suspect, free) for suspect in suspects])
     suspects.sort(key=lambda suspect: suspect.cause == NOISE_CAUSE)
     own_errors = sources[0].own_errors
@@ -195,6 +198,7 @@ def _suspect(
     mistake = find_mistake(examined)
     if mistake is not None and mistake.kind == "skipped":
         module = str(mistake.facts["module"])
+    module = str(mistake.facts.get("operation", module)) if mistake is not None else module
     cause, reason = mistake.kind if mistake else "", evidence.reason
     if floor and (error is None or error <= _NOISE * floor):
         cause = NOISE_CAUSE
@@ -216,6 +220,7 @@ def _suspect(
         cause,
         reason,
         examined,
+        operation=merged.source.operations.get(module),
     )
 
 
@@ -241,7 +246,14 @@ def _diagnose(merged: _Merged, compute_dtype: str | None) -> Diagnosis | None:
         if _is_folded(module, key):
             reference = _without_inputs(reference, key)
         try:
-            diagnosis = diagnose(reference, source.target, key, compute_dtype=compute_dtype, rerun=rerun)
+            diagnosis = diagnose(
+                reference,
+                source.target,
+                key,
+                compute_dtype=compute_dtype,
+                rerun=rerun,
+                further=None if source.mistakes is None else source.mistakes(key),
+            )
         except TensorcapError:  # complex values, or none were kept: nothing to look at
             continue
         if find_mistake(diagnosis) is not None:
@@ -286,10 +298,14 @@ class _FreeErrors:
         self._leaving: dict[str, float] = {}
         self.points: list[CurvePoint] = []
         for pair in sorted(free.pairs, key=lambda p: p.reference.order if p.reference else 0):
-            if pair.reference is None or is_inner(pair.reference.key):
+            if pair.reference is None:
                 continue
             key = pair.reference.key
             error = pair.row_error if pair.is_compared else None
+            if is_inner(key):
+                if error is not None and key.slot.startswith("output"):
+                    self._leaving[key.site] = max(error, self._leaving.get(key.site, 0.0))
+                continue
             errors = self._entering if key.slot.startswith("input") else self._leaving
             if error is not None and key.slot.partition(".")[0] in ("input", "output"):
                 errors[key.site] = max(error, errors.get(key.site, 0.0))

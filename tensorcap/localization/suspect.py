@@ -18,6 +18,49 @@ By = Literal["replay", "injection", "archives"]
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """A node of the reference's graph.
+
+    Attributes:
+        node: Its name.
+        op: What it runs, as `aten.gelu.default`.
+        module: Site of the module that it lies in.
+        file: The file of the user's code that runs it, "" if unknown.
+        line: The line in it; None if unknown.
+    """
+
+    node: str
+    op: str
+    module: str
+    file: str
+    line: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """The operation that a suspect of a compiled target is, on both sides.
+
+    Attributes:
+        place: Of the reference.
+        between: Operations before it whose values the target does not have, the first one first: a mistake
+            may be theirs.
+        target_op: The target's operation that holds the value, "" if none is known.
+        target_op_id: Its number.
+        target_node: The node that it was compiled from.
+        target_file: The file of the user's code that runs this, "" if unknown.
+        target_line: The line in it; None if unknown.
+    """
+
+    place: Place
+    between: tuple[Place, ...]
+    target_op: str
+    target_op_id: int | None
+    target_node: str
+    target_file: str
+    target_line: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Suspect:
     """A module that may be wrong itself.
 
@@ -37,6 +80,7 @@ class Suspect:
         reason: Why it is suspected, as a sentence.
         examined: The diagnosis of its tensors; None if there was none, or it was not possible.
         others: Suspects of the same place in other layers that have the same explanation.
+        operation: The operation that it is, of a compiled target; None of a module.
     """
 
     module: str
@@ -54,6 +98,7 @@ class Suspect:
     reason: str
     examined: Diagnosis | None
     others: tuple[Suspect, ...] = ()
+    operation: Operation | None = None
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -110,6 +155,7 @@ class Suspect:
                 {"module": other.module, "key": other.key, "own": json_value(other.own)}
                 for other in self.others
             ],
+            **({} if self.operation is None else {"operation": json_value(self.operation)}),
         }
 
 

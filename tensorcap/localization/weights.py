@@ -111,7 +111,7 @@ def compare_weights(
 def _capture_parameters(model: Any, path: Path, stack: ExitStack) -> Archive | None:
     """Write the parameters of a model to an archive; None if it has none."""
     listed = adapter_for(model).describe(model)["modules"]
-    if not any(module["parameters"] for module in listed):
+    if not any(module.get("parameters") for module in listed):
         return None
     with capture(model, path, params=True, only=_PARAMETERS) as run:
         pass

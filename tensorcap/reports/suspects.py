@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tensorcap.localization import ChangePoint, Localization, NonfiniteOrigin, Suspect
+from tensorcap.localization import ChangePoint, Localization, NonfiniteOrigin, Operation, Suspect
 from tensorcap.wording import FEW, counted, some
 
 
@@ -27,6 +27,8 @@ def suspect_lines(number: int, suspect: Suspect, *, show_all: bool = False) -> l
     """
     name = suspect.class_name.rpartition(".")[2]
     lines = [f"{number}. {suspect.name} ({name})" if name else f"{number}. {suspect.name}"]
+    if suspect.operation is not None:
+        lines += _operation_lines(suspect.operation)
     lines.append(f"error: {_errors(suspect)} (at {suspect.key})")
     lines.append(f"by {' and '.join(suspect.by)}: {suspect.reason}")
     mistake, examined = suspect.diagnosis, suspect.examined
@@ -43,6 +45,29 @@ def suspect_lines(number: int, suspect: Suspect, *, show_all: bool = False) -> l
             f"also {other.module}: error: {_errors(other)} (at {other.key})" for other in suspect.others
         ]
     return lines
+
+
+def _operation_lines(operation: Operation) -> Iterator[str]:
+    """What a compiled target's suspect runs on both sides, and what else it may be."""
+    place = operation.place
+    target = "has none"
+    if operation.target_op or operation.target_node:
+        number = "" if operation.target_op_id is None else f" #{operation.target_op_id}"
+        target = f"{operation.target_op}{number}".strip() or operation.target_node
+        if operation.target_node not in ("", place.node):
+            target += f" of {operation.target_node}"
+        target += _line_text(operation.target_file, operation.target_line)
+    yield f"{place.op}{_line_text(place.file, place.line)} in the reference; in the target {target}"
+    if operation.between:
+        names = [
+            f"{one.module}:{one.node} ({one.op}{_line_text(one.file, one.line)})" for one in operation.between
+        ]
+        yield f"or what comes before it and has no value in the target: {some(names)}"
+
+
+def _line_text(file: str, line: int | None) -> str:
+    name = file.replace("\\", "/").rpartition("/")[2]
+    return f" at {name}:{line}" if name and line is not None else ""
 
 
 def _errors(suspect: Suspect) -> str:

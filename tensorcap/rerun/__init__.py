@@ -6,12 +6,18 @@ An archive and the workload of the other side go in; an injected archive or a `R
 module, judged) with `replay_tests` and `quantised_modules`, `compensation` (what is undone by what comes of
 it), `injected_run` (the runs of an injection), `substitutes` (which tensors a replay replaces),
 `replay_result` (a replay and its notes), `reverse_replay` (the reference's model on the target's values), and
-`module_replay` (a replay in either direction).
+`module_replay` (a replay in either direction). Of a compiled target: `operation_values` (which value is which
+node's), `operation_replay` (what each operation of the graph makes of them), `operation_mistakes` and
+`operation_sides`.
 """
 
 from tensorcap.rerun.injected_run import InjectedRun, run_injected
 from tensorcap.rerun.injection import inject, open_run, reverse
 from tensorcap.rerun.module_replay import replay
+from tensorcap.rerun.operation_mistakes import propose_operation_mistakes
+from tensorcap.rerun.operation_replay import OperationReplay, OperationReplays
+from tensorcap.rerun.operation_sides import is_compiled, operation_sides
+from tensorcap.rerun.operation_values import OperationValues
 from tensorcap.rerun.own_errors import BAD, OwnError
 from tensorcap.rerun.replay_result import Replay
 from tensorcap.rerun.replay_tests import shares_off
@@ -21,10 +27,16 @@ __all__ = [
     "BAD",
     "InjectedRun",
     "OpenReplay",
+    "OperationReplay",
+    "OperationReplays",
+    "OperationValues",
     "OwnError",
     "Replay",
     "inject",
+    "is_compiled",
     "open_run",
+    "operation_sides",
+    "propose_operation_mistakes",
     "replay",
     "replay_within",
     "reverse",

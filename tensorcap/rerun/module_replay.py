@@ -13,15 +13,20 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from tensorcap.adapters import adapter_for
 from tensorcap.alignment import NO_MAPPING, MappingSource, aligned_if_needed, fed_in_common, sides
 from tensorcap.comparison import POLICY
 from tensorcap.recording import Substitution
 from tensorcap.rerun.finite_padding import with_finite_padding
 from tensorcap.rerun.injection import open_run, reverse
+from tensorcap.rerun.operation_replay import OperationReplays
+from tensorcap.rerun.operation_sides import is_compiled
+from tensorcap.rerun.operation_values import OperationValues
 from tensorcap.rerun.replay_judge import ReplayRuns, judge_replay
 from tensorcap.rerun.replay_result import Replay
 from tensorcap.rerun.reverse_replay import cast_workload, replay_within
 from tensorcap.rerun.substitutes import exchangeable, natural_arguments
+from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import Source, opened
 from tensorcap_formats.progress import Progress, Silent
@@ -78,6 +83,11 @@ def replay(
             )
         if reference_model is None:
             raise UsageError("no model, expected reference_model or target_model")
+        if target is not None:
+            original, tested = (stack.enter_context(opened(source)) for source in (reference, target))
+            if is_compiled(original, tested):
+                return _replay_operations(original, tested, reference_model, compute_dtype, progress)
+            reference, target = original, tested
         return replay_within(
             stack,
             reference,
@@ -88,6 +98,24 @@ def replay(
             twin=twin,
             progress=progress,
         ).replay
+
+
+def _replay_operations(
+    reference: Archive,
+    target: Archive,
+    reference_model: Workload,
+    compute_dtype: str | None,
+    progress: Progress,
+) -> Replay:
+    """Compute the operations of the reference's graph on the values of a compiled target."""
+    progress.stage("computing the reference's operations on the target's values")
+    scope = reference.info.scope
+    adapter = adapter_for(reference_model.model)
+    graph = adapter.operation_graph(reference_model, "" if scope is None else scope.decompositions)
+    precision = POLICY.precision_of_runs(reference.info, target.info, compute_dtype)
+    result = OperationReplays(graph, OperationValues(reference, target), precision).replay()
+    name = precision.name if precision else ""
+    return Replay(result.own_errors, name, len(result.own_errors), (), (), "reverse")
 
 
 def _replay_forward(

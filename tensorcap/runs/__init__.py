@@ -13,12 +13,13 @@ from tensorcap.runs.ops import FACTS, Ops, is_fact, ops_of, passed_in
 from tensorcap.runs.record_kinds import is_gradient, is_inner, is_parameter, is_result
 from tensorcap.runs.state_writers import StateWriters, is_handed_on
 from tensorcap.runs.tree import Shape, Tree, TreeNode, compressed, full, paths, ranges, shape_text, tree_lines
-from tensorcap.runs.views import PartialArchive, TensorArchive, ViewRecords, find_tensor
+from tensorcap.runs.views import ArrayArchive, PartialArchive, TensorArchive, ViewRecords, find_tensor
 from tensorcap.runs.window import array_summary, parse_window, read_window, stored_summary, summary, write_npy
 
 __all__ = [
     "FACTS",
     "ArchiveSummary",
+    "ArrayArchive",
     "Call",
     "Calls",
     "Graph",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
+import numpy as np
+
 from tensorcap.runs.graph import Graph, Node, Value
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, bits_of, dtype_of
@@ -43,6 +45,28 @@ class TensorArchive(ArchiveView):
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         out[:] = self._bits[start : start + out.size]
+
+
+class ArrayArchive(ArchiveView):
+    """An archive of arrays in memory, by key text, in the order of their execution.
+
+    Args:
+        archive: What it takes its path, its run's metadata and its values from.
+        arrays: The arrays; a dtype of numpy that archives have.
+    """
+
+    def __init__(self, archive: Archive, arrays: Mapping[str, Array]) -> None:
+        self._arrays = {
+            text: bits_of(np.ascontiguousarray(array)).reshape(-1) for text, array in arrays.items()
+        }
+        records = [
+            Record(Key.parse(text), dtype_of(array), array.shape, order, "", None, True, 0)
+            for order, (text, array) in enumerate(arrays.items())
+        ]
+        super().__init__(archive, records, {}, values=archive.values)
+
+    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+        out[:] = self._arrays[record.key.text][start : start + out.size]
 
 
 class ViewRecords(ArchiveView):

@@ -9,6 +9,7 @@ import pytest
 
 from tensorcap_formats.run_info import (
     ErrorInfo,
+    ExportedNode,
     InjectedSlot,
     InjectionInfo,
     MappedOperation,
@@ -104,6 +105,20 @@ RUN: dict[str, Any] = {
     "notes": ["one", "two"],
     "control": [{"slot": "output", "identical": True}],
     "duration_seconds": 1.5,
+    "exported_nodes": [
+        {
+            "node": "mm_1",
+            "op": "aten.mm.default",
+            "module": "up",
+            "inputs": {"self": "view"},
+            "weights": {"mat2": "up.w"},
+            "arguments": {"n": 1},
+            "shapes": [[2, 3]],
+            "outputs": [0],
+            "file": "net.py",
+            "line": 12,
+        }
+    ],
     "operation_map": [
         {
             "node": "mm_1",
@@ -203,6 +218,20 @@ PARSED: dict[str, Any] = {
     "operation_map": (
         MappedOperation("mm_1", "up", 1, "coreai.matmul", 7, (5, 7), 2, "net.py", 12),
         MappedOperation("add", op="coreai.add"),
+    ),
+    "exported_nodes": (
+        ExportedNode(
+            node="mm_1",
+            op="aten.mm.default",
+            module="up",
+            inputs={"self": "view"},
+            weights={"mat2": "up.w"},
+            arguments={"n": 1},
+            shapes=((2, 3),),
+            outputs=(0,),
+            file="net.py",
+            line=12,
+        ),
     ),
     "mappings": {"sources": {"torch": {"3": {"identifiers": ["mm"]}}}},
 }

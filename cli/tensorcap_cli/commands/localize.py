@@ -64,6 +64,9 @@ def command(
         tcap localize ref.h5 tgt.h5 --target-repeat tgt2.h5 \\
             --reference-model model.py:reference
 
+    Of a target that is compiled from an exported graph (Core AI), and a reference captured as that graph
+    (`--level export --coreai`), operations are accused in the place of modules.
+
     Only the target's model at hand? Use --target-model: it is run on the reference's values (see
     `tcap inject`). TGT may be left out then, and the run options are the target's:
 

@@ -66,6 +66,9 @@ def command(
         tcap verify meta-llama/Llama-3.2-1B port.py:target --prompt Hi -o out/
         tcap verify ports.py:llama --dtype bfloat16 -o report/
 
+    A target that is compiled from an exported graph (Core AI) is held against the reference's run of that
+    graph: its operations are accused, with their lines, and nothing is injected.
+
     If the sides are of two frameworks (a torch model, and its port to MAX), the weights are compared first,
     through a mapping of their own. --timeout is for a target that has to be compiled.
 

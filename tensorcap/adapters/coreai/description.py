@@ -79,7 +79,7 @@ def describe(model: CoreAIModel) -> dict[str, Any]:
 
 def _dtype_of(source: Any) -> str | None:
     """The dtype of a module's or program's weights."""
-    weights = source.state_dict() if hasattr(source, "state_dict") else {}
+    weights = getattr(source, "state_dict", {})  # of a module a method, of a program a dict
     weights = weights() if callable(weights) else weights
     return next(
         (str(w.dtype).removeprefix("torch.") for w in weights.values() if w.is_floating_point()), None

@@ -20,8 +20,8 @@ import torch
 
 from tensorcap.adapters.coreai.engine import locations, operations_by_id, output_maps, torch_sources
 from tensorcap.adapters.coreai.output_order import ResultType
-from tensorcap.adapters.torch.export import source_of
 from tensorcap.adapters.torch.frames import Source
+from tensorcap.adapters.torch.graph_nodes import source_of
 from tensorcap.workload import redact
 
 _TORCH: Final = re.compile(r"[/\\](site|dist)-packages[/\\]torch[/\\]")  # also of another machine

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -21,6 +21,7 @@ from tensorcap.adapters.coreai.op_recorder import OpRecorder, parameters_of, val
 from tensorcap.adapters.coreai.operation_map import OperationMap
 from tensorcap.adapters.coreai.output_order import OrderedInspector
 from tensorcap.adapters.coreai.runtime_log import without_runtime_log
+from tensorcap.adapters.torch.graph_nodes import graph_nodes
 from tensorcap.recording import Call, NothingLeftError, Recorder
 from tensorcap.wording import counted, some
 from tensorcap.workload import class_name
@@ -67,6 +68,8 @@ def tapped(model: CoreAIModel, recorder: Recorder) -> Callable[..., dict[str, Ar
         op_ids = sorted({row.op_id for row in operation_map.outputs} | operation_map.unmapped.keys())
         values = _execute(model, known, args, kwargs, op_ids)
         _record(values, operation_map, recorder, known.program, modules_of(model))
+        if known.program is not None:
+            recorder.facts["exported_nodes"] = [asdict(node) for node in graph_nodes(known.program)]
         return dict(values.outputs)
 
     return tapped_run

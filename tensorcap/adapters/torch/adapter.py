@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tensorcap.adapters.operation_graph import OperationGraph
 from tensorcap.adapters.protocol import Adapter, CalledRoot, Site, further_names
 from tensorcap.adapters.torch.capture_gaps import attention_note, capture_gaps, eager_mode, graph_note
 from tensorcap.adapters.torch.description import describe
@@ -183,6 +184,12 @@ class TorchAdapter(Adapter):
         from tensorcap.adapters.torch.export import export
 
         return export(workload, plan)
+
+    def operation_graph(self, workload: Workload, decompositions: str) -> OperationGraph:
+        """Export the model by torch.export, not strictly."""
+        from tensorcap.adapters.torch.exported_graph import ExportedGraph
+
+        return ExportedGraph.of(workload, decompositions)
 
     def program_workload(self, program: Any, inputs: Any) -> Workload:
         """The program as a model, and its inputs by the names of its graph."""

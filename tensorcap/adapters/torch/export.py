@@ -10,16 +10,15 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import operator
 import os
-import re
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import dropwhile
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -28,26 +27,22 @@ from torch.utils import _pytree as pytree
 
 from tensorcap.adapters.protocol import decomposed
 from tensorcap.adapters.torch.capture_gaps import is_compiled_model
-from tensorcap.adapters.torch.frames import Source
+from tensorcap.adapters.torch.graph_nodes import INNER, graph_nodes, operator_of, source_of
 from tensorcap.adapters.torch.module_tap import ModuleTap
 from tensorcap.adapters.torch.modules import argument_names, tree
 from tensorcap.adapters.torch.op_mode import modules_below
 from tensorcap.adapters.torch.op_recorder import OpRecorder
-from tensorcap.adapters.torch.operators import Operator
 from tensorcap.adapters.torch.parameters import record_parameters
 from tensorcap.adapters.torch.program_module import ProgramModule
 from tensorcap.adapters.torch.staging_buffer import StagingBuffer
 from tensorcap.adapters.torch.tensor_leaves import KINDS, TensorLeaves
 from tensorcap.recording import Call, CaptureOptions, Point, Recorder, leaf_slot, walk
-from tensorcap.workload import Workload, class_name, redact, replace_attribute
+from tensorcap.workload import Workload, class_name, replace_attribute
 from tensorcap_formats.errors import CaptureError, MissingPackageError, UsageError, abbreviate
 from tensorcap_formats.keys import escape
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
-
-_INNER: Final = (os.path.dirname(torch.__file__) + os.sep, "<eval_with_key>")  # files of torch's own code
-_FRAME: Final = re.compile(r'File "(.+)", line (\d+), in (.+)')
 
 
 def export(workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], None]:
@@ -65,30 +60,45 @@ def export(workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], Non
         own_frames = {"frames": "as the program has them"}
         return partial(_run, model.program, own_frames, model, *workload.arguments, plan)
     name = class_name(model)
-    if workload.run is not None:
-        raise UsageError(
-            f"{name}: level export runs one forward, found a workload that runs a function of its own",
-            hint="Leave the function out (--max-new-tokens), or take level op.",
-        )
     unfit = [what for what in ("watch", "grads") if getattr(plan, what)]
     if unfit:
         raise UsageError(
             f"{name}: level export runs a graph and not the model's code, found {' and '.join(unfit)}",
             hint="Take level op.",
         )
+    program, has_all_frames = export_program(workload, plan.decompositions)
     args, kwargs = workload.arguments
-    try:
-        program, has_all_frames = exported(model, args, kwargs, plan.decompositions)
-    except (MissingPackageError, UsageError):
-        raise
-    except Exception as error:
-        raise _failure(name, error) from error
     facts = {
         "strict": False,
         "grad": torch.is_grad_enabled(),
         "frames": "all" if has_all_frames else "of functions named forward",
     }
     return partial(_run, program, facts, model, args, kwargs, plan)
+
+
+def export_program(workload: Workload, decompositions: str) -> tuple[ExportedProgram, bool]:
+    """Export the model of a workload, as `exported` does.
+
+    Raises:
+        UsageError: The workload is no single forward.
+        CaptureError: torch cannot export the model.
+    """
+    model = workload.model
+    name = class_name(model)
+    if workload.run is not None:
+        raise UsageError(
+            f"{name}: level export runs one forward, found a workload that runs a function of its own",
+            hint="Leave the function out (--max-new-tokens), or take level op.",
+        )
+    if isinstance(model, ProgramModule):
+        return model.program, True
+    args, kwargs = workload.arguments
+    try:
+        return exported(model, args, kwargs, decompositions)
+    except (MissingPackageError, UsageError):
+        raise
+    except Exception as error:
+        raise _failure(name, error) from error
 
 
 def exported(
@@ -128,6 +138,7 @@ def _run(
     recorder: Recorder,
 ) -> None:
     recorder.facts["export"] = facts
+    recorder.facts["exported_nodes"] = [asdict(node) for node in graph_nodes(program)]
     modules, _ = tree(model)
     if is_compiled_model(modules.values()):
         recorder.facts.setdefault("notes", []).append(
@@ -253,7 +264,7 @@ class _GraphRun:
         compute: Callable[[], Any],
     ) -> Any:
         """Run a node and record it."""
-        known, args = _operator(node, args)
+        known, args = operator_of(node, args)
         outer = self._module_call(node)
         call = None
         if outer.point.site in self._sites:
@@ -311,36 +322,10 @@ class _NodeInterpreter(Interpreter):
         return value
 
 
-def _operator(node: Node, args: tuple[Any, ...]) -> tuple[Operator, tuple[Any, ...]]:
-    """The properties of a node's function, and its arguments as they are recorded."""
-    target: Any = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return Operator.of(target), args
-    name = getattr(target, "__name__", str(target))
-    if target is operator.getitem and isinstance(args[0], (tuple, list)):
-        args = (args[0][args[1]], args[1])
-    graphs = {
-        id(value): arg.name for value, arg in zip(args, node.args, strict=True) if isinstance(arg, Node)
-    }
-    args = tuple(graphs.get(id(value), value) if callable(value) else value for value in args)
-    names = tuple(map(str, range(len(args))))
-    return Operator(name, names, frozenset(), frozenset(), None, False, False), args
-
-
-def source_of(node: Node) -> Source:
-    """The innermost frame of the user's code."""
-    frames = _FRAME.findall(node.stack_trace or "")
-    users = [frame for frame in frames if not frame[0].startswith(_INNER)]
-    if not users:
-        return Source(None, None, None)
-    file, line, function = users[-1]
-    return Source(redact(file), int(line), function)
-
-
 def _of_model(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     """The frames of code outside of torch, from the outermost function `forward` on."""
     within = dropwhile(lambda frame: frame.name != "forward", frames)
-    return [frame for frame in within if not frame.filename.startswith(_INNER)]
+    return [frame for frame in within if not frame.filename.startswith(INNER)]
 
 
 @contextlib.contextmanager

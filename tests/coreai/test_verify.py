@@ -1,0 +1,106 @@
+"""Verifications of conversions to Core AI: the mistake is named, and a correct conversion is not accused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("coreai_torch")
+pytest.importorskip("transformers")
+
+import tensorcap
+from tensorcap.localization import Localization, Verification, localize
+from tensorcap.port_verification import verify
+from tensorcap.session import capture_workload
+from tests.coreai.entries import CORRECT, MISTAKES, MODELS, Conversion, Line, Mistake
+
+pytestmark = pytest.mark.slow
+GELU, *_ = MISTAKES
+
+
+def names(entries: Sequence[Conversion]) -> list[str]:
+    return [entry.name for entry in entries]
+
+
+def reference_of(entry: Conversion) -> tensorcap.Workload:
+    return tensorcap.Workload(entry.reference(), entry.reference_inputs())
+
+
+def target_of(entry: Conversion) -> tensorcap.Workload:
+    inputs = {name: x.numpy() for name, x in entry.inputs().items()}
+    return tensorcap.Workload(tensorcap.CoreAIModel(entry.source()), inputs)
+
+
+def verified(entry: Conversion, folder: Path) -> Verification:
+    return verify(reference_of(entry), target_of(entry), folder / "report")
+
+
+@pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning"
+)  # of torch's and Core AI's own code
+@pytest.mark.spec("RPL-150", "VER-80")
+@pytest.mark.parametrize("mistake", MISTAKES, ids=names(MISTAKES))
+def test_the_guilty_operation_is_named_first(mistake: Mistake, tmp_path: Path) -> None:
+    verification = verified(mistake, tmp_path)
+    operation = verification.suspects[0].operation
+    assert operation is not None
+    guilty = mistake.guilty
+    assert operation.place.node in {*guilty.nodes, *guilty.counterparts, *guilty.carriers}
+    assert verification.exit_status == 1
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.spec("RPL-151", "RPL-152")
+@pytest.mark.parametrize("conversion", CORRECT, ids=names(CORRECT))
+def test_a_correct_conversion_is_not_accused(conversion: Conversion, tmp_path: Path) -> None:
+    verification = verified(conversion, tmp_path)
+    assert [suspect.name for suspect in verification.suspects] == []
+    if conversion.precision != "int8":
+        assert verification.exit_status == 0
+    else:
+        text = "Weights are rounded to int8 with a scale for each column, of 15 modules"
+        assert any(text in line for line in verification.summary)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.spec("VER-81", "DIA-280")
+def test_a_planted_gelu_by_tanh_is_named_with_its_lines_and_its_operation(tmp_path: Path) -> None:
+    verification = verified(GELU, tmp_path)
+    (suspect,) = verification.suspects
+    operation = suspect.operation
+    assert operation is not None
+    reference = Line(MODELS, "x + self.down(functional.gelu(h))")
+    assert (suspect.name, operation.place.op, operation.place.module) == (
+        "blocks.1:gelu_1",
+        "aten.gelu.default",
+        "blocks.1",
+    )
+    assert (Path(operation.place.file), operation.place.line) == (reference.file, reference.number)
+    assert (Path(operation.target_file), operation.target_line) == (
+        GELU.guilty.line.file,
+        GELU.guilty.line.number,
+    )
+    assert operation.target_op == "coreai.gelu"
+    assert suspect.cause == "activation"
+    text = (tmp_path / "report" / "summary.txt").read_text()
+    line = f"aten.gelu.default at models.py:{reference.number} in the reference; in the target coreai.gelu #"
+    assert line in text
+    assert "nothing can be put in the place of their values" in text
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.spec("LCL-150")
+def test_archives_are_localized_with_the_reference_model_and_without(tmp_path: Path) -> None:
+    reference, target = tmp_path / "ref.h5", tmp_path / "tgt.h5"
+    capture_workload(reference_of(GELU), reference, level="export", decompositions="coreai")
+    capture_workload(target_of(GELU), target)
+
+    def first(localization: Localization) -> str:
+        return localization.suspects[0].module
+
+    known = localize(reference, target, reference_model=reference_of(GELU), target_model=target_of(GELU))
+    assert (known.by, first(known)) == ("replay", "blocks.1:gelu_1")
+    assert any("No injection: the operations of coreai are compiled" in note for note in known.notes)
+    assert localize(reference, target).by == "archives"
