@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 NEEDED_BY = {
     "torch": [
         "tensorcap/adapters/huggingface",
+        "tensorcap/adapters/neuron",
         "tensorcap/adapters/torch",
         "tests/alignment/ports",
         "tests/alignment/test_layers_apart.py",
@@ -17,6 +18,7 @@ NEEDED_BY = {
         "tests/alignment/test_traps.py",
         "tests/capture",
         "tests/cli/test_import_export.py",
+        "tests/cli/test_absent_extra.py",
         "tests/cli/test_replay.py",
         "tests/cli/test_verify.py",
         "tests/comparison/test_calls.py",
@@ -34,6 +36,7 @@ NEEDED_BY = {
         "tests/formats/test_foreign_torch.py",
         "tests/formats/test_safetensors.py",
         "tests/hostile/test_hostile_torch.py",
+        "tests/neuron",
         "tests/rerun",
         "tests/rewrites",
         "tests/localization",
@@ -69,6 +72,7 @@ NEEDED_BY = {
         "tests/rewrites",
         "tests/localization/test_calls_without_tensors.py",
         "tests/localization/test_exit_statuses.py",
+        "tests/localization/test_routers_with_ties.py",
         "tests/localization/test_padding.py",
         "tests/localization/test_seeded_bugs.py",
         "tests/localization/test_states.py",

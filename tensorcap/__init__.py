@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tensorcap.adapters.coreai.model import CoreAIModel
     from tensorcap.adapters.max.model import MaxModel
     from tensorcap.alignment import Aligned, Alignment, align
+    from tensorcap.capture_plan import CapturePlan, plan
     from tensorcap.comparison import (
         Calibrated,
         Comparison,
@@ -51,6 +52,7 @@ _NAMES = {
     "tensorcap.adapters.coreai.model": ("CoreAIModel",),
     "tensorcap.adapters.max.model": ("MaxModel",),
     "tensorcap.alignment": ("Aligned", "Alignment", "align"),
+    "tensorcap.capture_plan": ("CapturePlan", "plan"),
     "tensorcap.comparison": (
         "Calibrated",
         "Comparison",
@@ -105,6 +107,7 @@ __all__ = [
     "Calibrated",
     "Called",
     "Capture",
+    "CapturePlan",
     "Comparison",
     "CoreAIModel",
     "Diagnosis",
@@ -144,6 +147,7 @@ __all__ = [
     "localize",
     "merge",
     "open_archive",
+    "plan",
     "preflight",
     "probe",
     "recover",

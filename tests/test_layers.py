@@ -102,8 +102,8 @@ def test_a_verb_loads_no_framework() -> None:
 
 
 VERBS = (  # of the command line; `tcap import` is a keyword of Python, and `ls`, `show` and `tree` print
-    "align bisect calibrate capture check compare convert diagnose divergence inject localize preflight "
-    "recover replay sync_points verify"
+    "align bisect calibrate capture check compare convert diagnose divergence inject localize merge plan "
+    "preflight recover replay sync_points verify"
 )
 
 

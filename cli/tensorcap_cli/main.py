@@ -21,7 +21,7 @@ class _Tcap(Group):
     """Imports a command when it is called, so that `tcap --help` loads nothing of the library."""
 
     sections: ClassVar[Mapping[str, Sequence[str]]] = {
-        "Capture": ("capture",),
+        "Capture": ("capture", "plan"),
         "Look": ("ls", "show", "tree"),
         "Compare": ("compare", "sync-points", "align", "preflight", "divergence", "calibrate"),
         "Find the culprit": ("localize", "verify", "replay", "inject", "bisect", "diagnose"),

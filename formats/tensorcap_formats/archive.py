@@ -30,7 +30,8 @@ class Archive(ABC):
     Attributes:
         path: The file or folder.
         container: `hdf5`, `zarr`, `safetensors`, `npz`, `npy`, `npy-folder`, `pt`, `pt-folder`, `max`,
-            `raw`, `dump-folder` or `intermediates-folder`.
+            `raw`, `dump-folder`, `intermediates-folder`, or `neuron-captures`, `neuron-inputs`,
+            `neuron-snapshots` or `neuron-ranks`.
         is_foreign: Whether the file is not one of ours, so that it has names and tensors and no more.
         records: All records; in execution order if `is_ordered`, else in natural order of names.
         is_ordered: Whether the execution order is known.

@@ -114,6 +114,7 @@ def decode_index(data: bytes, run: bytes, source: str, *, is_unaltered: bool = F
         raise CorruptArchiveError(f"{source}: index: values is no object (ARC-35)")
     all_statistics = map(Statistics, *(column[name] for name in _STATISTICS))
     records: list[Record] = []
+    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # those that records have in common
     for row, (text, dtype, shape, order, stored, statistics) in enumerate(
         zip(*(column[n] for n in ("key", "dtype", "shape", "order", "stored")), all_statistics, strict=True)
     ):
@@ -126,12 +127,12 @@ def decode_index(data: bytes, run: bytes, source: str, *, is_unaltered: bool = F
             raise CorruptArchiveError(
                 f"{source}: index: record {row}: dtype {abbreviate(dtype)!r} is unknown (ARC-31)"
             )
-        shape = parse_shape(shape, logical.itemsize, f"{source}: index: record {row}")
+        sizes = parse_shape(shape, logical.itemsize, f"{source}: index: record {row}")
         records.append(
             Record(
                 key,
                 logical,
-                shape,
+                shapes.setdefault(sizes, sizes),
                 order,
                 digests[32 * row : 32 * row + 32],
                 statistics,
@@ -239,10 +240,8 @@ def decode_json(data: bytes, source: str) -> dict[str, Any]:
     gc.disable()  # many small objects: the collector takes most of the time otherwise
     try:
         value = json.loads(data, parse_constant=finite_number)
-        if _has_infinity(
-            value
-        ):  # a number beyond float64; a function for each float takes longer than all else
-            json.loads(data, parse_float=finite_number)
+        if isinstance(value, list | dict) and _has_infinity(value):
+            json.loads(data, parse_float=finite_number)  # names it; calls for all floats take too long
     except (ValueError, RecursionError) as error:
         raise CorruptArchiveError(f"{source}: is not JSON: {error}") from None
     finally:
@@ -253,17 +252,14 @@ def decode_json(data: bytes, source: str) -> dict[str, Any]:
     return value
 
 
-def _has_infinity(value: Any) -> bool:
-    """Whether any number of a JSON value is infinite."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if not isinstance(value, list):
-        return value in _INFINITIES if isinstance(value, float) else False
-    return (
-        any(infinity in value for infinity in _INFINITIES)
-        or (not {list, dict}.isdisjoint(map(type, value))
-        and any(_has_infinity(member) for member in value if isinstance(member, list | dict)))
-    )
+def _has_infinity(value: dict[str, Any] | list[Any]) -> bool:
+    """Whether any number in a JSON object or array is infinite."""
+    members = value.values() if isinstance(value, dict) else value
+    kinds = set(map(type, members))
+    if float in kinds and any(infinity in members for infinity in _INFINITIES):
+        return True
+    is_nested = not kinds.isdisjoint((list, dict))
+    return is_nested and any(_has_infinity(member) for member in members if isinstance(member, list | dict))
 
 
 def finite_number(text: str) -> float:

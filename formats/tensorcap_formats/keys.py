@@ -12,6 +12,7 @@ import fnmatch
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache
+from sys import intern
 from typing import Final
 
 from tensorcap_formats.errors import UsageError, abbreviate
@@ -60,7 +61,7 @@ class Key:
             rank = f"rank{self.rank}/" if self.rank else ""
             call = f"@{self.call}" if self.call else ""
             text = f"{rank}{self.step}/{self.site}{call}/{self.slot}"
-        object.__setattr__(self, "text", text)
+        object.__setattr__(self, "text", intern(text))  # both archives have it
 
     @property
     def path(self) -> str:
@@ -106,7 +107,7 @@ class Key:
             raise UsageError(f"key {abbreviate(text)!r}: {site!r} is not in escaped form (NAM-4)")
         if not _SAFE.fullmatch(slot) and not _is_escaped_slot(slot):
             raise UsageError(f"key {abbreviate(text)!r}: {slot!r} is not in escaped form (NAM-4)")
-        key = cls(site, slot, int(step), int(call or 0), int(rank or 0))
+        key = cls(intern(site), intern(slot), int(step), int(call or 0), int(rank or 0))
         if rank == "0" or call == "0":
             raise UsageError(f"key {abbreviate(text)!r}: not canonical, expected {key.text!r} (NAM-3)")
         return key

@@ -84,13 +84,13 @@ def merge(
         ReadError: One cannot be read.
         WriteError: The output cannot be written.
     """
-    paths = [each for p in paths for each in (rank_archives(p) if is_rank_pattern(p) else [Path(p)])]
-    for path in paths:
+    named = [each for p in paths for each in (rank_archives(p) if is_rank_pattern(p) else [Path(p)])]
+    for path in named:
         refuse_overlap(path, Path(output))
     if reference is None:
-        return _merge(paths, Path(output), None, rules, progress)
+        return _merge(named, Path(output), None, rules, progress)
     with opened(reference) as whole:
-        return _merge(paths, Path(output), whole, rules, progress)
+        return _merge(named, Path(output), whole, rules, progress)
 
 
 def _merge(

@@ -172,6 +172,7 @@ def _folder_opener(path: Path) -> Callable[[Path], Archive]:
     from tensorcap_formats.foreign import (
         is_dump,
         is_intermediates_folder,
+        neuron_opener,
         open_dump,
         open_intermediates,
         open_npy_folder,
@@ -181,6 +182,8 @@ def _folder_opener(path: Path) -> Callable[[Path], Archive]:
 
     if is_intermediates_folder(path, set(listed)):
         return open_intermediates
+    if opener := neuron_opener(path, listed):
+        return opener
     if is_dump(path, listed):
         return open_dump
     if ".safetensors" in suffixes:

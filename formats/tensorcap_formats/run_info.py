@@ -305,7 +305,7 @@ class TensorRule:
     known: str = ""
     mesh: Mapping[str, Any] = field(default_factory=dict)
     shape: tuple[int, ...] | None = None
-    sizes: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -579,6 +579,11 @@ def _shape(value: object) -> tuple[int, ...] | None:
     return tuple(_list(value)) if is_shape else None
 
 
+def _shapes_by_name(value: object) -> dict[str, tuple[int, ...]]:
+    shapes = {name: _shape(item) for name, item in _mapping(value).items()}
+    return {name: shape for name, shape in shapes.items() if shape is not None}
+
+
 _MEMBERS: Final = {"class_name": "class", "is_training": "training", "map_text": "map"}
 _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     "str": _text,
@@ -599,6 +604,7 @@ _READERS: Final[Mapping[str, Callable[[object], Any]]] = {
     "RanksInfo | None": _nested(RanksInfo),
     "Mapping[str, Any]": _mapping,
     "Mapping[str, str]": _texts_by_name,
+    "Mapping[str, tuple[int, ...]]": _shapes_by_name,
     "Mapping[str, TensorInfo]": _tensors,
     "WorkloadInfo": _nested(WorkloadInfo),
     "ScopeInfo | None": _nested(ScopeInfo),

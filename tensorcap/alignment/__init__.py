@@ -23,7 +23,14 @@ from tensorcap.alignment.equivalence_map import component_mapping, read_mapping,
 from tensorcap.alignment.graph_nodes import node_sites, placement_of
 from tensorcap.alignment.links import Link, place_of
 from tensorcap.alignment.map_file import map_text, write_map
-from tensorcap.alignment.mapping import Alignment, Entry, LeftOver, parse_values, values_text
+from tensorcap.alignment.mapping import (
+    Alignment,
+    Entry,
+    LeftOver,
+    paired_modules,
+    parse_values,
+    values_text,
+)
 from tensorcap.alignment.operation_pairs import pair_operations
 from tensorcap.alignment.order import Order, order_between
 from tensorcap.alignment.resolution import resolve
@@ -64,6 +71,7 @@ __all__ = [
     "node_sites",
     "order_between",
     "pair_operations",
+    "paired_modules",
     "parse_values",
     "place_of",
     "placement_of",

@@ -26,6 +26,7 @@ from tensorcap.alignment.match import (
     match_tokens,
     pair_equal_keys,
     pair_moved_results,
+    pair_numbered_children,
     propose,
     without_lone_moves,
 )
@@ -149,14 +150,25 @@ def align(
         resolved = resolve(written, trusted, tested)
         if by == "none":
             return Aligned.of(resolved, path=path)
-        rest = _without(trusted, resolved.links, 0), _without(tested, resolved.links, 1)
         rules = _with_graph_names(rules or Rules(), trusted, tested, may_read=read_values)
+        if mapping is None and by == "all":
+            resolved = _with_numbered_children(resolved)
+        rest = _without(trusted, resolved.links, 0), _without(tested, resolved.links, 1)
         computed = match_tokens(propose(*rest, rules=rules, by=by, read_values=read_values))
         if by != "names":
             computed = pair_moved_results(*rest, computed) or computed
-        if mapping is not None:  # its tokens count for the computed entries, too
-            computed = resolve(_join(written, computed.alignment), trusted, tested)
+        if resolved.alignment.entries or mapping is not None:  # its tokens count for computed entries, too
+            computed = resolve(_join(resolved.alignment, computed.alignment), trusted, tested)
         return Aligned.of(computed, path=path)
+
+
+def _with_numbered_children(mapping: ResolvedMapping) -> ResolvedMapping:
+    """A mapping without entries, or one of children whose numbers are of other modules on each side."""
+    entries = pair_numbered_children(mapping.reference, mapping.target)
+    if not entries:
+        return mapping
+    alignment = replace(mapping.alignment, entries=entries)
+    return resolve_fitting(alignment, mapping.reference, mapping.target)[0]
 
 
 def _with_graph_names(rules: Rules, reference: Archive, target: Archive, *, may_read: bool = True) -> Rules:
@@ -322,12 +334,20 @@ def compute_if_needed(reference: Archive, target: Archive) -> ResolvedMapping | 
         The mapping; None if equal keys, or the keys that it finds, pair the records as they are; also if both
         sides are of graphs, whose nodes are paired already (SYN-1).
     """
-    if not both_lack_partners(reference, target) or share_nodes(reference, target):
+    if share_nodes(reference, target):
+        return None
+    numbered = _with_numbered_children(resolve(Alignment(()), reference, target))
+    if not numbered.links and not both_lack_partners(reference, target):
         return None
     is_known = all(archive.info.modules or names_results(archive) for archive in (reference, target))
     by: By = "all" if is_known and (reference.info.modules or target.info.modules) else "names"
     rules = _with_graph_names(Rules(), reference, target)
-    resolved = match_tokens(propose(reference, target, rules=rules, by=by))
+    if by == "names" or not numbered.links:
+        resolved = match_tokens(propose(reference, target, rules=rules, by=by))
+    else:
+        rest = _without(reference, numbered.links, 0), _without(target, numbered.links, 1)
+        computed = match_tokens(propose(*rest, rules=rules, by=by))
+        resolved = resolve(_join(numbered.alignment, computed.alignment), reference, target)
     is_plain = all(
         link.entry.reference == link.entry.target and (link.gathers or _have_equal_keys(link))
         for link in resolved.links

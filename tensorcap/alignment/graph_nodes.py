@@ -140,10 +140,15 @@ def at_modules(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
         at_sites = {own: _renamed(site, own) for own, site in at_sites.items()}
         reference = NodeArchive(reference, at_sites)
     sites = {t.site: at_sites.get(r.site, r.site) for r, t in pairs}
+    if ops_of(reference):
+        texts = [replace(r.key, site=sites.get(r.key.site, r.key.site)).text for r in target.records]
+        reference = ViewRecords.of(reference, texts)
     taken = set(sites.values()) | {at_sites.get(node.site, node.site) for node in ours}
-    for node in theirs:
-        if node.site not in sites and node.site in taken:
-            sites[node.site] = inner_site(UNMAPPED, node.site)
+    taken |= {record.key.site for record in reference.records if is_inner(record.key)}
+    own = {node.site for node in theirs} | {r.key.site for r in target.records if is_inner(r.key)}
+    for site in own - sites.keys():  # of no partner; an operation that no node names has a number of its own
+        if site in taken:
+            sites[site] = inner_site(UNMAPPED, site)
     placements = dict(_placements(reference, target, sites))
     moved = {own: site for own, site in sites.items() if own != site}
     return reference, NodeArchive(target, moved, placements) if moved or placements else target

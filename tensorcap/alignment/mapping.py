@@ -203,6 +203,21 @@ class Alignment:
     failed: tuple[str, ...] = ()
 
 
+def paired_modules(alignment: Alignment) -> dict[str, str]:
+    """The target's place of each of the reference's, by entries of one place on each side.
+
+    Raises:
+        UsageError: An entry has several places on a side, or moves elements.
+    """
+    pairs: dict[str, str] = {}
+    for entry in alignment.entries:
+        if len(entry.reference) != 1 or len(entry.target) != 1 or entry.steps or entry.dims:
+            raise entry.refuse("has several places or steps, expected a module of each side")
+        for (reference,), (target,) in entry.expanded():
+            pairs[reference] = target
+    return pairs
+
+
 def parse_values(text: str) -> Values:
     """Read a set of indices or names.
 

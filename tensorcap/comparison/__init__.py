@@ -1,7 +1,8 @@
 """Compare two archives: pairs of records, a status for each, and what a report needs besides.
 
 In come two archives with equal keys (`tensorcap.alignment` makes them so); out comes a `Comparison`. Read
-`pair` (the data, and `decide`, the one place that sets a status), `pairing`, `pipeline` (the whole way);
+`pair` (the data, and `decide`, the one place that sets a status), `pairing` with `program_pair`, `pipeline`
+(the whole way);
 then what decides: `exact`, `thresholds`, `calibration`, `judge` with `policy` and `policy_tests`, `routing`,
 `near_ties`;
 `held_values` and `agreement` (what differs and is no mistake); then the rest: `sync_points` with `bands`,
@@ -58,7 +59,7 @@ from tensorcap.comparison.policy_tests import (
 )
 from tensorcap.comparison.quantised_weights import QuantisedModule, quantised_modules
 from tensorcap.comparison.ranking import Shade, by_error, by_module, contents, error_of, shade, worst
-from tensorcap.comparison.ranks import rank_text
+from tensorcap.comparison.ranks import rank_text, unlike_on_ranks
 from tensorcap.comparison.robust_errors import sample
 from tensorcap.comparison.sync_points import (
     ModuleShare,
@@ -153,6 +154,7 @@ __all__ = [
     "shade",
     "state_writer",
     "sync_points",
+    "unlike_on_ranks",
     "worst",
     "worst_status",
     "write_calibration",

@@ -35,6 +35,8 @@ _EXACT: Final = 1e-4  # relative error, below which a module around another shap
 
 _COMPILED: Final = "_orig_mod"  # what torch.compile wraps
 
+_UNUSED_AGREE: Final = "the target's program has no value of it, and all values that both have agree"
+
 _Place = tuple[int, int, str]  # rank, step, site
 
 
@@ -142,7 +144,7 @@ class _Agreement:
             if point.status == "not-capturable" and not point.slots
         }
         self._pairs = [p for p in pairs if p.reference is not None and p.status != "excluded"]
-        self._flow = NodeFlow(reference, pairs)
+        self._flow = NodeFlow(reference, target, pairs)
         ops = ops_of(target)
         self._has_ops = bool(ops)
         self._has_digests = reference.trusts_digests
@@ -163,11 +165,13 @@ class _Agreement:
     def why_missing(self, record: Record) -> str:
         """Why the target may lack a record of the reference; "" if it may not."""
         key = record.key
+        if is_parameter(key) and self._target.info.operation_map:  # a compiled program gives no weights
+            return self._computed_without(key, key.site)
         if self._absences.is_left_out(record) or not self._target.info.modules or is_gradient(key):
             return ""
         if same := self._equal_and_agreeing(record):
             return f"it holds what {same[0].key} holds, which agrees"
-        if is_inner(key) and self._target.info.operation_map and self._flow.graph is not None:
+        if (is_inner(key) or is_parameter(key)) and self._target.info.operation_map:
             return self._used_without(key)
         if is_inner(key):
             return self._computed_without(key, module_of(key.site)) if self._has_ops else ""
@@ -195,7 +199,8 @@ class _Agreement:
 
         Each holds only if the module around it, and the model, have results that agree. Beside a mistake, by
         which the model has none, the first holds of calls that hand on what they are given in the target, and
-        of products: these hide no error.
+        of products: these hide no error. Before all of them, and beside a mistake too, comes what the target
+        hands on in the place of the result of a call that it does not make, and which agrees with that.
         """
         record = pair.reference
         assert record is not None
@@ -203,6 +208,8 @@ class _Agreement:
         is_result_of_model = key.site == ROOT_SITE and not _is_argument(key)
         if is_result_of_model or is_gradient(key) or is_parameter(key):
             return ""
+        if why := self._why_folded(pair):
+            return why
         if not self._is_model_green(key):
             takers = self._takers_of(pair)
             return self._why_undone(takers, error_of(pair)) if all(map(self._hides_nothing, takers)) else ""
@@ -220,6 +227,36 @@ class _Agreement:
         if not is_inner(key) and _is_much_smaller(around[1], error, _UNDONE_AROUND):
             return f"it differs, and what {_name(around[0])} makes of it agrees"
         return ""
+
+    def _why_folded(self, pair: Pair) -> str:
+        """By which calls that the target lacks a difference is undone, as by a norm in the weights before it.
+
+        All calls that are given the tensor are such in the reference. What is computed of their results is
+        given the tensor itself in the target, bit for bit, and agrees.
+        """
+        record, tested = pair.reference, pair.target
+        if record is None or tested is None or not tested.digest or not is_result(record.key):
+            return ""
+        takers = self._takers.get(_contents(record), [])
+        results = [r for t in takers if t.reference for r in self._of_call.get(t.reference.key.where, [])]
+        if not results or not all(taker.is_absent or not taker.is_compared for taker in takers):
+            return ""
+        if any(result.is_compared for result in results):
+            return ""
+        further = [
+            taker
+            for result in results
+            if result.reference is not None
+            for taker in self._takers.get(_contents(result.reference), [])
+            if taker.is_compared
+        ]
+        is_handed_on = all(t.target is not None and t.target.digest == tested.digest for t in further)
+        if not further or not is_handed_on or not all(taker.is_green for taker in further):
+            return ""
+        names = dict.fromkeys(result.reference.key.site for result in results if result.reference)
+        return (
+            f"the target does not call {some(list(names), 2)}, and hands this on in its place, which agrees"
+        )
 
     def other_places(self, pair: Pair) -> str:
         """What a result of the model that differs is on both sides, if it is two other tensors that agree.
@@ -318,7 +355,12 @@ class _Agreement:
         return "the target's call returns no such value, and its other results agree"
 
     def _used_without(self, key: Key) -> str:
-        """By the results of all nodes that are computed from one that a compiler left out."""
+        """By the results of all nodes that are computed from one that a compiler left out.
+
+        By all values that both sides have, if no graph says which are, as of a weight.
+        """
+        if key.where not in self._flow.nodes:
+            return _UNUSED_AGREE if _agree([pair for pair in self._pairs if pair.is_compared]) else ""
 
         def has_values(place: str) -> bool:
             return any(pair.is_compared and not is_held(pair) for pair in self._flow.pairs(place))

@@ -239,7 +239,8 @@ def _has_gelu(reference: Archive) -> bool:
 
 def _commands(reference: Archive, target: Archive, precision: Precision | None) -> tuple[str, ...]:
     """Return the commands that compare the target's error with that of a twin in its precision."""
-    if reference.is_foreign or precision is None or precision.is_wide or precision.weights:
+    is_program = bool(reference.info.operation_map)  # whose twin in that precision is the target
+    if is_program or reference.is_foreign or precision is None or precision.is_wide or precision.weights:
         return ()
     ours, theirs = shlex.quote(str(reference.path)), shlex.quote(str(target.path))
     return (

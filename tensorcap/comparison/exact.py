@@ -8,7 +8,7 @@ is computed between them, so that they have to be equal in the target too (CMP-1
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -232,6 +232,7 @@ def judge_pass_through(
     pairs: Sequence[Pair],
     thresholds: Thresholds,
     left_out: Callable[[Record], Array | None] = lambda record: None,
+    sums: Collection[str] = (),
 ) -> list[Pair]:
     """Judge the pairs that have to repeat an earlier one.
 
@@ -241,6 +242,8 @@ def judge_pass_through(
         pairs: Their pairs, judged by the policy.
         thresholds: What a user gave; pairs that it is about are left as they are.
         left_out: Which elements of a tensor are of padding, that need not be repeated; None if none is.
+        sums: Keys of the target's tensors that were added up when ranks were merged: the model itself may
+            have added in another order.
 
     Returns:
         All pairs in their order; those that repeat an earlier one in the reference alone are `diverged`.
@@ -251,6 +254,8 @@ def judge_pass_through(
         contents = record.key.rank, record.key.step, record.digest, record.dtype.name, record.shape
         same = earlier.setdefault(contents, [])
         is_open = pair.status in _OPEN and not is_inner(record.key) and not thresholds.limits_for(pair.key)
+        if pair.target is not None and pair.target.key.text in sums:
+            continue
         agreeing = [other for other in same if other.is_green]  # else it may be another tensor in the target
         if agreeing and is_open and not _is_repeated(target, pair, agreeing, left_out):
             text = f"equal to {agreeing[-1].key} in the reference, not in the target"

@@ -66,7 +66,7 @@ def explain_held_values(
     if not target.info.operation_map or precision is None:
         return list(pairs)
     pairs = [_with_masks_apart(reference, target, pair, precision) for pair in pairs]
-    search = _Search(reference, target, precision, NodeFlow(reference, pairs))
+    search = _Search(reference, target, precision, NodeFlow(reference, target, pairs))
     holders = {pair.key: held for pair in pairs if _is_different(pair) and (held := search.held(pair))}
     return [_explained(pair, holders.get(pair.key), search, holders) for pair in pairs]
 
@@ -127,24 +127,25 @@ class _Search:
         own_error = math.inf if own is None else distance(values, own)
         shape = self._shape(pair)
         norm = float(np.linalg.norm(values[np.isfinite(values)]))
-        users = self.flow.within(place, _ANY, self.flow.users)
-        for candidate in self._candidates(place, users):
+        for candidate in self._candidates(place):
             name = unescape(Key.parse(f"{candidate}/op").site.partition(":")[2])
             for text, value in self._outputs(candidate, shape):
                 other = self._read(value, norm)
                 error = math.inf if other is None else distance(values, other)
                 if error * _CLEARLY < own_error and self._is_rounding(error, pair):
-                    return _Held(
-                        candidate, error, candidate in users, f"the target holds the value of {name}"
-                    )
+                    return self._holding(place, candidate, error, f"the target holds the value of {name}")
                 theirs = self._own_value(text, shape)
                 if theirs is None or distance(values, theirs) > _EXACT * self.precision.unit:
                     continue
                 other = self._read(value)
                 if own is None or other is None or distance(own, other) > _CLEARLY * self.precision.unit:
                     text = f"the target holds its own value of {name}, which is judged there"
-                    return _Held(candidate, error, candidate in users, text)
+                    return self._holding(place, candidate, error, text)
         return None
+
+    def _holding(self, place: str, candidate: str, error: float, text: str) -> _Held:
+        is_later = candidate in self.flow.within(place, _ANY, self.flow.users)
+        return _Held(candidate, error, is_later, text)
 
     def is_agreed_after(self, pair: Pair, holders: dict[str, _Held]) -> bool:
         """Whether there are nodes computed from a pair's with compared values, and all of them agree."""
@@ -158,16 +159,15 @@ class _Search:
         compared = [p for user in users for p in self.flow.pairs(user) if p.is_compared]
         return bool(compared) and all(p.is_green for p in compared)
 
-    def _candidates(self, place: str, users: dict[str, int]) -> Iterator[str]:
+    def _candidates(self, place: str) -> Iterator[str]:
         """Nodes near one: those computed from it and those it is computed from, the nearest first; others."""
         near = self.flow.within(place, _REACH, self.flow.inputs)
-        near |= {other: distance for other, distance in users.items() if distance <= _REACH}
+        near |= self.flow.within(place, _REACH, self.flow.users)
         yield from sorted(near, key=lambda other: near[other])
         module = self.flow.nodes[place].module
         parent, _, last = module.rpartition(".")
-        around = (
-            module if last.isdigit() or not parent else parent
-        )  # a list of layers is no module around one
+        is_of_list = last.isdigit() or not parent  # a list of layers is no module around one
+        around = module if is_of_list else parent
         for other in self.flow.nodes.values():
             is_within = f"{other.module}.".startswith(f"{around}.")
             if is_within and other.where not in near and other.where != place:
@@ -176,6 +176,9 @@ class _Search:
     def _outputs(self, place: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Value]]:
         """Outputs of a node that have a shape, but for axes of length 1, with their key texts."""
         for value in self.flow.nodes[place].outputs:
+            if not self.flow.is_of_reference:
+                text = f"{place}/{value.name}"
+                value = Value(value.name, text if text in self.reference else None)
             own = value.view.shape if value.view is not None else None
             if own is None and value.key is not None and value.key in self.reference:
                 own = self.reference.get(value.key).shape
@@ -199,7 +202,8 @@ class _Search:
             if is_finite and abs(known.l2 - norm) > known.l2 / 2:
                 return None
         try:
-            array = np.asarray(self.flow.graph.read(value))
+            whole = self.reference.load(record) if record is not None and value.view is None else None
+            array = np.asarray(self.flow.graph.read(value) if whole is None else whole)
         except (ReadError, TensorNotFoundError):
             return None
         return array.reshape(-1).astype(np.float64) if array.dtype.kind == "f" else None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from tensorcap.alignment import MappedArchive
 from tensorcap.comparison.pair import Pair
+from tensorcap.comparison.tensorless_calls import GivenValues, has_all_inputs
 from tensorcap.recording import HELD, parse_steps
 from tensorcap.runs import StateWriters, enclosing_sites, is_inner
 from tensorcap_formats.archive import Archive
@@ -43,7 +44,6 @@ class Injected:
                 self._written.add(name)
         self._run = archive
         self._reference = reference
-        self._in_part = {point.site for point in archive.info.points if point.slots}
         self._inputs: dict[_Place, list[Record]] = {}
         for record in archive.records if self._replaced else ():
             if record.key.slot.startswith("input") and not is_inner(record.key):
@@ -137,27 +137,13 @@ class Injected:
         """Whether a result is of a call that was given no tensors, and all else as in the reference."""
         if pair.reference is None or not key.slot.startswith("output") or is_inner(key):
             return False
-        if _place(key) in self._inputs or not self._has_all_inputs(key.site):
+        if _place(key) in self._inputs or not has_all_inputs(self._run.info, key.site):
             return False
-        ours, theirs = (
-            {name: value for name, value in calls.get(one.where, {}).items() if name.startswith("input")}
-            for calls, one in ((self._values[0], pair.reference.key), (self._values[1], key))
-        )
-        if ours.keys() == theirs.keys():
-            return ours == theirs
-        return sorted(map(repr, ours.values())) == sorted(map(repr, theirs.values()))  # under other names
+        return self._values.are_equal(pair.reference.key, key)
 
     @cached_property
-    def _values(self) -> Sequence[Mapping[str, Mapping[str, Any]]]:
-        """What is no tensor, by slot, of each call by `Key.where`: of the reference and of the run."""
-        return [_by_call(archive.values) for archive in (self._reference, self._run)]
-
-    def _has_all_inputs(self, site: str) -> bool:
-        """Whether all tensors that a module was given were recorded."""
-        scope = self._run.info.scope
-        if scope is None or not scope.inputs or scope.include or scope.exclude:
-            return False
-        return site not in self._in_part
+    def _values(self) -> GivenValues:
+        return GivenValues(self._reference, self._run)
 
     def _call_around(self, record: Record) -> _Place:
         """Return the call of the nearest module around that of an argument."""
@@ -168,14 +154,6 @@ class Injected:
             if earlier:
                 return earlier[-1]
         return (record.key.step, ROOT_SITE, 0)
-
-
-def _by_call(values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    by_call: dict[str, dict[str, Any]] = {}
-    for text, value in values.items():
-        call, _, slot = text.rpartition("/")
-        by_call.setdefault(call, {})[slot] = value
-    return by_call
 
 
 def injection_text(injected: InjectionInfo) -> str:

@@ -154,7 +154,7 @@ class PolicyJudge:
         noise = partial(_noise, self.precision)
         flips = find_flips(*archives, routers, by_key, noise=noise)
         near_ties = NearTies(*archives, self._calls, routers, by_key, noise=noise)
-        pairs = [near_ties.without(pair) for pair in pairs]
+        pairs = [self._without_other_order(near_ties, near_ties.without(pair)) for pair in pairs]
         after_flips = StepsAfterFlips([flip for flip in flips if flip.flipped] + near_ties.flips)
         copies = copies_of(pairs, [flip.pair for flip in flips])
         moved = moved_ops(self._calls, self.reference, flips, copies)
@@ -235,6 +235,15 @@ class PolicyJudge:
             is_choice = is_routing(record) and pair.status == "unjudged"
             is_moved = pair.status == "shape-mismatch" or (is_whole(record) and not is_choice)
         return decide(pair, Decision("routing", "excluded", _MOVED)) if is_moved else pair
+
+    def _without_other_order(self, near_ties: NearTies, pair: Pair) -> Pair:
+        """Exclude the pair if its rows are by expert, and tokens may have chosen otherwise (POL-212)."""
+        record = pair.reference
+        if record is None or pair.status not in ("unjudged", "shape-mismatch") or pair.findings:
+            return pair
+        if self.thresholds.limits_for(pair.key) or not near_ties.moves(record):
+            return pair
+        return decide(pair, Decision("routing", "excluded", _MOVED))
 
     def _as_masks(self, pair: Pair) -> Pair:
         is_settled = pair.status not in ("unjudged", "nonfinite") or bool(pair.findings)

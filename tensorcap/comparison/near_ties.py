@@ -9,6 +9,7 @@ count.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -36,6 +37,7 @@ _CHOSEN: Final = (
     "top_k",
 )
 _FURTHER: Final = ("n_group", "correction_bias")  # settings and tensors by which scores alone do not decide
+_ROUTER: Final = re.compile(r"(?:^|\.)(?:router|gate|gating)$", re.IGNORECASE)
 _MOST: Final = 1 << 24  # elements of scores that are read
 
 
@@ -46,11 +48,25 @@ class InlineRouter(NamedTuple):
         scores: The reference's scores of all experts.
         chosen: How many experts a token gets.
         sources: What the scores were made of: the layer's arguments, and those of the block.
+        block: Site of the module that holds the experts.
     """
 
     scores: Record
     chosen: int
     sources: Sequence[Record]
+    block: str
+
+
+class _Weights(NamedTuple):
+    """What a router whose choices are recorded gives.
+
+    Attributes:
+        scores: The reference's scores of all experts.
+        weights: Its weights of those that are chosen.
+    """
+
+    scores: Record
+    weights: Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +77,18 @@ class _Undecided:
         place: Rank and step.
         order: When the scores were made.
         kept: True of each token that counts.
-        flips: How many certainly or possibly chose otherwise, as of another router.
+        flips: How many certainly or possibly chose otherwise, as of another router; none if only the order
+            of choices is another one.
+        rows: How many tokens experts get, a token as often as it chose.
+        block: Site of the module that holds the experts.
     """
 
     place: tuple[int, int]
     order: int
     kept: Array
     flips: Flips
+    rows: int
+    block: str
 
 
 class NearTies:
@@ -95,7 +116,8 @@ class NearTies:
         self._archives = reference, target
         self._noise = noise
         found = (self._undecided(router, pairs) for router in _find_inline(reference, calls, routers, pairs))
-        self._undecided_tokens = [one for one in found if one is not None]
+        weighed = (self._weighed_otherwise(weights, pairs) for weights in _find_thresholded(calls, routers))
+        self._undecided_tokens = [one for one in (*found, *weighed) if one is not None]
 
     @classmethod
     def of(
@@ -109,7 +131,7 @@ class NearTies:
     @property
     def flips(self) -> list[Flips]:
         """How the choices of these routers may differ, as `StepsAfterFlips` takes them."""
-        return [one.flips for one in self._undecided_tokens]
+        return [one.flips for one in self._undecided_tokens if one.flips.flipped]
 
     def without(self, pair: Pair) -> Pair:
         """Return the pair with the row metrics of tokens that no near tie decided before it.
@@ -130,11 +152,24 @@ class NearTies:
         )
         return replace(pair, difference=replace(difference, **row_metrics(ours, theirs - ours)))
 
+    def moves(self, record: Record) -> bool:
+        """Whether a tensor has rows in the order of experts, which tokens chose otherwise."""
+        place = record.key.rank, record.key.step
+        return any(
+            one.place == place
+            and record.order > one.order
+            and record.key.site.startswith(f"{one.block}.")
+            and one.rows > len(one.kept)
+            and (record.shape == (one.rows,) or _count_rows(record) == one.rows)
+            for one in self._undecided_tokens
+        )
+
     def _kept(self, record: Record) -> Array | None:
         """Which tokens of a record count; None if all do, or it has other rows than tokens."""
         place, kept = (record.key.rank, record.key.step), None
         for one in self._undecided_tokens:
-            if one.place == place and record.order > one.order and _count_rows(record) == len(one.kept):
+            is_behind = one.flips.flipped and one.place == place and record.order > one.order
+            if is_behind and _count_rows(record) == len(one.kept):
                 kept = one.kept if kept is None else kept & one.kept
         return kept
 
@@ -146,6 +181,7 @@ class NearTies:
            of the rows of their input if the target has no scores, or the noise of the precision.
         3. Of scores of both sides only those tokens count as undecided that chose otherwise, and those at a
            tie within noise, which rounding behind the scores decides.
+        4. If a token's choices are the same in another order, it counts, and rows by expert may have moved.
         """
         record = router.scores
         pair = pairs.get(record.key.text)
@@ -156,18 +192,56 @@ class NearTies:
         scores = self._archives[0].load(record).astype(np.float64).reshape(-1, record.shape[-1])
         margins, choice = _margins(scores, router.chosen)
         size = np.sqrt((scores**2).mean(axis=1))
-        noise = self._noise(known)
+        noise, is_reordered = self._noise(known), True
         error = known.difference.row_error_p95 if known.difference is not None else 0.0
         with np.errstate(invalid="ignore"):
             is_near = margins <= POLICY.routing_margin * max(error or 0.0, noise) * size
             if pair is not None and pair.target is not None and pair.is_compared:
                 theirs = self._archives[1].load(pair.target).astype(np.float64).reshape(scores.shape)
+                ours, others = (_best(side, router.chosen) for side in (scores, theirs))
+                is_reordered = not np.array_equal(ours, others)
                 is_other = (choice != _margins(theirs, router.chosen)[1]).any(axis=1)
                 is_near &= is_other | (margins <= POLICY.routing_margin * noise * size)
-        if not is_near.any():
+        if not (is_near.any() or is_reordered):
             return None
         flips = Flips(known, len(scores), int(is_near.sum()), 0)
-        return _Undecided((record.key.rank, record.key.step), record.order, ~is_near, flips)
+        place, rows = (record.key.rank, record.key.step), len(scores) * router.chosen
+        return _Undecided(place, record.order, ~is_near, flips, rows, router.block)
+
+    def _weighed_otherwise(self, router: _Weights, pairs: Mapping[str, Pair]) -> _Undecided | None:
+        """Find the tokens of a router with thresholds whose weights jumped; None if none did, or too many.
+
+        1. Some weights of the reference are 1 and others are not: where all other experts lie beyond a
+           threshold of the scores. At one, weights jump.
+        2. Where no threshold lies between, a weight w of a softmax of scores s changes by at most
+           w (1 - w) 2 max |ds|, which is max |ds| / 2. It jumped if that is exceeded four times over.
+        3. Up to a tenth of the tokens may have done so, as may choose otherwise not by the scores alone.
+        """
+        scores, weights = pairs.get(router.scores.key.text), pairs.get(router.weights.key.text)
+        if scores is None or weights is None or weights.reference is None or weights.target is None:
+            return None
+        if scores.target is None or not (scores.is_compared and weights.is_compared):
+            return None
+        rows = len(self._archives[0].load(weights.reference).reshape(-1, weights.reference.shape[-1]))
+        (s, w), (theirs, other) = (
+            [a.load(r).astype(np.float64).reshape(rows, -1) for r in (one, two)]
+            for a, one, two in zip(
+                self._archives,
+                (router.scores, scores.target),
+                (router.weights, weights.target),
+                strict=True,
+            )
+        )
+        is_one = w == 1
+        if not is_one.any() or is_one.all():
+            return None
+        reach = np.abs(theirs - s).max(axis=1) / 2 + self._noise(weights)
+        jumped = np.abs(other - w).max(axis=1) > POLICY.routing_margin * reach
+        if not jumped.any() or jumped.mean() > POLICY.routing_flipped:
+            return None
+        key = router.scores.key
+        flips = Flips(weights, rows, int(jumped.sum()), 0)
+        return _Undecided((key.rank, key.step), router.scores.order, ~jumped, flips, 0, _around(key.site))
 
 
 def _margins(scores: Array, chosen: int) -> tuple[Array, Array]:
@@ -175,6 +249,12 @@ def _margins(scores: Array, chosen: int) -> tuple[Array, Array]:
     order = np.sort(scores, axis=1)[:, ::-1]
     last = order[:, chosen - 1]
     return last - order[:, chosen], scores >= last[:, None]
+
+
+def _best(scores: Array, chosen: int) -> Array:
+    """The numbers of each row's best experts, the first one first."""
+    best: Array = np.argsort(-scores, axis=1, kind="stable")[:, :chosen]
+    return best
 
 
 def _count_rows(record: Record) -> int:
@@ -197,13 +277,25 @@ def _find_inline(
         known.add(site)
         if router.scores is not None and (chosen is None or chosen.target is None):
             scores, count = records[router.scores], records[router.chosen].shape[-1]
-            yield InlineRouter(scores, count, _sources(calls, scores))
+            yield InlineRouter(scores, count, _sources(calls, scores), _around(scores.key.site))
     for call in calls.leaves:
         counts = _counts(reference, call.site) if call.site not in known else None
         for record in call.outputs if counts else ():
             assert counts is not None
             if record.dtype.kind == "float" and len(record.shape) > 1 and record.shape[-1] == counts[0]:
-                yield InlineRouter(record, counts[1], _sources(calls, record))
+                yield InlineRouter(record, counts[1], _sources(calls, record), _block_of(call.site))
+
+
+def _find_thresholded(calls: Calls, routers: Sequence[Router]) -> Iterator[_Weights]:
+    """Find routers that give a weight for each choice, two or more of a token."""
+    chosen = {router.chosen: router.scores for router in routers}
+    for call in calls.calls:
+        outputs = {record.key.text: record for record in call.outputs}
+        for text in outputs.keys() & chosen.keys():
+            scores, shape = outputs.get(chosen[text] or ""), outputs[text].shape
+            for record in call.outputs if scores is not None and shape[-1] > 1 else ():
+                if record.dtype.kind == "float" and record.shape == shape and scores is not None:
+                    yield _Weights(scores, record)
 
 
 def _counts(reference: Archive, site: str) -> tuple[int, int] | None:
@@ -225,13 +317,19 @@ def _counts(reference: Archive, site: str) -> tuple[int, int] | None:
     return (experts, chosen) if has_counts and _is_beside_experts(reference, site, experts) else None
 
 
+def _block_of(site: str) -> str:
+    """The module that holds the experts of a router, whose layer a site is, or that itself."""
+    around = _around(site)
+    return _around(around) if _ROUTER.search(around) else around
+
+
 def _is_beside_experts(reference: Archive, site: str, experts: int) -> bool:
     """Whether a leaf has a weight with an axis of experts, and the module around it holds as many of them.
 
     The configuration alone says nothing: other results have as many elements by chance, such as the angles
     of a rotary embedding.
     """
-    modules, around = reference.info.modules, _around(site)
+    modules, around = reference.info.modules, _block_of(site)
     if not any(experts in (weight.shape or ()) for weight in modules[site].parameters.values()):
         return False
     prefix = "" if around == ROOT_SITE else f"{around}."

@@ -1,7 +1,8 @@
-"""The data flow between nodes of a reference's graph, as far as pairs have compared values of them."""
+"""The data flow between nodes of a graph, as far as pairs have compared values of them."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
@@ -15,14 +16,18 @@ class NodeFlow:
 
     Args:
         reference: The trusted archive.
-        pairs: Its pairs with the target's.
+        target: The archive under test, with its nodes under the reference's names.
+        pairs: Their pairs.
 
     Attributes:
-        graph: The graph; None if the reference's run recorded none.
+        graph: The reference's graph, else the target's; None if neither run recorded one.
+        is_of_reference: Whether it is the reference's.
     """
 
-    def __init__(self, reference: Archive, pairs: Iterable[Pair]) -> None:
-        self.graph = Graph.of(reference) if ops_of(reference) else None
+    def __init__(self, reference: Archive, target: Archive, pairs: Iterable[Pair]) -> None:
+        self.is_of_reference = bool(ops_of(reference))
+        archive = reference if self.is_of_reference else target
+        self.graph = Graph.of(archive) if ops_of(archive) else None
         self._pairs: dict[str, list[Pair]] = {}
         for pair in pairs:
             record = pair.reference
@@ -102,9 +107,9 @@ class NodeFlow:
             neighbours: `inputs` or `users`.
         """
         distances = {place: 0}
-        waiting = [place]
+        waiting = deque([place])
         while waiting:
-            here = waiting.pop(0)
+            here = waiting.popleft()
             for neighbour in neighbours(here):
                 distance = distances[here] + (not self.is_view(neighbour))
                 if distance <= steps and distance < distances.get(neighbour, steps + 1):

@@ -2,30 +2,33 @@
 
 Ops are paired in order (CMP-30): ops of one name are numbered within a module's call, so that one more of
 them, a cast say, would shift all that follow. The ops and the calls of modules in a call are two sequences;
-what they have in common, in order, is paired; nodes of a compiled program's graph have names of their own
-(SYN-1), and are paired by these. `Absences` says why a record has no partner (CMP-6, CMP-33).
+what they have in common, in order, is paired. `Absences` says why a record has no partner (CMP-6, CMP-33).
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import cached_property
 from typing import Final, NamedTuple
 
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
+from tensorcap.comparison.program_pair import ProgramPair
 from tensorcap.recording import CaptureOptions, RecordFilter, parse_steps
 from tensorcap.runs import Ops, enclosing_sites, is_gradient, is_inner, is_parameter, is_result, ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError, no_such_tensor
-from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, matches, module_of
+from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, escape, matches, module_of
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import PointInfo, ScopeInfo
 
+_PAIRED: Final = Decision("pairing", "unjudged")  # one object for all pairs
 _UNINITIALIZED: Final = "memory that nothing was written to yet"
+UNNAMED: Final = "an operation of the reference's program that no node of its graph names"
 NOT_MAPPED: Final = "no operation of the target's program is mapped to it"
+_CONSTANT: Final = "the target's program has its weights as constants"
 _CAST: Final = "a cast, which computes nothing; the target has none"
 _INPUT_KEY: Final = "the target's op was given what it holds in"
 
@@ -93,14 +96,20 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
     partner_text = partner_texts(reference, target)
     others = ops_of(target)
     explain = Absences(reference, ops, target, others)
+    programs = ProgramPair.of(reference, target)
+    unnamed = _Unnamed(reference)
     pairs = []
     for record in reference.records:
         text = record.key.text
         wanted = partner_text(record) or ""
         partner = targets.pop(wanted, None)
-        reason = selection.why_not(text) or (
-            _UNINITIALIZED if ops and ops.is_uninitialised(record.key) else ""
-        )
+        reason = selection.why_not(text)
+        if not reason and ops and ops.is_uninitialised(record.key):
+            reason = _UNINITIALIZED
+        elif not reason and (
+            record.key.site in programs.numbered or (partner is None and record.key in unnamed)
+        ):
+            reason = UNNAMED
         is_optional = selection.is_optional(text)
         status: Status
         if reason:
@@ -114,8 +123,8 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
             elif not reason and (key := others.input_key(*wanted.rpartition("/")[::2])):
                 status, reason = "explained", f"{_INPUT_KEY} {key}"
         pair = Pair(text, "unjudged", record, partner, is_optional=is_optional)
-        pairs.append(decide(pair, Decision("pairing", status, reason)))
-    pairs += _losses(reference.info.points, selection)
+        pairs.append(decide(pair, _PAIRED if status == "unjudged" else Decision("pairing", status, reason)))
+    pairs += _losses(reference, selection, programs)
     known = {pair.key for pair in pairs}
     surplus = _Surplus(reference)
     pairs += [  # an op of the same key, which is paired with another one, may stand there already
@@ -124,9 +133,23 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
             surplus.decision(record, is_optional=selection.is_optional(text)),
         )
         for text, record in targets.items()
-        if not selection.why_not(text)
+        if not selection.why_not(text) and record.key.site not in programs.numbered
     ]
     return pairs
+
+
+class _Unnamed:
+    """Records of operations of a compiled reference that no node names: their numbers are its own.
+
+    Args:
+        reference: The trusted archive.
+    """
+
+    def __init__(self, reference: Archive) -> None:
+        self._nodes = {escape(row.node) for row in reference.info.operation_map}
+
+    def __contains__(self, key: Key) -> bool:
+        return bool(self._nodes) and is_inner(key) and key.site.partition(":")[2] not in self._nodes
 
 
 class _Surplus:
@@ -156,17 +179,26 @@ def _is_result_of_model(key: Key) -> bool:
     return not key.is_bare and key.site == ROOT_SITE and is_result(key)
 
 
-def _losses(points: Iterable[PointInfo], selection: Selection) -> Iterator[Pair]:
-    """Yield a pair for each point that a run was to capture and could not: it has no record."""
-    for point in points:
+def _losses(reference: Archive, selection: Selection, programs: ProgramPair) -> Iterator[Pair]:
+    """Yield a pair for each point that a run was to capture and could not: it has no record.
+
+    An operation that the reference's own program was compiled without has nothing to compare (SYN-14).
+    """
+    is_compiled = bool(reference.info.operation_map)
+    for point in reference.info.points:
         if point.status != "not-capturable":
             continue
         for slot in point.slots or ("return" if point.kind == "function" else "output",):
             text = Key(point.site, slot).text
             if not selection.why_not(text):
-                reason = f"in the reference: {point.reason or 'no reason is known'}"
+                reason = point.reason or "no reason is known"
+                decision = Decision("pairing", "not-capturable", f"in the reference: {reason}")
+                if is_compiled and ":" in point.site:
+                    decision = Decision("pairing", "excluded", reason)
+                if (point.site, slot) in programs.lacking:
+                    decision = Decision("pairing", "explained", f"in neither program: {reason}")
                 pair = Pair(text, "unjudged", None, None, is_optional=selection.is_optional(text))
-                yield decide(pair, Decision("pairing", "not-capturable", reason))
+                yield decide(pair, decision)
 
 
 _Call = tuple[int, int, str, int]  # rank, step, site of the module, number of the call
@@ -320,8 +352,9 @@ class Absences:
             kind = point.kind if point else ""
             return "never-called", reason or _NEVER_CALLED.get(kind, "the target never called this module")
         excluded = "the target's capture left it out" if status == "excluded" else ""
-        is_unmapped = is_inner(record.key) and bool(self._target.info.operation_map)
-        return "missing-in-target", reason or excluded or (NOT_MAPPED if is_unmapped else "")
+        if self._target.info.operation_map and not (reason or excluded):
+            reason = NOT_MAPPED if is_inner(record.key) else _CONSTANT if is_parameter(record.key) else ""
+        return "missing-in-target", reason or excluded
 
     def is_left_out(self, record: Record) -> bool:
         """Whether the target's capture was told to leave a record out, or reached its limit before."""
@@ -349,7 +382,7 @@ class Absences:
             return f"took steps {scope.steps}"
         if is_gradient(key) and not scope.grads:
             return "took no gradients"
-        if is_parameter(key) and not scope.params:
+        if is_parameter(key) and not scope.params and not self._target.info.operation_map:
             return "took no parameters"
         if is_inner(key) and (why := self._without(key, scope)):
             return why
@@ -362,12 +395,12 @@ class Absences:
         return self._stopped(record)
 
     def _without(self, key: Key, scope: ScopeInfo) -> str:
-        """Return why there are no ops, or no variables of functions, of a module."""
+        """Return why there are no ops, or no variables of functions, of a module, unless it is compiled."""
+        if self._target.info.operation_map:
+            return ""
         if key.where not in self._ops:
             is_function = module_of(key.site) != PROBES
             return "watched no functions" if is_function and not scope.watch else ""
-        if self._target.info.operation_map:
-            return ""
         if not self._others:
             return "took no ops"
         module = module_of(key.site)

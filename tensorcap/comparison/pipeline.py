@@ -38,7 +38,7 @@ from tensorcap.comparison.pair import Decision, Pair, decide
 from tensorcap.comparison.pairing import Selection, pair_records, partner_texts
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.quantised_weights import quantised_precision
-from tensorcap.comparison.ranks import judge_ranks
+from tensorcap.comparison.ranks import judge_ranks, sums_of_ranks
 from tensorcap.comparison.thresholds import KeyThresholds, Thresholds
 from tensorcap.comparison.warnings import digest_warnings, pair_warnings, run_warnings
 from tensorcap.metrics import Difference, Tolerance, measure_pairs
@@ -202,12 +202,14 @@ class _Run:
         judged, account = policy_judge.judge(judged)
         if not injected:  # else records that are the same in the reference are not in the target
             padding = Padding(reference, target)
-            judged = judge_pass_through(reference, target, judged, thresholds, padding.left_out)
+            judged = judge_pass_through(
+                reference, target, judged, thresholds, padding.left_out, sums_of_ranks(target)
+            )
         judged = explain_held_values(reference, target, judged, precision)
         is_of_own_values = not injected and reference.info.injected is None
         if selection is not None and is_of_own_values:  # else what follows agrees, whatever was made before
             judged = explain_by_agreement(reference, target, judged, selection)
-        judged = judge_ranks(reference, target, judged)
+        judged = judge_ranks(reference, target, judged, is_of_own_values=is_of_own_values)
         if baseline is not None:
             judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
         return Comparison(

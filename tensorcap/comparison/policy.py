@@ -47,6 +47,7 @@ _PHRASES: Final[Mapping[str, str]] = {
     "gain": "error gain",
     "gain_tail": "error gain of the worst rows",
     "attention_gain_tail": "attention gain of the worst rows",
+    "code_gain": "gain of the code between modules",
     "outlier_element": "outlier",
     "growth": "row error",
     "input_dependence": "share explained by the input",
@@ -57,6 +58,7 @@ _PHRASES: Final[Mapping[str, str]] = {
     "range": "values beyond the range",
     "routing": "share of other choices",
     "unequal_copies": "unlike copies",
+    "unequal_since": "unlike copies",
     "unmerged": "tensors of ranks apart",
     "zeros": "rows of zeros",
 }
@@ -161,6 +163,7 @@ class Policy:
         leaf_tail: Limits of test `gain_tail`.
         core_tail: Limits of test `attention_gain_tail`.
         expert_row: Limits of test `attention_gain_tail` of the worst row of experts.
+        code_gain: Limits of test `code_gain`.
         second_look: How many times smaller a robust error may be than the measured one and still count.
         function_error: Largest relative error, no unit, of a prediction from half of a leaf's elements by
             which the others are a function of its input. Smooth functions and kinks at thousands of points
@@ -202,6 +205,7 @@ class Policy:
     leaf_tail: Limits = Limits(1.8, 2.5)
     core_tail: Limits = Limits(4.0, 5.0)
     expert_row: Limits = Limits(10.0, 25.0)
+    code_gain: Limits = Limits(4.0, 6.0)
     second_look: float = 2.0
     function_error: float = 1e-2
     outlier: float = 25.0

@@ -1,8 +1,10 @@
-"""Pairs of a run of several ranks: which rank an error lies with, and what ranks hold unlike (RNK-30 to RNK-32)."""
+"""Pairs of a run of several ranks: the rank that an error lies with, and what ranks hold unlike (RNK-30)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -14,19 +16,22 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.ranks import MeshRule, RuleBook
 from tensorcap_formats.records import Record
-from tensorcap_formats.run_info import RankProblem
+from tensorcap_formats.run_info import RankProblem, TensorRule
 
-RANK_TESTS: Final = ("unequal_copies", "unmerged", "rank_part")
+RANK_TESTS: Final = ("unequal_copies", "unequal_since", "unmerged", "rank_part")
 _RED: Final = ("suspect", "diverged", "nonfinite")
 _LOOKED_AT: Final = 32  # pairs, the first in execution order: those after them have inherited their errors
 _MOST: Final = 0.9  # of the squared error, that a rank's part holds which is named
 _ALL: Final = 0.999  # and more is all of it: what is left is rounding, squared
 
 
-def judge_ranks(reference: Archive, target: Archive, pairs: Sequence[Pair]) -> list[Pair]:
+def judge_ranks(
+    reference: Archive, target: Archive, pairs: Sequence[Pair], *, is_of_own_values: bool = True
+) -> list[Pair]:
     """Judge what the ranks of the target hold unlike, and find the ranks that errors lie with.
 
-    1. Ranks that should hold the same and do not: `diverged`, whatever the first of them holds.
+    1. Ranks that should hold the same and do not: `diverged`, whatever the first of them holds. The first
+       such tensor is evidence against its module; those after it may be computed of it.
     2. A tensor of one rank that no rule joins is not the whole one: not green.
     3. Of the first red pairs, the share of the squared error in each rank's part. If one part has nearly all
        of it, and is not nearly all of the tensor, the rank is named.
@@ -35,6 +40,8 @@ def judge_ranks(reference: Archive, target: Archive, pairs: Sequence[Pair]) -> l
         reference: The trusted archive.
         target: The archive under test, perhaps under the reference's keys.
         pairs: Their pairs, judged.
+        is_of_own_values: Whether both are runs of their own values. If not, one made its tensors of what the
+            first rank has, and what others have is no difference from it.
 
     Returns:
         All pairs in their order.
@@ -45,25 +52,43 @@ def judge_ranks(reference: Archive, target: Archive, pairs: Sequence[Pair]) -> l
     problems: dict[str, list[RankProblem]] = {}
     for problem in info.problems:
         problems.setdefault(problem.key, []).append(problem)
-    book, left = RuleBook(info), _LOOKED_AT
+    book, left, since = RuleBook(info), _LOOKED_AT, ""
     judged = []
     for pair in pairs:
         source = _source(target, pair.target)
-        if source is not None and pair.reference is not None and pair.status != "excluded":
-            text = source.key.text
-            pair = _with_problems(pair, problems.get(text, ()))
-            if (
-                pair.status in _RED
-                and pair.difference is not None
-                and left
-                and source.shape == pair.reference.shape
-            ):
-                part = _rank_part(reference, target, pair, book, text)
-                left -= 1
-                if part is not None:
-                    pair = decide(pair, Decision("ranks", pair.status, pair.reason, (*pair.findings, part)))
+        if source is not None and pair.reference and pair.status != "excluded":
+            if is_of_own_values:
+                pair = _with_problems(pair, problems.get(source.key.text, ()), since)
+                is_first = not since and any(f.test == "unequal_copies" for f in pair.findings)
+                since = pair.key if is_first else since
+            if left and _is_red(pair, source):
+                pair, left = _with_rank_part(reference, target, pair, book.find(source.key)), left - 1
         judged.append(pair)
     return judged
+
+
+def unlike_on_ranks(target: Archive) -> list[str]:
+    """Keys of a target's tensors that ranks hold unlike and should not, in its names as compared."""
+    info = target.info.ranks
+    unlike = {problem.key for problem in info.problems if problem.kind == "unequal"} if info else set()
+    keys = ((record.key.text, _source(target, record)) for record in target.records) if unlike else ()
+    return [text for text, source in keys if source is not None and source.key.text in unlike]
+
+
+def sums_of_ranks(target: Archive) -> frozenset[str]:
+    """Keys of a target's tensors that are sums of what ranks hold, in its names as compared."""
+    info = target.info.ranks
+    book = RuleBook(info) if info is not None and info.is_merged else None
+    if book is None or not any(_adds(entry) for entry in book.entries):
+        return frozenset()
+    keys = ((record.key.text, _source(target, record)) for record in target.records)
+    return frozenset(
+        text for text, source in keys if source and (rule := book.find(source.key)) and _adds(rule)
+    )
+
+
+def _adds(entry: TensorRule) -> bool:
+    return any(word in ("sum", "avg") for word in entry.rule.replace(";", " ").split())
 
 
 def rank_text(findings: Sequence[Finding]) -> str:
@@ -82,40 +107,66 @@ def _source(target: Archive, record: Record | None) -> Record | None:
     return sources[0]
 
 
-def _with_problems(pair: Pair, problems: Sequence[RankProblem]) -> Pair:
+def _with_problems(pair: Pair, problems: Sequence[RankProblem], since: str) -> Pair:
+    """A pair with the problems of its tensor; `since` is the key of the first that ranks hold unlike."""
     for problem in problems:
         if problem.kind == "shape":
             reason = "; ".join(filter(None, (pair.reason, problem.text)))
-            status = "suspect" if pair.is_green else pair.status
+            is_told = pair.status in (*_RED, "shape-mismatch", "unreadable")
+            status = pair.status if is_told else "suspect" if pair.is_compared else "shape-mismatch"
             pair = decide(pair, Decision("ranks", status, reason, pair.findings))
             continue
-        test = "unequal_copies" if problem.kind == "unequal" else "unmerged"
-        finding = Finding(test, 1, 0, "diverged" if problem.kind == "unequal" else "suspect", problem.text)
+        is_unequal = problem.kind == "unequal"
+        test = "unmerged" if not is_unequal else "unequal_since" if since else "unequal_copies"
+        text = f"{problem.text}; so since {since}" if is_unequal and since else problem.text
+        finding = Finding(test, 1, 0, "diverged" if is_unequal else "suspect", text)
         status = max(pair.status, finding.status, key=SEVERITY.index)
         pair = decide(pair, Decision("ranks", status, pair.reason, (finding, *pair.findings)))
     return pair
 
 
-def _rank_part(reference: Archive, target: Archive, pair: Pair, book: RuleBook, text: str) -> Finding | None:
-    """The rank whose part holds nearly all of the error; None if there is none."""
-    entry = book.find(text)
-    assert pair.reference is not None
-    assert pair.target is not None
-    if entry is None or not entry.sizes:
-        return None
-    ndim = len(pair.reference.shape)
+def _is_red(pair: Pair, source: Record) -> bool:
+    """Whether a pair differs in values, and the target's own tensor has the reference's shape."""
+    has_shape = pair.reference is not None and source.shape == pair.reference.shape
+    return has_shape and pair.status in _RED and pair.difference is not None
+
+
+def _with_rank_part(reference: Archive, target: Archive, pair: Pair, entry: TensorRule | None) -> Pair:
+    """A pair with the rank whose part holds nearly all of its error, if there is one."""
+    if entry is None or pair.reference is None or pair.target is None:
+        return pair
+    part = _rank_part(
+        (reference, pair.reference), (target, pair.target), entry, masks=pair.status == "nonfinite"
+    )
+    if part is None:
+        return pair
+    looked_at = decide(pair, Decision("ranks", None, "", (part,)))
+    return replace(looked_at, findings=(*pair.findings, part))
+
+
+def _rank_part(
+    reference: tuple[Archive, Record], target: tuple[Archive, Record], entry: TensorRule, *, masks: bool
+) -> Finding | None:
+    """The share of the error that lies in one rank's part; None if no part has nearly all of it."""
+    ndim = len(reference[1].shape)
     for name, sizes in entry.sizes.items():
         try:
             axis = int(name)
+            if not all(0 <= size <= 2 * reference[1].shape[axis] for size in sizes):
+                continue
             rule = MeshRule.parse(entry.rule, entry.mesh or None).over(len(sizes))
             owners = rule.owners(axis, ndim, sizes)
-            sums = error_along(
-                (reference, pair.reference), (target, pair.target), axis, masks=pair.status == "nonfinite"
-            )
-        except (UsageError, ValueError, TypeError, OSError):  # metadata that contradict the tensor
+            sums = error_along(reference, target, axis, masks=masks)
+        except (
+            UsageError,
+            LookupError,
+            ValueError,
+            TypeError,
+            OSError,
+        ):  # metadata that contradict the tensor
             continue
         total = 0.0 if sums is None else float(sums.sum())
-        if sums is None or len(sums) != len(owners) or not total > 0:
+        if sums is None or len(sums) != len(owners) or not 0 < total < math.inf:
             continue
         shares = np.bincount(owners, sums / total, len(sizes))
         most = int(shares.argmax())

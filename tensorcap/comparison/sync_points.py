@@ -19,6 +19,7 @@ from tensorcap.comparison.comparison import Comparison
 from tensorcap.comparison.held_values import is_held
 from tensorcap.comparison.node_flow import NodeFlow
 from tensorcap.comparison.pair import GREEN, Pair, Status
+from tensorcap.comparison.pairing import UNNAMED
 from tensorcap.comparison.pipeline import compare
 from tensorcap.comparison.ranking import Shade
 from tensorcap.runs import ArchiveSummary, is_inner
@@ -150,8 +151,7 @@ class SyncPoints:
         metric: The metric of the colours and of the order by similarity.
         bands: The bands of the colours.
         points: In the order of the target's operations, then nodes that none is mapped to.
-        has_graph: Whether the reference's run says what is computed from what, so that failure sources are
-            known.
+        has_graph: Whether a run says what is computed from what, so that failure sources are known.
         exit_status: As that of the comparison.
     """
 
@@ -388,7 +388,7 @@ class _Points:
         self._reference, self._target = reference, target
         self._metric, self._bands = metric, bands
         self._pairs = [p for p in comparison.pairs if p.reference is not None or p.target is not None]
-        self.flow = NodeFlow(reference, self._pairs)
+        self.flow = NodeFlow(reference, target, self._pairs)
         self._by_place: dict[tuple[str, int], Pair] = {}
         for pair in self._pairs:
             record = pair.reference or pair.target
@@ -429,7 +429,7 @@ class _Points:
             for row in rows
         }
         for (site, output), pair in self._by_place.items():
-            if pair.reference is None or (site, output) in mapped:
+            if pair.reference is None or (site, output) in mapped or pair.reason == UNNAMED:
                 continue
             if pair.is_compared and pair.target is not None:
                 continue  # of an operation that is not in the table and has the node's name

@@ -12,7 +12,7 @@ from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.open import is_same_file
-from tensorcap_formats.run_info import ErrorInfo
+from tensorcap_formats.run_info import ErrorInfo, RanksInfo
 
 
 def _ending(error: ErrorInfo | None) -> str:
@@ -20,6 +20,19 @@ def _ending(error: ErrorInfo | None) -> str:
     if error is None or not error.text:
         return "its run ended early"
     return f"its run ended early ({error.text})" if error.type else error.text
+
+
+def _rank_warnings(name: str, ranks: RanksInfo) -> Iterator[str]:
+    """Yield what is to be known of an archive of one rank, or of several that were merged."""
+    if ranks.rank is not None:
+        yield (
+            f"The {name} is of rank {ranks.rank} of {ranks.count or 'several'} alone: its tensors may be "
+            "parts; see tcap merge."
+        )
+    if ranks.is_merged and ranks.problems:
+        first = ranks.problems[0]
+        keys = counted(len({problem.key for problem in ranks.problems}), "tensor")
+        yield f"Ranks of the {name} do not agree about {keys}, first {first.key}: {first.text}."
 
 
 def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
@@ -43,6 +56,8 @@ def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
             yield f"The capture of the {name} stopped at {archive.info.stopped.text}."
         if not archive.is_complete:
             yield f"The {name} is incomplete: {_ending(archive.info.error)}."
+        if archive.info.ranks is not None:
+            yield from _rank_warnings(name, archive.info.ranks)
     for name, archive in (("reference", reference), ("target", target)):
         if archive.info.injected:
             yield f"The {name} is an injected run: {injection_text(archive.info.injected)}."

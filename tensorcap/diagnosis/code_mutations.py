@@ -23,6 +23,7 @@ _SKIPPED_KINDS: Final[Mapping[str, str]] = {  # kind if an operation is not done
     "mul div": "product-missing",
 }
 _OPTIONS: Final = (  # by the words for an option of an operation: kind, hint; the first that fits counts
+    ("* in *float16", "operation-precision", "One operation is done in low precision on one side only."),
     ("ax[ei]s *", "axes-differ", "Statistics, or sums, are taken over other axes."),
     ("* group*", "groups-differ", "Statistics are taken of other groups: per head, per group, or of all."),
     ("statistics of the batch", "batch-statistics", "The norm runs as in training, by what the batch has."),

@@ -23,7 +23,6 @@ from tensorcap.comparison import (
     called_sites,
     caller_of,
     is_circumstance,
-    rank_text,
     state_writer,
 )
 from tensorcap.diagnosis import Family
@@ -45,6 +44,7 @@ RerunCall = Callable[[str, str], "Rerun | None"]
 
 _FAR_ABOVE: Final = 10.0  # times the total error: errors add up as roots of squares, and hardly cancel so far
 _MOST: Final = 8  # suspects by archives alone: of more, none stands out
+_UNLIKE: Final = ("unequal_copies", "unequal_since")  # findings about ranks that hold unlike tensors
 _MADE: Final = {
     "result": "its own result",
     "argument": "what its code hands on",
@@ -127,6 +127,7 @@ class Totals:
 
     def __init__(self, free: Comparison) -> None:
         self._errors = {pair.key: pair.row_error for pair in free.pairs if pair.is_compared}
+        self._explained = {pair.key for pair in free.pairs if pair.is_compared and pair.status == "explained"}
         self.exceeded: dict[str, None] = {}
 
     def are_exceeded_by(self, own: OwnError) -> bool:
@@ -136,6 +137,10 @@ class Totals:
             return False
         self.exceeded[own.key] = None
         return True
+
+    def explain(self, own: OwnError) -> bool:
+        """Whether a result differs in the free run as well, and is undone there by what follows it."""
+        return own.made == "result" and own.key in self._explained
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -185,7 +190,8 @@ def gather_evidence(
     1. If the reference's model is known, it is replayed on the target's values.
     2. If the target's model is known, it is run on the reference's arguments, and compared.
     3. A model on which the other side's values do not fit is left out.
-    4. If neither gave evidence, the comparison of the free runs does.
+    4. If neither gave evidence, the comparison of the free runs does; what ranks of the target hold unlike
+       is evidence beside them, since a replay has the tensors of one rank.
 
     Args:
         stack: Closes what is opened.
@@ -251,6 +257,8 @@ def gather_evidence(
             sources.append(evidence_of_injection(injection, free))
     if not sources:
         sources.append(evidence_of_archives(*compared, free))
+    elif ranks := evidence_of_ranks(*compared, free):
+        sources.append(ranks)
     return GatheredEvidence(sources, injection, replay_error, injection_error)
 
 
@@ -264,7 +272,7 @@ def evidence_of_replay(opened_replay: OpenReplay, free: Comparison) -> EvidenceS
     result, totals = opened_replay.replay, Totals(free)
     bad: dict[str, list[OwnError]] = {}
     for own in result.bad:
-        if not totals.are_exceeded_by(own):
+        if not totals.explain(own) and not totals.are_exceeded_by(own):
             bad.setdefault(own.module, []).append(own)
     return EvidenceSource(
         "replay",
@@ -291,7 +299,7 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
     totals = Totals(free)
     bad: dict[str, list[OwnError]] = {}
     for own in run.own_errors:
-        if own.is_bad and totals.are_exceeded_by(own):
+        if own.is_bad and (totals.explain(own) or totals.are_exceeded_by(own)):
             continue
         if own.is_bad and (own.module in bad or not any(is_within(module, own.module) for module in bad)):
             bad.setdefault(own.module, []).append(own)
@@ -342,6 +350,8 @@ def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) 
         finding = _excessive_gain(pair)
         if not pair.is_required or (finding is not None and takers.undo(pair, inputs.of(pair))):
             continue
+        if _has_unlike_arguments(inputs.of(pair)):
+            continue
         if len(suspected) < _MOST and pair.reference is not None and finding is not None:
             site, slot = pair.reference.key.site, pair.reference.key.slot
             module = caller_of(site, called) if slot.startswith("input") else site
@@ -356,6 +366,23 @@ def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) 
         unjudged=tuple(one.keys[0] for one in unclear),
         notes=tuple(notes),
     )
+
+
+def evidence_of_ranks(reference: Archive, target: Archive, free: Comparison) -> EvidenceSource | None:
+    """The first tensor that ranks hold unlike though they should hold the same; None if there is none."""
+    for pair in free.pairs:
+        finding = next((f for f in pair.findings if f.test == "unequal_copies"), None)
+        if finding is not None and pair.reference is not None:
+            site, is_argument = pair.reference.key.site, pair.reference.key.slot.startswith("input")
+            module = caller_of(site, called_sites(reference)) if is_argument else site
+            evidence = _of_pair(module, pair, finding.text)
+            return EvidenceSource("archives", reference, target, None, (evidence,))
+    return None
+
+
+def _has_unlike_arguments(arguments: Sequence[Pair]) -> bool:
+    """Whether ranks gave a call unlike arguments, so that an error of what it made of them is not its own."""
+    return any(finding.test in _UNLIKE for pair in arguments for finding in pair.findings)
 
 
 class _Takers:
@@ -419,7 +446,6 @@ def _of_own_errors(module: str, own_errors: Sequence[OwnError], how: str) -> Evi
     reason = f"{_MADE[first.made]} {how}"
     if first.findings:
         reason += f": {max(first.findings, key=lambda f: SEVERITY.index(f.status)).text}"
-    reason = _with_ranks(reason, first.findings)
     keys = tuple(own.key for own in own_errors)
     return Evidence(module, keys, first.status, first.findings, first.error, first.ratio, reason)
 
@@ -441,15 +467,7 @@ def _is_clear(evidence: Evidence) -> bool:
 
 
 def _of_pair(module: str, pair: Pair, reason: str) -> Evidence:
-    return Evidence(
-        module, (pair.key,), pair.status, pair.findings, None, None, _with_ranks(reason, pair.findings)
-    )
-
-
-def _with_ranks(reason: str, findings: Sequence[Finding]) -> str:
-    """A reason with what findings say of ranks."""
-    ranks = rank_text(findings)
-    return reason if not ranks or ranks in reason else f"{reason.rstrip('.')}; {ranks}"
+    return Evidence(module, (pair.key,), pair.status, pair.findings, None, None, reason)
 
 
 def _excessive_gain(pair: Pair) -> Finding | None:

@@ -9,7 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tensorcap.alignment import MappedArchive
-from tensorcap.comparison import POLICY, Comparison, Pair, called_sites, caller_of, compare, label_of
+from tensorcap.comparison import (
+    POLICY,
+    Comparison,
+    Pair,
+    called_sites,
+    caller_of,
+    compare,
+    label_of,
+    rank_text,
+)
 from tensorcap.diagnosis import Diagnosis, diagnose
 from tensorcap.localization.curves import ChangePoint, CurvePoint, change_points
 from tensorcap.localization.evidence import Evidence, EvidenceSource, is_within
@@ -69,7 +78,7 @@ def rank_suspects(
             suspects.append(suspect)
         elif suspects[same].diagnosis is None and suspect.diagnosis is not None:  # of what comes of it
             suspects[same] = replace(suspects[same], cause=suspect.cause, examined=suspect.examined)
-    suspects = group_suspects(suspects)
+    suspects = group_suspects([_with_ranks(suspect, free) for suspect in suspects])
     suspects.sort(key=lambda suspect: suspect.cause == NOISE_CAUSE)
     own_errors = sources[0].own_errors
     with_evidence = {key for one in sources[0].evidence for key in one.keys}  # others are explained by these
@@ -213,6 +222,15 @@ def _suspect(
         examined,
         operation=merged.source.operations.get(module),
     )
+
+
+def _with_ranks(suspect: Suspect, free: Comparison) -> Suspect:
+    """A suspect with what the comparison of the free runs says of the ranks of its tensor, in its reason."""
+    pair = next((pair for pair in free.pairs if pair.key == suspect.key), None)
+    ranks = "" if pair is None else rank_text(pair.findings)
+    if not ranks or ranks in suspect.reason:
+        return suspect
+    return replace(suspect, reason=f"{suspect.reason.rstrip('.')}; {ranks}")
 
 
 def _diagnose(merged: _Merged, compute_dtype: str | None) -> Diagnosis | None:

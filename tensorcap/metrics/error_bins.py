@@ -162,7 +162,9 @@ def row_quantiles(errors: Histogram, permilles: Sequence[int]) -> list[float]:
     return [_ROW_MIDDLES[number] for number in _bins_at(errors, permilles)]
 
 
-def quantiles_of_each(numbers: Array, counts: Array, ends: Array, permilles: Sequence[int]) -> list[Array]:
+def quantiles_of_each(
+    numbers: Array, counts: Array, ends: Array, permilles: Sequence[int]
+) -> list[list[float]]:
     """Return quantiles, as `quantiles` does, of histograms that lie one after the other (see `split`).
 
     Args:
@@ -171,14 +173,18 @@ def quantiles_of_each(numbers: Array, counts: Array, ends: Array, permilles: Seq
         ends: Where each of them ends; one that is empty has a quantile without meaning.
         permilles: As for `quantiles`.
     """
-    return [_EDGES[bins] for bins in _bins_of_each(numbers, counts, ends, permilles)]
+    return [
+        [_UPPER_EDGES[number] for number in bins] for bins in _bins_of_each(numbers, counts, ends, permilles)
+    ]
 
 
 def row_quantiles_of_each(
     numbers: Array, counts: Array, ends: Array, permilles: Sequence[int]
-) -> list[Array]:
+) -> list[list[float]]:
     """As `quantiles_of_each` for row errors."""
-    return [_MIDDLES[bins] for bins in _bins_of_each(numbers, counts, ends, permilles)]
+    return [
+        [_ROW_MIDDLES[number] for number in bins] for bins in _bins_of_each(numbers, counts, ends, permilles)
+    ]
 
 
 def _bins_of_each(numbers: Array, counts: Array, ends: Array, permilles: Sequence[int]) -> Iterator[Array]:
@@ -187,7 +193,7 @@ def _bins_of_each(numbers: Array, counts: Array, ends: Array, permilles: Sequenc
     bins = np.concatenate([numbers, [0]])  # the last is for an empty histogram at the end
     for permille in permilles:
         wanted = before + -(-(after - before) * permille // 1000)
-        yield bins[np.searchsorted(sums[1:], wanted)]
+        yield bins[np.searchsorted(sums[1:], wanted)].tolist()
 
 
 def _bins_at(errors: Histogram, permilles: Sequence[int]) -> list[int]:
@@ -226,5 +232,3 @@ def _from_float32() -> Array:
 _OF_FLOAT32: Final = _from_float32()
 _UPPER_EDGES: Final = _upper_edges()
 _ROW_MIDDLES: Final = _row_middles()
-_EDGES: Final = np.array(_UPPER_EDGES)
-_MIDDLES: Final = np.array(_ROW_MIDDLES)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -81,6 +81,7 @@ class _Columns:
         self._kernel = kernel
         self._operands = operands
         self._pair = operands[0]  # of the dtypes of all
+        self._shapes = [pair.shape for pair in operands]
         self._results = results
         self._sides = sides
         self._floats = results.view(np.float64)
@@ -141,7 +142,10 @@ class _Columns:
     def _errors(self) -> dict[str, Sequence[object]]:
         """Absolute errors."""
         n, is_measured, error = self._measured, self._is_measured, self._error
-        max_abs = error.astype(np.int64) if self._pair.is_exact else error
+        largest = error.tolist()
+        max_abs = _where(
+            is_measured, list(map(int, largest)) if self._pair.is_exact else largest
+        )  # the same objects in several fields: results by the hundred thousand are kept
         edges = quantiles_of_each(*self._error_bins, (500, 900, 990, 999))
         has_bins = self._results[:, layout.RESULT_ERROR_BINS] > 0
         mse = self._sum(1) / np.maximum(n, 1)
@@ -151,7 +155,7 @@ class _Columns:
             for pair, count, value, at, pair_values, first in zip(
                 self._operands,
                 self._results[:, layout.MISMATCHES].tolist(),
-                error.tolist(),
+                largest,
                 self._places[layout.ERROR],
                 values,
                 self._places[layout.MISMATCH],
@@ -159,7 +163,7 @@ class _Columns:
             )
         ]
         return {
-            "max_abs": _where(is_measured, max_abs.tolist()),
+            "max_abs": max_abs,
             "max_abs_index": self._indices(self._places[layout.ERROR]),
             "max_abs_reference": [pair and pair[0] for pair in values],
             "max_abs_target": [pair and pair[1] for pair in values],
@@ -167,11 +171,11 @@ class _Columns:
             "mse": _where(is_measured, mse.tolist()),
             "rmse": _where(is_measured, np.sqrt(mse).tolist()),
             **{
-                name: _where(has_bins, np.minimum(edge, error).tolist())
+                name: _where(has_bins, list(map(min, edge, largest)))
                 for name, edge in zip(("p50_abs", "p90_abs", "p99_abs", "p999_abs"), edges, strict=True)
             },
             "errors": Histogram.split(*self._error_bins[:2], self._error_bins[2].tolist()),
-            "needed_atol": _where(is_measured, max_abs.tolist()),
+            "needed_atol": max_abs,
             "mismatch_index": self._indices(mismatch_at),
         }
 
@@ -185,7 +189,7 @@ class _Columns:
         has_rows = results[:, layout.RESULT_ROW_BINS] > 0
         is_defined = has_rows | is_measured & (results[:, layout.UNEQUAL] == 0)
         median, p95 = (
-            _where(is_defined, np.where(has_rows, column, 0.0).tolist())
+            _where(is_defined, _where(has_rows, column, 0.0))
             for column in row_quantiles_of_each(*self._row_bins, (500, 950))
         )
         return {
@@ -265,14 +269,23 @@ class _Columns:
         return _where(at >= 0, list(zip(*(column.tolist() for column in columns), strict=True)))
 
     def _indices(self, places: Sequence[int | None]) -> list[tuple[int, ...] | None]:
-        return [unravel(at, pair.shape) for at, pair in zip(places, self._operands, strict=True)]
+        """Convert places in the tensors; places of one shape that are equal are one tuple."""
+        known: dict[tuple[int | None, tuple[int, ...]], tuple[int, ...] | None] = {}
+        indices = []
+        for place in zip(places, self._shapes, strict=True):
+            if place not in known:
+                known[place] = unravel(*place)
+            indices.append(known[place])
+        return indices
 
 
-def _where(is_defined: Array, values: Sequence[object]) -> list:
-    """Return the values, None for those that are not defined."""
+def _where(is_defined: Array, values: list[Any], otherwise: float | None = None) -> list[Any]:
+    """Return the values, or what stands for those that are not defined."""
     if is_defined.all():
-        return list(values)
-    return [value if defined else None for value, defined in zip(values, is_defined.tolist(), strict=True)]
+        return values
+    return [
+        value if defined else otherwise for value, defined in zip(values, is_defined.tolist(), strict=True)
+    ]
 
 
 def _map(function: Callable[[float], float], column: Array, is_defined: Array) -> Array:

@@ -2,9 +2,9 @@
 
 Calls and tensors of a running model go in, records and run metadata come out. Read `options` (what the user
 asks for) and `record_filter` (which records these keep), `point` (a site and its status), `recorder` (steps,
-calls, records), `placement` (what the tensors of a rank are parts of) and `summary` (the outcome). `structure` lists the tensors of an argument, `plain_log` prints
-them; `probes`, `watch`, `source_rewrite` and `function_lookup` record values within code, and `substitution`
-replaces them by archived ones.
+calls, records), `placement` (what the tensors of one rank are parts of) and `summary` (the outcome).
+`structure` lists the tensors of an argument, `plain_log` prints them; `probes`, `watch`, `source_rewrite` and
+`function_lookup` record values within code, and `substitution` replaces them by archived ones.
 """
 
 from tensorcap.recording.model_description import attribute_settings, is_setting, summarize_weight

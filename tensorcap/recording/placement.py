@@ -44,7 +44,7 @@ class PlacementLog:
         self._keys: dict[Placement, list[str]] = {}
 
     def add(self, key_text: str, placement: Placement) -> None:
-        """Note the placement of a record; or of all records that a glob fits, before the others."""
+        """Note the placement of a record."""
         self._keys.setdefault(placement, []).append(key_text)
 
     def describe(self) -> list[dict[str, Any]]:

@@ -120,6 +120,7 @@ class Recorder:
         self.is_off = False
         self.inputs: dict[str, dict[str, Any]] = {}
         self.placements = PlacementLog()
+        self._placed: dict[tuple[str, str], Placement] = {}  # by site and slot
         self.facts: dict[str, Any] = {}
         self.phases: dict[int, Phase] = {}
         self.unmatched: list[str] = []
@@ -389,6 +390,8 @@ class Recorder:
             with self._lock:
                 self._records_count += 1
             self._progress.advance(self._records_count, None)
+        if self._placed and (placement := self._placed.get((key.site, slot))) is not None:
+            self.place_tensor(call, slot, placement)
         if not required or self.wants(call, slot):
             with self._lock:
                 call.point.records += 1
@@ -400,6 +403,16 @@ class Recorder:
         """Note what a tensor that is recorded on this rank is a part of."""
         with self._lock:
             self.placements.add(call.key(slot).text, placement)
+
+    def place_slot(self, site: str, slot: str, placement: Placement) -> None:
+        """Say what each tensor that is recorded of a slot from now on is a part of.
+
+        Args:
+            site: The site, as keys spell it: of a layer whose class says how ranks hold its tensors.
+            slot: Which of them, as `output` or `param.weight`.
+            placement: What each is a part of.
+        """
+        self._placed[site, slot] = placement
 
     def value(self, call: Call, slot: str, value: object, *, required: bool = False) -> None:
         """Record one leaf that is no tensor, which `wants` has accepted; arguments as for `tensor`."""

@@ -71,9 +71,7 @@ def _failures(result: SyncPoints) -> Iterator[Line]:
             yield Line(f"  … {len(sources) - _SOURCES} more")
         yield Line("")
     elif any(point.status == "fail" for point in result.points) and not result.has_graph:
-        yield Line(
-            "Where failures begin is not known: the reference's run does not say what is computed from what."
-        )
+        yield Line("Where failures begin is not known: no run says what is computed from what.")
         yield Line("")
 
 

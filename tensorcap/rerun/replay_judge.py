@@ -137,6 +137,8 @@ class ReplayJudge:
         """
         if pair.status in ("identical", "match"):
             return pair.status, ()
+        if self._near_ties.moves(both_records(pair)[0]):
+            return "unjudged", ()
         if is_circumstance(pair, self._arguments.of(pair)):
             findings = pair.findings or (Finding(pair.status, 1, 0, "unjudged", mismatch_text(pair)),)
             return "unjudged", tuple(replace(finding, status="unjudged") for finding in findings)

@@ -71,11 +71,13 @@ class Core:
         attention: The module.
         sources: Records that queries, keys and values are computed from.
         results: Records of the result: mostly the input of the output projection.
+        arguments: Records of what else the attention was given and no leaf took: a bias, tables of positions.
     """
 
     attention: str
     sources: Sequence[Record]
     results: Sequence[Record]
+    arguments: Sequence[Record] = ()
 
 
 class Calls:
@@ -238,8 +240,9 @@ class Calls:
             if _is_float(record) and record.digest not in used
         ]
         first = [record for record in results if _is_float(record)][:1]
+        rest = [record for record in attention.inputs if _is_float(record) and record.digest not in used]
         if len(linear) > 1 and sources and first:
-            yield Core(attention.site, sources, first)
+            yield Core(attention.site, sources, first, rest)
 
     def _kind(self, site: str) -> str:
         return self.class_of(site) or site.rpartition(".")[2]

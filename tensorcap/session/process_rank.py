@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from tensorcap.adapters import Adapter
 
 
-class ProcessRank(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ProcessRank:
     """A process among those of one run.
 
     Attributes:

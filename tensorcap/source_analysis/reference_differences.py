@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from tensorcap.source_analysis.class_contents import ClassContents, class_contents, configuration_reads
-from tensorcap.source_analysis.source_file import SourceFile
+from tensorcap.source_analysis.source_file import SourceFile, last_name
 
 _PORT_PREFIX: Final = re.compile(r"^(?:Neuron|NeuronX|Nxd|Max|JAX|Flax|TT|ONNX)(?=[A-Z])")
 _ROLES: Final = (
@@ -32,6 +32,20 @@ _ROLES: Final = (
     "Layer",
     "Embeddings",
     "Embedding",
+)
+_PLAIN_BASES: Final = frozenset(  # which read no configuration and compute nothing of a model
+    {
+        "ABC",
+        "Enum",
+        "Exception",
+        "Function",
+        "Generic",
+        "Module",
+        "ModuleList",
+        "NamedTuple",
+        "Protocol",
+        "object",
+    }
 )
 _ROLE_NAMES: Final = {"SparseMoeBlock": "MoE", "MoeBlock": "MoE", "Moe": "MoE", "FeedForward": "MLP"}
 WITHOUT_EFFECT: Final = frozenset(
@@ -106,12 +120,14 @@ class ReferenceDifferences:
         classes: Differences of classes of one role.
         paired: How many pairs of classes were held against each other.
         unpaired: Classes of the reference with a role that no class of the port has.
+        absent_bases: Base classes of the port that are in no source: what they read and do is unknown.
     """
 
     unread: tuple[UnreadSetting, ...]
     classes: tuple[ClassDifference, ...]
     paired: int
     unpaired: tuple[str, ...]
+    absent_bases: tuple[str, ...]
 
 
 def reference_differences(
@@ -137,7 +153,32 @@ def reference_differences(
     differences = [_difference(theirs[one], ours[other]) for one, other in pairs.items()]
     unpaired = [name for name in theirs if name not in pairs and _role(name)]
     return ReferenceDifferences(
-        tuple(unread), tuple(each for each in differences if each), len(pairs), tuple(unpaired)
+        tuple(unread),
+        tuple(each for each in differences if each),
+        len(pairs),
+        tuple(unpaired),
+        _absent_bases(target),
+    )
+
+
+def class_differences(
+    sources: Sequence[SourceFile], pairs: Iterable[tuple[str, str]]
+) -> list[ClassDifference]:
+    """What one of two classes of the same sources has and the other has not, of pairs that are there."""
+    contents = class_contents(sources)
+    differences = [
+        _difference(contents[one], contents[other])
+        for one, other in dict.fromkeys(pairs)
+        if one in contents and other in contents
+    ]
+    return [difference for difference in differences if difference]
+
+
+def _absent_bases(sources: Sequence[SourceFile]) -> tuple[str, ...]:
+    classes = {name: node for source in sources for name, node in source.classes().items()}
+    bases = [last_name(base) for node in classes.values() for base in node.bases]
+    return tuple(
+        dict.fromkeys(base for base in bases if base and base not in classes and base not in _PLAIN_BASES)
     )
 
 

@@ -16,7 +16,12 @@ from tensorcap.source_analysis.class_divergence import (
     find_kernel_flags,
     find_kernel_imports,
 )
-from tensorcap.source_analysis.reference_differences import ReferenceDifferences, reference_differences
+from tensorcap.source_analysis.reference_differences import (
+    ClassDifference,
+    ReferenceDifferences,
+    class_differences,
+    reference_differences,
+)
 from tensorcap.source_analysis.source_file import read_sources
 from tensorcap_formats.json_values import json_value
 
@@ -31,6 +36,8 @@ class SourceDivergence:
         kernel_flags: Settings that turn kernels on.
         kernel_imports: What is imported from packages of kernels.
         reference: Differences from the reference's code; None if its sources were not given.
+        between: What the code of two classes differs in, of which a CPU runs one and the device the other; of
+            pairs whose classes both are in the sources.
     """
 
     files: tuple[str, ...]
@@ -38,6 +45,7 @@ class SourceDivergence:
     kernel_flags: tuple[KernelFlag, ...]
     kernel_imports: tuple[KernelImport, ...]
     reference: ReferenceDifferences | None = None
+    between: tuple[ClassDifference, ...] = ()
 
     @property
     def classes(self) -> list[Divergence]:
@@ -62,6 +70,7 @@ class SourceDivergence:
             "version": 1,
             "files": [self._file(file) for file in self.files],
             "reference": json_value(self.reference) if self.reference else None,
+            "between": json_value(self.between),
         }
 
     def _file(self, file: str) -> dict[str, Any]:
@@ -73,7 +82,12 @@ class SourceDivergence:
             "divergences": classes,
             "paths": [entry for entry in entries if entry not in classes],
             "kernel_flags": [
-                {"name": flag.name, "lines": list(flag.lines), "functions": list(flag.functions)}
+                {
+                    "name": flag.name,
+                    "lines": list(flag.lines),
+                    "functions": list(flag.functions),
+                    "recommendation": flag.dual_test,
+                }
                 for flag in self.kernel_flags
                 if flag.file == file
             ],
@@ -84,6 +98,7 @@ class SourceDivergence:
                     "line": one.line,
                     "users": list(one.users),
                     "optional": one.is_optional,
+                    "recommendation": one.dual_test,
                 }
                 for one in self.kernel_imports
                 if one.file == file
@@ -110,10 +125,13 @@ def divergence(
     """
     files = read_sources(sources)
     trusted = read_sources(reference_sources)
+    divergences = tuple(each for source in files for each in find_divergences(source))
+    pairs = [(each.here, each.there) for each in divergences if each.is_class]
     return SourceDivergence(
         tuple(str(source.path) for source in files),
-        tuple(each for source in files for each in find_divergences(source)),
+        divergences,
         tuple(each for source in files for each in find_kernel_flags(source)),
         tuple(each for source in files for each in find_kernel_imports(source)),
         reference_differences(trusted, files) if trusted else None,
+        tuple(class_differences([*trusted, *files], pairs)) if pairs else (),
     )

@@ -13,6 +13,7 @@ from typing import Final
 from tensorcap_formats.errors import ReadError, UsageError
 
 _MAX_BYTES: Final = 16 * 1024 * 1024
+_MAX_DEPTH: Final = 200  # of the syntax; what reads it calls itself for each level, a few times over
 _SHOWN: Final = 90  # characters of code in a sentence
 
 
@@ -61,12 +62,24 @@ def _read(path: Path) -> SourceFile:
     try:
         with warnings.catch_warnings():  # of escapes in texts, which are not ours to judge
             warnings.simplefilter("ignore")
-            return SourceFile(path, ast.parse(content, str(path)))
+            tree = ast.parse(content, str(path))
+        if _depth(tree) > _MAX_DEPTH:
+            raise RecursionError(f"it nests deeper than {_MAX_DEPTH} levels")
+        return SourceFile(path, tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         where = f"{path}:{line}" if line else str(path)
         reason = getattr(error, "msg", None) or error
         raise ReadError(f"{where}: is no Python that can be parsed: {reason}") from None
+
+
+def _depth(tree: ast.AST) -> int:
+    """How deep a tree nests, as far as it is of interest whether that is too deep."""
+    level, depth = [tree], 0
+    while level and depth <= _MAX_DEPTH:
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        depth += 1
+    return depth
 
 
 def last_name(node: ast.expr) -> str:

@@ -25,10 +25,12 @@ _RANKS: Final = frozenset(
     {
         "get_tensor_model_parallel_size",
         "get_tensor_model_parallel_world_size",
+        "get_world_size",
         "tensor_model_parallel_size",
         "tensor_parallel_size",
         "tp_degree",
         "tp_size",
+        "world_size",
     }
 )
 _DEVICE_TYPES: Final = frozenset({"cuda", "hpu", "neuron", "privateuseone", "tpu", "xla", "xpu"})
@@ -64,6 +66,7 @@ class Switches:
     def __init__(self, tree: ast.Module) -> None:
         """Find variables, attributes and functions that are no more than a switch under another name."""
         self._aliases: dict[str, ast.expr] = {}
+        self._resolving: set[str] = set()
         for _ in range(2):  # an alias of an alias
             self._aliases = {**self._aliases, **self._find_aliases(tree)}
 
@@ -172,16 +175,25 @@ class Switches:
                     return value
             return _UNKNOWN
         if f"{name}()" in self._aliases:
-            return self._value(self._aliases[f"{name}()"], kind, is_here)
+            return self._alias_value(f"{name}()", kind, is_here)
         if name == "is_available" and dotted_name(node.func).startswith("torch.cuda"):
             return not is_here if kind == "cpu" else _UNKNOWN
         return _switch_value(name, kind, is_here)
 
+    def _alias_value(self, name: str, kind: SwitchKind, is_here: bool) -> Any:
+        """What stands for a name; unknown where that leads back to the name itself."""
+        if name in self._resolving:
+            return _UNKNOWN
+        self._resolving.add(name)
+        try:
+            return self._value(self._aliases[name], kind, is_here)
+        finally:
+            self._resolving.discard(name)
+
     def _named(self, node: ast.expr, kind: SwitchKind, is_here: bool) -> Any:
         name = dotted_name(node)
-        if name in self._aliases:
-            alias = self._aliases[name]
-            return _UNKNOWN if dotted_name(alias) == name else self._value(alias, kind, is_here)
+        if name in self._aliases and name not in self._resolving:
+            return self._alias_value(name, kind, is_here)
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):  # os.environ["…"]
             return _switch_value(str(node.slice.value), kind, is_here)
         if isinstance(node, ast.Attribute) and node.attr == "type" and "device" in ast.unparse(node.value):

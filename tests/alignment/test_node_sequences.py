@@ -38,6 +38,13 @@ def test_equal_names_stay_paired_if_the_target_lacks_nodes() -> None:
 
 
 @pytest.mark.spec("SYN-2")
+def test_one_pair_more_that_hardly_fits_moves_no_equal_names() -> None:
+    reference = nodes(*((f"add_{i}", "mlp", (2, 8)) for i in range(1, 4)))
+    target = nodes(("add_2", "mlp", (2, 8)), ("add_3", "mlp", (2, 8)), ("add_4", "mlp", (3, 3)))
+    assert names(reference, target) == {"add_2": "add_2", "add_3": "add_3"}
+
+
+@pytest.mark.spec("SYN-2")
 def test_a_node_of_the_expected_number_is_paired_though_it_holds_another_shape() -> None:
     reference = nodes(("silu", "mlp", (2, 8)), ("silu_1", "mlp_1", (2, 8)))
     target = nodes(("silu", "mlp", (2, 1)), ("silu_1", "mlp_1", None))

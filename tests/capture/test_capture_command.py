@@ -264,6 +264,7 @@ def test_json_says_what_was_captured(tcap: Callable[..., Result]) -> None:
         "captured": ["@root", "first", "last"],
         "never_called": ["spare"],
         "not_capturable": {},
+        "fused": {},
         "unfinished": {},
         "excluded": [],
         "ops": 0,

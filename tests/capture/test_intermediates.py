@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -285,11 +286,12 @@ def test_decompositions_of_a_package_that_is_absent_are_refused_by_its_name(
         raise ModuleNotFoundError(f"No module named {name!r}", name="coreai")
 
     net, x = net_and_input()
-    import_module = protocol.import_module
     monkeypatch.setattr(
         protocol, "import_module", lambda name: absent(name) if "coreai" in name else import_module(name)
     )
-    with pytest.raises(MissingPackageError, match=r"^decompositions 'coreai' needs the package 'coreai'") as e:
+    with pytest.raises(
+        MissingPackageError, match=r"^decompositions 'coreai' needs the package 'coreai'"
+    ) as e:
         capture_workload(
             tensorcap.Workload(net, {"x": x}), tmp_path / "x.h5", level="export", decompositions="coreai"
         )

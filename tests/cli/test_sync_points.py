@@ -87,7 +87,7 @@ def test_metric_order_and_bands_are_as_asked_for(runs: tuple[str, str], tcap: Ru
     assert "bands      green from 90 dB, red below 70 dB of PSNR (given)" in lines
     assert "           of this metric: green up to 3.2e-06, red above 0.00056" in lines
     rows = [line.split() for line in lines if line.startswith("● ")]
-    assert [(row[1], row[4], row[7]) for row in rows][0] == ("red", "core.mul", "mul")
+    assert (rows[0][1], rows[0][4], rows[0][7]) == ("red", "core.mul", "mul")
     assert rows[-1][:4] == ["●", "green", "pass", "identical"]
 
 
@@ -122,3 +122,14 @@ def test_two_runs_of_no_program_are_refused(runs: tuple[str, str], tcap: Run) ->
     assert "expected one of a compiled program" in done.stderr
     assert "Hint: Capture the target with its adapter" in done.stderr
     assert "expected GREEN/RED in dB" in tcap("sync-points", *runs, "--bands", "5", status=2).stderr
+
+
+@pytest.mark.spec("SYN-40")
+def test_the_folder_of_a_verification_has_them(runs: tuple[str, str], tcap: Run, tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    tcap("verify", *runs, "-o", str(report), status=1)
+    lines = (report / "sync-points.txt").read_text().splitlines()
+    assert lines[1] == "  core.mul #8 = mul  in m"
+    assert lines[-1] == "3 of 3 mapped compared: 1 pass, 2 fail"
+    document = json.loads((report / "sync-points.json").read_text())
+    assert (document["format"], len(document["points"])) == ("tensorcap-sync-points", 3)

@@ -27,6 +27,12 @@ def limits_table() -> str:
             POLICY.core_tail,
         ),
         _row("attention_gain_tail", "the worst row of an expert", "gain", POLICY.expert_row),
+        _row(
+            "code_gain",
+            "what a module's code makes between the modules that it calls",
+            "gain",
+            POLICY.code_gain,
+        ),
         _words("outlier_element", "any pair", f"κ ≤ {POLICY.outlier:g} times the usual row error", "–"),
         _words("range", "any floating pair", "no value beyond the range", "–"),
         _words("growth", "any pair", f"ε ≤ {e0:g}ρ√({e1:g} + {e2:g}n) at depth n", "more", "never"),

@@ -69,6 +69,19 @@ class TestMissing:
         assert (found.exit_status, found.divergence, found.absent) == (0, None, [])
 
     @pytest.mark.spec("CMP-54")
+    def test_weights_are_explained_of_a_compiled_program_alone_and_if_its_results_agree(
+        self, run_of: Make
+    ) -> None:
+        key = "0/block.attn.q/param.weight"
+        reference = run_of(other={key: WEIGHTS})
+        compiled = {"operation_map": [{"node": "mm", "op": "matmul"}]}
+        assert statuses(compare(reference, run_of()), key) == ["missing-in-target"]
+        explained = compare(reference, run_of(**compiled))
+        assert (statuses(explained, key), explained.exit_status) == (["explained"], 0)
+        wrong = {"0/block.attn.q/output": Q + 1, "0/block/output": LOGITS + 1, "0/@root/output": LOGITS + 1}
+        assert statuses(compare(reference, run_of(other=wrong, **compiled)), key) == ["missing-in-target"]
+
+    @pytest.mark.spec("CMP-54")
     def test_an_argument_is_missing_if_a_result_of_its_call_differs(self, run_of: Make) -> None:
         wrong = {"0/block.attn/output.0": Y + 1, "0/block/output": LOGITS + 1, "0/@root/output": LOGITS + 1}
         found = compare(run_of(), run_of("block.attn/input.mask", other=wrong))

@@ -29,7 +29,8 @@ def alone(case: Case, operands: Operands) -> Difference:
 
 
 def buffer_of(tensors: list[Array]) -> tuple[Array, list[int]]:
-    places, parts = [], []
+    places: list[int] = []
+    parts: list[Array] = []
     for tensor in tensors:
         places.append(sum(part.size for part in parts))
         data = bits_of(tensor).reshape(-1).view(np.uint8)

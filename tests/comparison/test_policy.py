@@ -432,6 +432,7 @@ def test_findings_of_local_tests_speak_of_the_module_itself() -> None:
     assert sorted(LOCAL_TESTS) == [
         "attention_gain",
         "attention_gain_tail",
+        "code_gain",
         "dtype",
         "gain",
         "gain_tail",
@@ -443,6 +444,7 @@ def test_findings_of_local_tests_speak_of_the_module_itself() -> None:
         "own_error_leaf",
         "range",
         "routing",
+        "unequal_copies",
         "zeros",
     ]
 
@@ -450,8 +452,8 @@ def test_findings_of_local_tests_speak_of_the_module_itself() -> None:
 def test_attributes_of_tests_say_what_their_findings_mean() -> None:
     assert {"growth"} == GROWTH_TESTS
     assert {"outlier_element", "input_dependence"} == ROUNDED_INPUT_TESTS
-    gains = {"gain", "attention_gain", "gain_tail", "attention_gain_tail"}
-    assert gains | {"outlier_element", "range"} == EVIDENCE_TESTS
+    gains = {"gain", "attention_gain", "gain_tail", "attention_gain_tail", "code_gain"}
+    assert gains | {"outlier_element", "range", "unequal_copies"} == EVIDENCE_TESTS
 
 
 def test_the_table_of_limits_in_the_specification_is_that_of_the_policy() -> None:

@@ -1,4 +1,4 @@
-"""Sync points of a gated layer and of masked scores: graphs and programs spelt out, values by float64 numpy."""
+"""Sync points of a gated layer and of masked scores: graphs spelt out, values by float64 numpy."""
 
 from __future__ import annotations
 
@@ -122,9 +122,10 @@ def reference_of(make: MakeArchive, values: Mapping[str, Array], *, graph: bool 
 
 def target_of(make: MakeArchive, values: Mapping[str, Array], **changes: Array | None) -> Any:
     """A run of the program; changes are what operations hold in place of their nodes' values."""
-    held = {**values, **changes}
+    held: dict[str, Array | None] = {**values, **changes}
     x = "0/@root/input.x"
-    tensors = {x: values["x"], **{KEYS[name]: held[name] for name in KEYS if held[name] is not None}}
+    kept = {name: array for name in KEYS if (array := held[name]) is not None}
+    tensors = {x: values["x"], **{KEYS[name]: array for name, array in kept.items()}}
     tensors["0/@root/output"] = values["mm_2"]
     points = [
         {
@@ -199,7 +200,7 @@ def test_a_gate_that_holds_a_wrong_product_accuses_what_makes_it_wrong(make_arch
 
 @pytest.mark.spec("SYN-11")
 def test_an_operation_that_is_skipped_or_exchanged_is_no_other_value(make_archive: MakeArchive) -> None:
-    """Each side of the gate is given the other's weight: mm holds mm_1, and what is computed of it is wrong."""
+    """Each side of the gate is given the other's weight: mm holds mm_1, and what is computed is wrong."""
     values = gated()
     wrong = {**values, "mm": values["mm_1"], "mm_1": values["mm"]}
     wrong["silu"] = wrong["mm"] / (1 + np.exp(-wrong["mm"]))
@@ -316,6 +317,9 @@ def test_mask_constants_at_the_same_places_are_not_compared_as_numbers(
     other = {**masked[1], "mul": np.where(np.roll(blocked, 1, 0), theirs, values["mul"])}
     wrong = compare(reference_of(make_archive, masked[0]), target_of(make_archive, other))
     assert statuses(wrong)[KEYS["mul"]] in ("nonfinite", "diverged")
+    fewer = {**masked[1], "mul": np.where(blocked & (np.arange(8) != 3)[:, None], theirs, values["mul"])}
+    partly = compare(reference_of(make_archive, masked[0]), target_of(make_archive, fewer))
+    assert statuses(partly)[KEYS["mul"]] in ("nonfinite", "diverged")
     leaky = {**values, "mul": np.where(blocked, -10.0, values["mul"])}
     assert statuses(compare(reference_of(make_archive, masked[0]), target_of(make_archive, leaky)))[
         KEYS["mul"]
@@ -335,14 +339,15 @@ def test_an_error_beside_masked_elements_is_seen(make_archive: MakeArchive) -> N
 @pytest.mark.spec("SYN-4")
 def test_results_of_other_names_pair_in_their_order(make_archive: MakeArchive) -> None:
     values = gated()
-    reference, target = reference_of(make_archive, values), target_of(make_archive, values)
+    near = {**values, "mm_2": values["mm_2"] * (1 + 3e-7)}
+    reference, target = reference_of(make_archive, values), target_of(make_archive, near)
     tensors = {
         record.key.text.replace("@root/output", "@root/output.logits"): target.load(record)
         for record in target.records
     }
     renamed = make_archive(tensors, run=dict(target.run), name="tgt.h5")
     comparison = compare(reference, renamed)
-    assert statuses(comparison)["0/@root/output"] == "identical"
+    assert statuses(comparison)["0/@root/output"] == "within-rounding"
     assert comparison.exit_status == 0
 
 

@@ -139,3 +139,18 @@ def test_a_reference_in_core_ais_decompositions_has_the_nodes_that_are_converted
         )
         assert decomposed.info.scope is not None
         assert decomposed.info.scope.decompositions == "coreai"
+
+
+@pytest.mark.slow
+@pytest.mark.spec("CAI-21")
+def test_a_model_in_bfloat16_keeps_its_dtype(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Linear(8, 4).to(torch.bfloat16).eval()
+    x = torch.randn(2, 8).to(torch.bfloat16)
+    capture_workload(tensorcap.Workload(tensorcap.CoreAIModel(net), {"input": x}), tmp_path / "tgt.h5")
+    with tensorcap.open_archive(tmp_path / "tgt.h5") as archive:
+        record = archive.get("0/@root/output")
+        assert {r.dtype.name for r in archive.records} == {"bfloat16"}
+        assert np.array_equal(archive.load(archive.get("0/@root/input.input")), x.float().numpy())
+        with torch.no_grad():
+            np.testing.assert_allclose(archive.load(record), net(x).float().numpy(), rtol=2**-6, atol=2**-7)

@@ -18,6 +18,7 @@ from tensorcap.workload import Workload
 from tensorcap_formats.dtypes import Array
 from tests.diagnosis.conftest import Diagnose
 from tests.diagnosis.test_mutations import Model, drawn, found_by
+from tests.support.floats import to_bfloat16
 
 EPS = 1e-5
 
@@ -106,6 +107,25 @@ def without_last_key(v: dict[str, Array]) -> Array:
     return attention_of(v["query"], key, v["value"])
 
 
+def eager(self: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    return functional.softmax(scores, dim=-1, dtype=torch.float32) @ value
+
+
+def with_a_low_softmax(v: dict[str, Array], low: Callable[[Array], Array]) -> Array:
+    """Attention of float32 whose scores and probabilities alone are rounded."""
+    scores = v["query"] @ np.swapaxes(v["key"], -1, -2) / np.sqrt(v["query"].shape[-1])
+    return low(softmax(low(scores))) @ v["value"]
+
+
+def bf16(x: Array) -> Array:
+    return to_bfloat16(x).astype(np.float64)
+
+
+def fp16(x: Array) -> Array:
+    return np.asarray(x).astype(np.float16).astype(np.float64)
+
+
 def resized(x: Array) -> Array:
     """Twice the size by lines between points, corners on corners."""
     for axis in (2, 3):
@@ -123,6 +143,7 @@ def scales_of_the_row_before(weight: Array) -> Array:
 
 
 IMAGE, SEQUENCE = (2, 3, 8, 8), (4, 7, 16)
+ATTENDED = dict.fromkeys(("query", "key", "value"), (2, 2, 9, 16))
 CACHED = {"query": (2, 2, 1, 16), "key": (2, 2, 9, 16), "value": (2, 2, 9, 16)}
 
 
@@ -232,6 +253,27 @@ CASES: list[Case] = [
         CACHED,
     ),
     Case(
+        "operation-precision",
+        "its softmax in bfloat16 in scaled_dot_product_attention",
+        lambda _: Own(attended),
+        lambda v: with_a_low_softmax(v, bf16),
+        ATTENDED,
+    ),
+    Case(
+        "operation-precision",
+        "operands and result in bfloat16 in softmax",
+        lambda _: Own(eager),
+        lambda v: with_a_low_softmax(v, bf16),
+        ATTENDED,
+    ),
+    Case(
+        "operation-precision",
+        "operands and result in float16 in softmax",
+        lambda _: Own(eager),
+        lambda v: with_a_low_softmax(v, fp16),
+        ATTENDED,
+    ),
+    Case(
         "quantisation-scales",
         "weight in 8 bits and a scale of each row, that of the one before it",
         lambda _: nn.Linear(16, 12, bias=False),
@@ -260,8 +302,8 @@ def diagnosed_module(case: Case, folder: Path, seed: int = 5) -> Diagnosis:
     return found_by(Workload(model, inputs), changed, folder, "module", "0/module/output")
 
 
-@pytest.mark.spec("DIA-230", "DIA-231")
-@pytest.mark.parametrize("case", CASES[:-1], ids=[f"{c.kind}-{c.words[:16]}" for c in CASES[:-1]])
+@pytest.mark.spec("DIA-230", "DIA-231", "DIA-260")
+@pytest.mark.parametrize("case", CASES[:-1], ids=[f"{c.kind}-{c.words[:24]}" for c in CASES[:-1]])
 def test_an_option_of_an_operation_that_is_another_one_is_named(tmp_path: Path, case: Case) -> None:
     found = diagnosed_module(case, tmp_path)
     assert found.explanations, found.tried

@@ -15,10 +15,13 @@ from tensorcap_formats.run_info import (
     MappedOperation,
     ModuleInfo,
     PointInfo,
+    RankProblem,
+    RanksInfo,
     RunInfo,
     ScopeInfo,
     StopInfo,
     TensorInfo,
+    TensorRule,
     WorkloadInfo,
 )
 
@@ -72,6 +75,22 @@ RUN: dict[str, Any] = {
     "phases": ["prefill", "decode", "decode"],
     "threads": [0, 1, 0],
     "threaded_sites": ["a%20b"],
+    "ranks": {
+        "count": 2,
+        "rank": 1,
+        "archives": ["t.rank0.h5", "t.rank1.h5"],
+        "tensors": [
+            {
+                "rule": "concat 2",
+                "keys": ["0/a%20b/output"],
+                "known": "DTensor",
+                "mesh": {"sizes": {"tp": 2}, "ranks": [0, 1]},
+                "shape": [2, 8],
+                "sizes": {"1": [4, 4]},
+            }
+        ],
+        "problems": [{"key": "0/c/output", "kind": "unequal", "text": "unlike", "ranks": [1]}],
+    },
     "stopped": {"at": "2/a%20b/output", "max_bytes": 900},
     "injected": {
         "source": "ref.h5",
@@ -166,6 +185,22 @@ PARSED: dict[str, Any] = {
     "phases": ("prefill", "decode", "decode"),
     "threads": (0, 1, 0),
     "threaded_sites": ("a%20b",),
+    "ranks": RanksInfo(
+        2,
+        1,
+        ("t.rank0.h5", "t.rank1.h5"),
+        (
+            TensorRule(
+                "concat 2",
+                ("0/a%20b/output",),
+                "DTensor",
+                {"sizes": {"tp": 2}, "ranks": [0, 1]},
+                (2, 8),
+                {"1": (4, 4)},
+            ),
+        ),
+        (RankProblem("0/c/output", "unequal", "unlike", (1,)),),
+    ),
     "stopped": StopInfo("2/a%20b/output", 900),
     "injected": InjectionInfo(
         "ref.h5",

@@ -65,7 +65,7 @@ class Adder(nn.Module):
         self.table, self.fc, self.start = TablePerCall(), nn.Linear(8, 8), start
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.fc(x + self.table(x.shape[0], self.start))
+        out: torch.Tensor = self.fc(x + self.table(x.shape[0], self.start).to(x.dtype))
         return out
 
 
@@ -91,6 +91,24 @@ def test_a_wrong_table_of_positions_is_accused_and_not_the_module_that_calls_it(
     assert suspects(tmp_path, reference, target) == [BIAS]
 
 
+@pytest.mark.spec("POL-210")
+@pytest.mark.parametrize("is_right", [pytest.param(True, id="right"), pytest.param(False, id="wrong")])
+def test_archives_alone_accuse_a_wrong_table_of_positions_in_low_precision(
+    tmp_path: Path, is_right: bool
+) -> None:
+    port = beit()
+    if not is_right:
+        module = port.get_submodule(BIAS)
+        module.forward = transposed.__get__(module)
+    torch.manual_seed(1)
+    pixels = torch.randn(2, 3, 32, 32)
+    capture_workload(Workload(beit(), {"pixel_values": pixels}), tmp_path / "reference.h5")
+    target = Workload(port.to(torch.bfloat16), {"pixel_values": pixels.to(torch.bfloat16)})
+    capture_workload(target, tmp_path / "target.h5")
+    found = localize(tmp_path / "reference.h5", tmp_path / "target.h5")
+    assert [suspect.module for suspect in found.suspects] == ([] if is_right else [BIAS])
+
+
 @pytest.mark.spec("LCL-110")
 def test_a_table_that_is_told_another_number_is_not_accused(tmp_path: Path) -> None:
     sides = []
@@ -98,3 +116,14 @@ def test_a_table_that_is_told_another_number_is_not_accused(tmp_path: Path) -> N
         torch.manual_seed(0)
         sides.append(Workload(Adder(start).eval(), {"x": torch.ones(5, 8)}, seed=0))
     assert "table" not in suspects(tmp_path, *sides)
+
+
+@pytest.mark.spec("POL-210")
+def test_archives_alone_do_not_accuse_a_table_that_is_told_another_number(tmp_path: Path) -> None:
+    for start, name in ((0, "reference"), (3, "target")):
+        torch.manual_seed(0)
+        module = Adder(start).eval().to(torch.float32 if start == 0 else torch.bfloat16)
+        given = torch.ones(64, 8, dtype=next(module.parameters()).dtype)
+        capture_workload(Workload(module, {"x": given}), tmp_path / f"{name}.h5")
+    found = localize(tmp_path / "reference.h5", tmp_path / "target.h5")
+    assert "table" not in [suspect.module for suspect in found.suspects]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch import Tensor
 
 from tensorcap.comparison import compare
 from tensorcap.localization import bisect_archives, bisect_live, localize
@@ -14,6 +13,9 @@ from tensorcap.port_verification import verify
 from tensorcap.rerun import replay
 from tensorcap.session import capture_workload
 from tests.localization.llama import llama, narrow, workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def model() -> Any:

@@ -63,6 +63,14 @@ FACTORY = "def get_norm_cls(size=None, offset=False):\n"
         pytest.param(
             '    return TorchNorm if getattr(size, "on_cpu", False) else KernelNorm\n', id="getattr"
         ),
+        pytest.param(
+            "    on_cpu = bool(on_cpu)\n    return TorchNorm if on_cpu else KernelNorm\n",
+            id="alias-of-itself",
+        ),
+        pytest.param(
+            "    a = on_cpu or b\n    b = on_cpu or a\n    return TorchNorm if b else KernelNorm\n",
+            id="aliases-in-a-circle",
+        ),
         pytest.param("    return partial(TorchNorm if cpu_mode() else KernelNorm, eps=1e-6)\n", id="partial"),
         pytest.param("    return custom.TorchNorm if cpu_mode() else ops.KernelNorm\n", id="dotted"),
     ],
@@ -148,6 +156,11 @@ def test_a_function_gives_another_class_on_the_device(tmp_path: Path, body: str)
             "    if c.tp_degree == 1:\n        return TorchNorm\n    return KernelNorm\n",
             [("norm", "tp-size", "TorchNorm", "KernelNorm")],
             id="one-rank",
+        ),
+        pytest.param(
+            "def get_norm_cls():\n    return TorchNorm if dist.get_world_size() == 1 else KernelNorm\n",
+            [("norm", "tp-size", "TorchNorm", "KernelNorm")],
+            id="processes",
         ),
         pytest.param(
             "def get_norm_cls():\n    tp = state.get_tensor_model_parallel_size()\n"
@@ -276,6 +289,20 @@ def test_entries_are_those_of_the_equivalence_method(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("NRN-53")
+def test_the_code_of_two_classes_is_compared_if_both_are_there(tmp_path: Path) -> None:
+    code = (
+        "class TorchNorm:\n    def forward(self, x):\n        return x.float().mean(-1)\n"
+        "class KernelNorm:\n    def forward(self, x):\n        return kernel(x).sqrt()\n"
+        + FACTORY
+        + "    return TorchNorm if cpu_mode() else KernelNorm\n"
+    )
+    (pair,) = look(tmp_path, code).between
+    assert (pair.reference, pair.target) == ("TorchNorm", "KernelNorm")
+    assert (set(pair.lost_operations), set(pair.new_operations)) == ({"mean"}, {"sqrt"})
+    assert (set(pair.lost_casts), set(pair.new_casts)) == ({"float32"}, set())
+
+
+@pytest.mark.spec("NRN-53")
 def test_sources_are_not_run(tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     result = look(tmp_path, f"open({str(mark)!r}, 'w')\nimport no_such_package\n")
@@ -289,6 +316,7 @@ def test_sources_are_not_run(tmp_path: Path) -> None:
     [
         pytest.param("a.py", b"def f(:\n", r"a\.py:1: is no Python that can be parsed", id="syntax"),
         pytest.param("a.py", b"x = 1\x00\n", r"a\.py.*: is no Python that can be parsed", id="null-byte"),
+        pytest.param("a.py", b"x = " + b"1 + " * 2000 + b"1\n", r"a\.py: is no Python", id="nested"),
         pytest.param(None, b"", "cannot be read: No such file", id="missing"),
     ],
 )

@@ -51,7 +51,7 @@ class NeuronDemoAttention(Base):
         super().__init__(config.num_attention_heads, scale=config.query_scale)
         self.kernel = config.neuron_config.attention_dropout
 
-class CustomRMSNorm:
+class CustomRMSNorm(DistantBase, nn.Module):
     def forward(self, x):
         return Kernel.apply(x.float(), self.weight)
 
@@ -86,6 +86,7 @@ def test_settings_that_only_the_reference_reads_are_listed(differences: Referenc
 @pytest.mark.spec("NRN-55")
 def test_classes_are_paired_by_name_and_by_role(differences: ReferenceDifferences) -> None:
     assert differences.paired == 3
+    assert differences.absent_bases == ("DistantBase",)
     assert differences.unpaired == ()
     assert {(pair.reference, pair.target) for pair in differences.classes} == {
         ("DemoAttention", "NeuronDemoAttention"),

@@ -52,6 +52,13 @@ def script_command(
     processes that the script starts are not seen. Of MAX, the model is the first module with weights that a
     graph is made of; runs of its compiled graph are the steps, and the script receives its own outputs only.
 
+    Under torchrun each process writes its own archive, ref.rank0.h5 and so on, with what each tensor is a
+    part of as far as DTensors say it; tcap merge puts them together:
+
+    \b
+        torchrun --nproc-per-node 2 -m tensorcap_cli capture script -o tgt.h5 \\
+            -- serve.py --tp 2
+
     The archive is written when the script ends. If it ends by an error, by an exit status that is not 0,
     or by Ctrl-C, what was recorded until then is kept as an incomplete archive, and never in the place of
     a complete one.

@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from tensorcap.wording import counted
-from tensorcap_cli.options.archives import exclude_option, json_option, only_option
+from tensorcap_cli.options.archives import exclude_option, json_option, map_option, only_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.graph_dump import graph_dump_lines
 from tensorcap_cli.text.output import print_json, size_text
 from tensorcap_cli.text.progress import byte_bar
 
+if TYPE_CHECKING:
+    from tensorcap_formats.records import Record
 
-@click.command("export", cls=Command, short_help="Write an archive as a dump folder of MAX or torch.")
+
+@click.command("export", cls=Command, short_help="Write an archive as a folder of MAX, torch or Neuron.")
 @click.argument("source", metavar="ARCHIVE", type=click.Path())
 @click.argument("folder", metavar="DIR", type=click.Path())
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["max", "torch", "coreai"]),
-    help="Files of MAX's prints; of torch hooks, with a folder a step and tensor_names.txt; or the folder of "
-    "Core AI's debugger, as if DIR ends in .aimodelintermediates.",
+    type=click.Choice(["max", "torch", "coreai", "neuron"]),
+    help="Files of MAX's prints; of torch hooks, with a folder a step and tensor_names.txt; the folder of "
+    "Core AI's debugger, as if DIR ends in .aimodelintermediates; or of NxDI's tensor replacement.",
 )
 @only_option
 @exclude_option
+@map_option
 @json_option
 def command(
     source: str,
     folder: str,
     *,
-    form: Literal["max", "torch", "coreai"] | None,
+    form: Literal["max", "torch", "coreai", "neuron"] | None,
     only: tuple[str, ...],
     exclude: tuple[str, ...],
+    mapping: str | None,
     as_json: bool,
 ) -> None:
     """Write the tensors of ARCHIVE into the new folder DIR, a file for each, for tools that read such dumps.
@@ -45,10 +51,15 @@ def command(
     For Core AI's debugger, ARCHIVE is one of `tcap capture torch --coreai`, or of level export. DIR then has
     the value of every node of the graph, also of those that ARCHIVE keeps as views of others.
 
+    `neuron` is the reference folder of NxD Inference's tensor replacement: results of modules as rows of
+    channels, with --map under the port's names, of what the map names. What its configuration needs is
+    printed. It was not run on a device.
+
     \b
         tcap export ref.h5 dump --format max
         tcap export ref.h5 torch_dump --format torch --only '0/*/output*'
         tcap export ref.h5 ref.aimodelintermediates
+        tcap export ref.h5 refs --format neuron --only '*.gate/output'
 
     Exit status: 0 written; 1 DIR is not empty, or could not be written; 2 wrong usage, a glob that matches
     nothing, or a tensor that the format has no place for; 3 ARCHIVE cannot be read.
@@ -59,21 +70,51 @@ def command(
 
     if form is None and not folder.endswith(INTERMEDIATES_SUFFIX):
         raise click.UsageError(
-            f"Missing option '--format', or a DIR that ends in {INTERMEDIATES_SUFFIX}: max, torch or coreai."
+            f"Missing option '--format', or a DIR that ends in {INTERMEDIATES_SUFFIX}: "
+            "max, torch, coreai or neuron."
         )
+    modules = _modules(mapping, form)
     if form is None or form == "coreai":
         _export_graph(source, folder, only, exclude, as_json=as_json)
         return
     with open_archive(source) as opened, byte_bar("exporting") as bar:
-        written = export(opened, folder, layout=form, only=only, exclude=exclude, progress=bar)
+        written = export(
+            opened, folder, layout=form, only=only, exclude=exclude, modules=modules, progress=bar
+        )
         values = len(opened.values)
     nbytes = sum(record.nbytes for record in written)
     if as_json:
-        print_json({"path": folder, "records": len(written), "bytes": nbytes, "values_left_out": values})
+        content = {"path": folder, "records": len(written), "bytes": nbytes, "values_left_out": values}
+        print_json(content | ({"tf_map": _replaced(written, modules)} if form == "neuron" else {}))
         return
     click.echo(f"{folder}: {counted(len(written), 'tensor')}, {size_text(nbytes)}")
     if values:
         click.echo(f"note: {counted(values, 'value')} that are no tensors have no place there", err=True)
+    if form == "neuron":
+        tf_map = _replaced(written, modules)
+        click.echo(
+            f"TensorReplacementConfig(ref_dir={folder!r}, neuron_dir=…, tf_map={tf_map}, neuron_config=…)"
+        )
+
+
+def _modules(mapping: str | None, form: str | None) -> dict[str, str] | None:
+    """The port's site of each of the archive's, by a map file."""
+    if mapping is None:
+        return None
+    if form != "neuron":
+        raise click.UsageError("--map is for --format neuron, which names the port's modules.")
+    from tensorcap.alignment import paired_modules, read_mapping
+
+    return paired_modules(read_mapping(mapping))
+
+
+def _replaced(records: Sequence[Record], modules: dict[str, str] | None) -> dict[int, list[str]]:
+    """The modules of each step, counted from 1, as NxDI's `tf_map` has them."""
+    replaced: dict[int, list[str]] = {}
+    for record in records:
+        site = record.key.site
+        replaced.setdefault(record.key.step + 1, []).append(modules[site] if modules else site)
+    return replaced
 
 
 def _export_graph(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tensorcap.wording import counted, one_line
+from tensorcap.wording import counted, one_line, some
 from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.output import print_json, size_text
@@ -16,6 +16,7 @@ from tensorcap_cli.text.progress import byte_bar
 if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive
     from tensorcap_formats.foreign.raw_file import RawSpec
+    from tensorcap_formats.progress import Progress
 
 _UNREAD = 3
 
@@ -53,35 +54,49 @@ def command(source: str, output: str, *, raw: tuple[str, ...], by_time: bool, as
     lists of names. A folder of .max files has none: --by-time takes the times of its files, which is a hint
     and no more. A label that is no layer's becomes a probe.
 
+    Folders of AWS Neuron are read by their documented layouts, which was not tried with files of a device:
+
+    \b
+        DIR/captured_tensors_cte_step_1_module_a_output.pt   NxDI, its HF runs
+        DIR/saved_inputs_tkg_with_kv_cache_output_1.pt       inputs of NxDI
+        DIR/context_encoding_model/_tp0_bk0/request0/rank0/  its snapshots
+        DIR/dp0/decode_b1_0/model.norm/rank3.pt              vllm-neuron
+        DIR/HASH/rank3/call0/tensor0.npy                     its snapshots
+
+    Context encoding is prefill, token generation decode. If there are several ranks, each has an archive of
+    its own, NAME.rankN.h5, for `tcap merge`. Zeros of shape [1] that stand for a module that was not
+    captured are left out and reported.
+
     All commands open such folders as they are, too: `tcap compare DIR OTHER`.
 
     \b
         tcap import dump -o tgt.h5
         tcap import torch_dump -o ref.h5 && tcap compare ref.h5 tgt.h5
 
-    Exit status: 0 all of it is in ARCHIVE; 1 it is, but some labels were no layers', or ARCHIVE could not be
-    written; 2 wrong usage; 3 DIR, or a file in it, could not be read or is one of two with one key: ARCHIVE
-    is written without it, and says that it is incomplete.
+    Exit status: 0 all of it is in ARCHIVE; 1 it is, but some labels were no layers', some points were not
+    captured, or ARCHIVE could not be written; 2 wrong usage; 3 DIR, or a file in it, could not be read or is
+    one of two with one key: ARCHIVE is written without it, and says that it is incomplete.
     """
-    from tensorcap_formats.conversion import convert
-
     with _open_folder(source, raw, by_time) as opened:
         with byte_bar("importing") as bar:
-            path = convert(opened, output, progress=bar)
+            paths = _convert(opened, output, bar)
+        path = ", ".join(map(str, paths))
         problems = getattr(opened, "problems", {})
         probes = getattr(opened, "probes", ())
+        uncaptured = getattr(opened, "uncaptured", {})
         notes = list(opened.info.notes)
         others = {name: what for name, what in opened.skipped.items() if name not in problems}
         if as_json:
             print_json(
                 {
-                    "path": str(path),
+                    "path": path,
                     "records": len(opened),
                     "bytes": sum(record.nbytes for record in opened.records),
                     "is_ordered": opened.is_ordered,
                     "problems": problems,
                     "others": others,
                     "probes": probes,
+                    "uncaptured": uncaptured,
                     "notes": notes,
                 }
             )
@@ -89,7 +104,24 @@ def command(source: str, output: str, *, raw: tuple[str, ...], by_time: bool, as
             _print(opened, path, others)
         for name, reason in problems.items():
             click.echo(f"not imported: {one_line(name)}: {one_line(reason)}", err=True)
-    click.get_current_context().exit(_UNREAD if problems else int(bool(probes)))
+        if uncaptured:
+            keys = some([one_line(key) for key in uncaptured])
+            click.echo(f"not captured: {keys}: {one_line(next(iter(uncaptured.values())))}", err=True)
+    click.get_current_context().exit(_UNREAD if problems else int(bool(probes or uncaptured)))
+
+
+def _convert(opened: Archive, output: str, progress: Progress | None) -> list[Path]:
+    """Write the archive, or those of all ranks if there are several."""
+    from tensorcap_formats.conversion import convert
+    from tensorcap_formats.foreign import NeuronArchive
+    from tensorcap_formats.ranks import rank_path
+
+    if not isinstance(opened, NeuronArchive) or opened.ranks in ((), (0,)):
+        return [convert(opened, output, progress=progress)]
+    return [
+        convert(opened.of_rank(rank), rank_path(Path(output), rank), progress=progress)
+        for rank in opened.ranks
+    ]
 
 
 def _open_folder(source: str, raw: tuple[str, ...], by_time: bool) -> Archive:
@@ -114,7 +146,7 @@ def _parse_spec(text: str) -> RawSpec:
     return spec
 
 
-def _print(opened: Archive, path: Path, others: dict[str, str]) -> None:
+def _print(opened: Archive, path: str, others: dict[str, str]) -> None:
     nbytes = sum(record.nbytes for record in opened.records)
     order = "in execution order" if opened.is_ordered else "execution order unknown"
     click.echo(f"{path}: {counted(len(opened), 'tensor')}, {size_text(nbytes)}, {order}")

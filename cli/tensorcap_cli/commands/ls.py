@@ -85,7 +85,7 @@ def command(archive: str, globs: tuple[str, ...], *, sort: str, stats: bool, as_
 
 
 def _print_rows(archive: Archive, rows: list[tuple[Record, Statistics | None]]) -> None:
-    """Print the table, with a column for the code if there are ops, and for merge rules if there are ranks."""
+    """Print the table, with a column for the code if there are ops, and one for rules if there are ranks."""
     from tensorcap.runs import ops_of
 
     ops, ranks = ops_of(archive), RankTexts(archive)

@@ -45,7 +45,8 @@ def command(
     A capture under torchrun writes NAME.rankN.h5 for each process:
 
     \b
-        torchrun --nproc-per-node 2 -m tensorcap_cli capture script -o tgt.h5 -- model.py
+        torchrun --nproc-per-node 2 -m tensorcap_cli capture script \\
+            -o tgt.h5 -- model.py
         tcap merge tgt.rank*.h5 -o tgt.h5
         tcap compare ref.h5 tgt.h5
 
@@ -57,23 +58,25 @@ def command(
     The values of the reference are never looked at. What nothing shows keeps its rank in the key. Rules:
 
     \b
-        replicated                 each rank holds all of it: checked bit for bit
-        concat -1                  each holds a part along an axis, here the last
-        concat -1 parts=2          each part is of two, as of a fused gate and up projection
-        concat -1 parts=64,16,16   of these sizes, as fused queries, keys and values
-        concat 1 copies=2          each two ranks in succession hold the same, as KV heads fewer than ranks
-        concat 1 rounds=2          so do ranks half of all apart
-        concat -1 cut=50257        what is behind that size is padding, as of a vocabulary
-        sum, avg, max, min         each holds a term of all elements
+        replicated                each rank holds all of it: checked bit for bit
+        concat -1                 each holds a part along an axis, here the last
+        concat -1 parts=2         each part is of two, as of a fused gate and up
+        concat -1 parts=64,16,16  of these sizes, as fused queries, keys, values
+        concat 1 copies=2         ranks 0 and 1 hold the same, 2 and 3, and so on,
+                                  as KV heads fewer than ranks
+        concat 1 rounds=2         half of the ranks hold all, and so does the rest
+        concat -1 cut=50257       what is behind is padding, as of a vocabulary
+        sum, avg, max, min        each holds a term of all elements
 
     \b
-        tcap merge tgt.rank*.h5 -o tgt.h5 --rule '*.gate_up_proj=concat -1 parts=2'
+        tcap merge tgt.rank*.h5 -o tgt.h5 \\
+            --rule '*.gate_up_proj=concat -1 parts=2'
 
     What ranks hold unlike though the rule says the same is a mistake of the run: it is printed, and compare
     finds it. tcap ls and show print the rule of each tensor.
 
-    Exit status: 0 written; 1 written, with a problem, or it could not be; 2 wrong usage, or a rank is missing,
-    there twice, or of another run; 3 an archive cannot be read.
+    Exit status: 0 written; 1 written, with a problem, or it could not be; 2 wrong usage, or a rank is
+    missing, there twice, or of another run; 3 an archive cannot be read.
     """
     from tensorcap_formats.merge import merge
 
@@ -101,3 +104,10 @@ def _print(merged: Merged) -> None:
         click.echo(f"{problem.key}: {one_line(problem.text)}")
     if len(merged.problems) > _PROBLEMS:
         click.echo(f"… {len(merged.problems) - _PROBLEMS} more problems; all with --json")
+    unmerged = [problem.key for problem in merged.problems if problem.kind == "unmerged"]
+    if any(key.partition("/")[2].startswith("@root/input") for key in unmerged):
+        click.echo(
+            "Ranks were given unlike inputs: if each had rows of its own, --rule '*=concat 0' joins them."
+        )
+    elif unmerged:
+        click.echo("--reference ARCHIVE, a run of the whole model, or --rule says how these belong together.")

@@ -132,12 +132,19 @@ def _describe_run(archive: Archive) -> list[tuple[str, str]]:
     """The parts of the run's metadata that fit a line each, as they are."""
     run, info = archive.run, archive.info
     lines = [(name, _join(run[name])) for name in _LINES if run.get(name) not in (None, "", {}, [])]
+    if "function" in info.settings:  # of a compiled program: they say what was run, and on what
+        lines.insert(1, ("settings", _join({k: _by_input(v) for k, v in info.settings.items()})))
     if info.duration_seconds is not None:
         lines.append(("duration", f"{info.duration_seconds:.3g} s"))
     lines += RankTexts(archive).run_lines()
     if info.modules:
         lines.append(("modules", f"{len(info.modules)} in the tree"))
     return lines
+
+
+def _by_input(value: Any) -> Any:
+    """A setting; of one for each input, a text: `x:zeros,mask:ones`."""
+    return ",".join(f"{name}:{how}" for name, how in value.items()) if isinstance(value, Mapping) else value
 
 
 def _join(value: Any, limit: int = 300) -> str:

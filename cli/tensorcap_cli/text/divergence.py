@@ -12,7 +12,7 @@ from tensorcap.wording import counted, one_line, some
 from tensorcap_cli.text.output import print_heading
 
 if TYPE_CHECKING:
-    from tensorcap.source_analysis import ReferenceDifferences, SourceDivergence
+    from tensorcap.source_analysis import ClassDifference, ReferenceDifferences, SourceDivergence
 
 
 def print_divergence(result: SourceDivergence) -> None:
@@ -41,6 +41,9 @@ def _print_classes(result: SourceDivergence) -> None:
         )
         click.echo(f"    if {one_line(each.test)}")
         click.echo(f"    dual test: {one_line(each.dual_test)}")
+        for pair in result.between:
+            if (pair.reference, pair.target) == (each.here, each.there):
+                _print_difference(pair, each.here, each.there)
 
 
 def _print_paths(result: SourceDivergence) -> None:
@@ -81,14 +84,21 @@ def _print_reference(reference: ReferenceDifferences) -> None:
     click.echo(f"  {counted(reference.paired, 'pair')} of classes compared")
     if reference.unpaired:
         click.echo(f"  no class of the port for {some(reference.unpaired, 8)}")
+    if reference.absent_bases:
+        bases = some(reference.absent_bases, 8)
+        click.echo(f"  in no source, so that what they read and compute is unknown: {bases}")
     for setting in reference.unread:
         click.echo(f"  config.{setting.name} is read by the reference alone: {some(setting.places)}")
     for pair in reference.classes:
         click.echo(f"  {pair.reference} and {pair.target}:")
-        _print_side("the reference alone", pair.lost_operations, "operations")
-        _print_side("the port alone", pair.new_operations, "operations")
-        _print_side("the reference alone", pair.lost_casts, "casts to")
-        _print_side("the port alone", pair.new_casts, "casts to")
+        _print_difference(pair, "the reference", "the port")
+
+
+def _print_difference(pair: ClassDifference, reference: str, target: str) -> None:
+    _print_side(f"{reference} alone", pair.lost_operations, "operations")
+    _print_side(f"{target} alone", pair.new_operations, "operations")
+    _print_side(f"{reference} alone", pair.lost_casts, "casts to")
+    _print_side(f"{target} alone", pair.new_casts, "casts to")
 
 
 def _print_side(side: str, places: Mapping[str, str], what: str) -> None:

@@ -1,4 +1,4 @@
-"""What an archive says of the ranks of its run: the archives that were merged, and the rule of each tensor."""
+"""What an archive says of the ranks of its run: archives that were merged, and the rule of each tensor."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ class RankTexts:
 
     def rule(self, record: Record) -> str:
         """The rule of a record; for one that was left apart, the rank that it is of; "" if none is known."""
-        if entry := self._book.find(record.key.text):
+        if entry := self._book.find(record.key):
             return one_line(entry.rule)
         is_apart = self._ranks is not None and self._ranks.is_merged
         return f"rank {record.key.rank} alone, not merged" if is_apart else ""
 
     def as_json(self, record: Record) -> dict[str, Any] | None:
         """The rule of a record, and how it is known; None if none is."""
-        entry = self._book.find(record.key.text)
+        entry = self._book.find(record.key)
         return None if entry is None else {"rule": entry.rule, "known": entry.known}
 
     def lines(self, record: Record) -> Iterator[str]:
         """What is known of the ranks of a record, a line each."""
         if self._ranks is None:
             return
-        entry = self._book.find(record.key.text)
+        entry = self._book.find(record.key)
         if entry is not None:
             what = "put together by" if self._ranks.is_merged else "a part of the whole:"
             shape = "" if entry.shape is None else f", the whole is {list(entry.shape)}"
@@ -64,7 +64,8 @@ class RankTexts:
         if ranks is None:
             return
         if not ranks.is_merged:
-            yield "ranks", f"rank {ranks.rank} of {ranks.count}"
+            if ranks.rank is not None:
+                yield "ranks", f"rank {ranks.rank} of {ranks.count or 'an unknown count'}"
             return
         more = f", and {len(ranks.archives) - _FEW} more" if len(ranks.archives) > _FEW else ""
         yield "ranks", one_line(f"{ranks.count} merged: {', '.join(ranks.archives[:_FEW])}{more}")

@@ -3,8 +3,9 @@
 In: a file or a folder, and all that it claims is checked. Out: a `ForeignArchive` of tensors by name; and
 .npz and .max files for others. Read one kind at a time: `numpy_files`, `torch_file` (above `torch_pickle`
 and `strided`), `max_file`, `raw_file`, `dump_folder` (above `dump_files` and `dump_labels`),
-`intermediates_folder`, `intermediates_writer` and `asset_folder` (of Core AI), `signatures` (of formats that
-are known and not read). `gguf_file` and `onnx_file` need packages, and are imported if a file is of theirs.
+`intermediates_folder`, `intermediates_writer` and `asset_folder` (of Core AI), `neuron/` (of AWS Neuron),
+`signatures` (of formats that are known and not read). `gguf_file` and `onnx_file` need packages, and are
+imported if a file is of theirs.
 """
 
 from tensorcap_formats.foreign.asset_folder import AssetInfo, is_asset, read_asset
@@ -24,6 +25,7 @@ from tensorcap_formats.foreign.intermediates_writer import (
     write_intermediates,
 )
 from tensorcap_formats.foreign.max_file import MAX_DTYPE_CODES, MAX_SUFFIX, open_max, write_max
+from tensorcap_formats.foreign.neuron import NeuronArchive, neuron_opener
 from tensorcap_formats.foreign.numpy_files import open_npy, open_npy_folder, open_npz, write_npz
 from tensorcap_formats.foreign.raw_file import RawSpec, open_raw, raw_file_hint
 from tensorcap_formats.foreign.signatures import (
@@ -45,6 +47,7 @@ __all__ = [
     "AssetInfo",
     "DumpArchive",
     "Kind",
+    "NeuronArchive",
     "NodeValue",
     "RawSpec",
     "ZipMembers",
@@ -53,6 +56,7 @@ __all__ = [
     "is_dump",
     "is_intermediates_folder",
     "label_of",
+    "neuron_opener",
     "open_dump",
     "open_intermediates",
     "open_max",

@@ -9,9 +9,9 @@ import ast
 import math
 import re
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -63,8 +63,14 @@ def open_npy(path: Path) -> Archive:
     return ForeignArchive(path, "npy", [read_npy_tensor(path, path.stem)])
 
 
-def read_npy_tensor(path: Path, name: str) -> ForeignTensor:
+def read_npy_tensor(path: Path, name: str, *, void_dtypes: Mapping[int, str] | None = None) -> ForeignTensor:
     """The array of a file, under a name; its elements are read later.
+
+    Args:
+        path: Of the file.
+        name: The tensor's.
+        void_dtypes: Dtypes of bits whose dtype numpy does not know, by their width in bytes; without it they
+            cannot be read.
 
     Raises:
         UnsafeFileError: It holds Python objects.
@@ -75,6 +81,9 @@ def read_npy_tensor(path: Path, name: str) -> ForeignTensor:
     header, read = _npy_file(path)
     if header.dtype is None:
         raise NotAnArchiveError(f"{path}: holds {header.written!r}, expected numbers")
+    if header.problem and void_dtypes and header.dtype.itemsize in void_dtypes:
+        known = replace(header, problem=None)
+        return _tensor(name, known, DTYPES[void_dtypes[header.dtype.itemsize]], read, Bands())
     return _tensor(name, header, header.dtype, read, Bands())
 
 

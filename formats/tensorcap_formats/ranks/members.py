@@ -73,7 +73,7 @@ class Members:
         """Put the archives in order.
 
         Raises:
-            UsageError: One does not say its rank; one rank is missing or there twice; they are of unlike runs.
+            UsageError: One does not say its rank; a rank is missing or there twice; runs are unlike.
         """
         by_rank: dict[int, Archive] = {}
         counts: dict[int, Archive] = {}
@@ -81,7 +81,7 @@ class Members:
             rank = rank_of(archive)
             if rank in by_rank:
                 raise UsageError(
-                    f"{archive.path}: is of rank {rank}, and so is {by_rank[rank].path}; expected one of each",
+                    f"{archive.path}: is of rank {rank}, as {by_rank[rank].path} is; expected one of each",
                     hint="Name only the archives of one run.",
                 )
             by_rank[rank] = archive
@@ -127,16 +127,10 @@ class Members:
         if not shards.is_stored:
             return list(range(len(records)))
         labels: list[int] = []
-        distinct: list[tuple[Record, Array]] = []
+        distinct: dict[object, int] = {}
         for record, array in zip(records, self.read(shards), strict=True):
-            for label, (other, values) in enumerate(distinct):
-                if record.dtype == other.dtype and array.shape == values.shape:
-                    if array.tobytes() == values.tobytes():
-                        labels.append(label)
-                        break
-            else:
-                labels.append(len(distinct))
-                distinct.append((record, array))
+            bits = record.dtype.name, array.shape, array.tobytes()
+            labels.append(distinct.setdefault(bits, len(distinct)))
         return labels
 
     def _require_one_run(self) -> None:
@@ -219,6 +213,6 @@ def _steps(archive: Archive) -> str:
     steps = sorted({record.key.step for record in archive.records})
     if not steps:
         return ""
-    if len(steps) == steps[-1] - steps[0] + 1:
+    if len(steps) > 1 and len(steps) == steps[-1] - steps[0] + 1:
         return f"{steps[0]} to {steps[-1]}"
     return ", ".join(map(str, steps))

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import decode
+from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.ranks.members import Members, Shards
 from tensorcap_formats.ranks.recorded import GivenRules, KnownRule, RecordedRules
@@ -21,6 +21,7 @@ from tensorcap_formats.run_info import RankProblem
 _BY_SHAPE: Final = "by the reference's shape"
 _COPIES: Final = "by values: every rank holds the same"
 _ALIKE: Final = 0.99  # cosine above which unlike tensors are copies: terms of a sum share less
+_RELATED: Final = 0.8  # cosine below which what should be a copy has nothing of the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +102,12 @@ class _Planner:
     def __init__(self, members: Members, given: GivenRules, reference: Archive | None) -> None:
         self._members = members
         self._given = given
+        self._by_text = {shards.text: shards for shards in members.shards}
         self._recorded = RecordedRules(members.archives)
         self._wholes = {} if reference is None else {r.key.text: r.shape for r in reference.records}
-        self._sites = Counter(place for place in {(s.key.site, r) for s in members.shards for r in s.ranks})
         self._ranks_of_site: dict[str, set[int]] = {}
-        for site, rank in self._sites:
-            self._ranks_of_site.setdefault(site, set()).add(rank)
+        for shards in members.shards:
+            self._ranks_of_site.setdefault(shards.key.site, set()).update(shards.ranks)
         self._labels: dict[str, list[int]] = {}
         self._problems: dict[str, list[RankProblem]] = {}
 
@@ -133,7 +134,10 @@ class _Planner:
         for shards in open_tensors:
             if shards.text not in known:
                 self._leave(shards, self._why_unknown(shards))
-        return self._result({key: self._with_halves(search, key, rule) for key, rule in known.items()})
+        for shards in self._members.shards:
+            if shards.text in known:
+                known[shards.text] = self._with_halves(search, shards, known)
+        return self._result(known)
 
     def _by_metadata(self, shards: Shards) -> KnownRule | None:
         """The rule of a tensor as far as no values have to be read."""
@@ -161,13 +165,9 @@ class _Planner:
         """Whether unlike tensors of one shape are nearly copies of each other, and so no terms of a sum."""
         if not shards.is_stored or not shards.dtype.is_inexact:
             return not shards.dtype.is_inexact
-        values = [decode(a, shards.dtype).ravel() for a in self._members.read(shards)]
-        wide = np.nan_to_num(np.array(values, np.complex128 if values[0].dtype.kind == "c" else np.float64))
-        norms = np.linalg.norm(wide, axis=1)
-        if not norms.all():
-            return False
-        cosines = np.abs(wide[1:] @ wide[0].conj()) / (norms[1:] * norms[0])
-        return bool(cosines.min() > _ALIKE)
+        values = [decode(a, shards.dtype) for a in self._members.read(shards)]
+        wide = [v.astype(np.complex128 if v.dtype.kind == "c" else np.float64) for v in values]
+        return all(_cosine(wide[0], other) > _ALIKE for other in wide[1:])
 
     def _why_unknown(self, shards: Shards) -> str:
         if len(set(shards.shapes)) > 1:
@@ -179,18 +179,38 @@ class _Planner:
             )
         return "ranks hold unlike tensors, no rule is recorded, and no other tensor shows one"
 
-    def _with_halves(self, search: RuleSearch, text: str, known: KnownRule) -> KnownRule:
-        """A rule by shape, or by values, of what proves to be a fused gate and up projection on each rank."""
-        (rule, *others) = known.rule.rules
+    def _with_halves(self, search: RuleSearch, shards: Shards, known: Mapping[str, KnownRule]) -> KnownRule:
+        """A rule by shape, or by values, of what proves to be a fused gate and up projection on each rank.
+
+        Its parameters, of which the first axis is that of its results, are of two parts likewise.
+        """
+        own = known[shards.text]
+        (rule, *others) = own.rule.rules
         if others or rule.kind != "concat" or rule != Rule("concat", rule.axis):
-            return known
-        if known.kind != _BY_SHAPE and not known.kind.startswith("by values"):
-            return known
-        shards = next(s for s in self._members.shards if s.text == text)
-        if not search.is_fused(shards, rule.at(len(shards.shapes[0]))):
-            return known
-        halves = replace(known.rule, rules=(replace(rule, parts=(2,)),))
-        return KnownRule(halves, f"{known.kind}, its halves a gate and what it is multiplied with", known.of)
+            return own
+        if own.kind != _BY_SHAPE and not own.kind.startswith("by values"):
+            return own
+        ndim = len(shards.shapes[0])
+        halves = replace(own.rule, rules=(replace(rule, parts=(2,)),))
+        if shards.key.slot.startswith("param."):
+            output = self._by_text.get(replace(shards.key, slot="output").text)
+            made = None if output is None or rule.at(ndim) else known.get(output.text)
+            is_fused = made is not None and output is not None and self._is_fused(search, output, made)
+            why = "in halves, as its results are"
+        else:
+            is_fused, why = (
+                self._is_fused(search, shards, own),
+                "its halves a gate and what it is multiplied with",
+            )
+        return KnownRule(halves, f"{own.kind}, {why}", own.of) if is_fused else own
+
+    def _is_fused(self, search: RuleSearch, shards: Shards, known: KnownRule) -> bool:
+        """Whether the last axis of a result is joined of parts that are a gate and an up projection each."""
+        (rule, *others) = known.rule.rules
+        ndim = len(shards.shapes[0])
+        if others or rule.kind != "concat" or rule.at(ndim) != ndim - 1:
+            return False
+        return rule.parts == (2,) or (rule.parts == (1,) and search.is_fused(shards, ndim - 1))
 
     def _result(self, known: Mapping[str, KnownRule]) -> Plan:
         tensors: list[MergedTensor | Shards] = []
@@ -213,8 +233,15 @@ class _Planner:
             self._leave(shards, f"{error} ({known.known})", "shape")
             return shards
         unequal = [group for group in groups if len({labels[i] for i in group}) > 1]
-        if unequal and rule.axes[0] == "group" and len(rule.rules) > 1 and not self._inner_unequal(rule, labels):
-            self._leave(shards, "groups of ranks hold unlike tensors, as of unlike data, and no rule joins them")
+        if (
+            unequal
+            and rule.axes[0] == "group"
+            and len(rule.rules) > 1
+            and not self._inner_unequal(rule, labels)
+        ):
+            self._leave(
+                shards, "groups of ranks hold unlike tensors, as of unlike data, and no rule joins them"
+            )
             return shards
         for group in unequal:
             self._note_unequal(ordered, rule, known.known, group, labels)
@@ -239,9 +266,9 @@ class _Planner:
             return
         if not shards.is_stored:
             raise UsageError(f"{rule.text}: only its statistics were kept")
-        if any(one.kind in ("sum", "avg", "max", "min") for one in rule.rules):
-            if shards.dtype.is_inexact and shards.dtype.itemsize < 2:
-                raise UsageError(f"{rule.text}: tensors of {shards.dtype.name} are not added")
+        is_narrow = shards.dtype.is_inexact and shards.dtype.itemsize < 2
+        if is_narrow and any(one.kind in ("sum", "avg", "max", "min") for one in rule.rules):
+            raise UsageError(f"{rule.text}: tensors of {shards.dtype.name} are not added")
 
     def _note_unequal(
         self, shards: Shards, rule: MeshRule, known: str, group: Sequence[int], labels: Sequence[int]
@@ -283,6 +310,13 @@ class _Planner:
         self._problems.setdefault(shards.text, []).append(RankProblem(shards.text, kind, text, ranks))
 
 
+def _cosine(one: Array, other: Array) -> float:
+    """The cosine of two tensors, of their finite elements; 1 if one has no length."""
+    flat = [np.nan_to_num(array.ravel(), posinf=0, neginf=0) for array in (one, other)]
+    norms = [float(np.linalg.norm(array)) for array in flat]
+    return abs(complex(np.vdot(*flat))) / (norms[0] * norms[1]) if all(norms) else 1.0
+
+
 def _distance(members: Members, shards: Shards, one: int, other: int) -> str:
     """How far two ranks' tensors lie apart, as the end of a sentence; "" if it is not known."""
     records = shards.records[one], shards.records[other]
@@ -298,7 +332,8 @@ def _distance(members: Members, shards: Shards, one: int, other: int) -> str:
     wide = [value.astype(np.complex128 if value.dtype.kind == "c" else np.float64) for value in values]
     with np.errstate(all="ignore"):
         largest = float(np.nanmax(np.abs(wide[0] - wide[1]), initial=0.0))
-    return f"; {unequal} of {values[0].size} elements differ, by {largest:.3g} at most"
+    text = f"; {unequal} of {values[0].size} elements differ, by {largest:.3g} at most"
+    return text if _cosine(*wide) > _RELATED else f"{text}, as terms of a sum would that was not taken"
 
 
 def problem_json(problem: RankProblem) -> dict[str, Any]:

@@ -16,13 +16,13 @@ _BESIDE: Final = (".journal", ".partial")  # files that a writer has beside its 
 def rank_path(path: Path, rank: int) -> Path:
     """The path of one rank's archive, where `path` is that of the run's.
 
-    A path that names this rank already stays as it is.
+    A path whose name ends with this rank stays as it is.
 
     Example:
         >>> str(rank_path(Path("out/tgt.h5"), 3)), str(rank_path(Path("tgt.rank3.h5"), 3))
         ('out/tgt.rank3.h5', 'tgt.rank3.h5')
     """
-    if re.search(rf"(?<![A-Za-z])rank{rank}(?!\d)", path.stem):
+    if re.search(rf"(?<![A-Za-z])rank{rank}$", path.stem):
         return path
     return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import matches
+from tensorcap_formats.keys import Key, matches
 from tensorcap_formats.ranks.members import Shards
 from tensorcap_formats.ranks.rule import MeshRule, Rule
 from tensorcap_formats.run_info import RanksInfo, TensorRule
@@ -34,22 +35,34 @@ class KnownRule:
 
 
 class RuleBook:
-    """The rules of one archive by key: exact keys first, then globs in their order."""
+    """The rules of one archive by key: exact keys first, then globs in their order.
+
+    Attributes:
+        entries: All rules.
+    """
 
     def __init__(self, info: RanksInfo | None) -> None:
+        self.entries: Sequence[TensorRule] = () if info is None else info.tensors
         self._exact: dict[str, TensorRule] = {}
-        self._globs: list[tuple[str, TensorRule]] = []
-        for entry in () if info is None else info.tensors:
+        self._sites: dict[str, tuple[int, TensorRule]] = {}
+        self._globs: list[tuple[int, str, TensorRule]] = []
+        for number, entry in enumerate(self.entries):
             for key in entry.keys:
                 if any(c in key for c in "*?["):
-                    self._globs.append((key, entry))
-                else:
-                    self._exact.setdefault(key, entry)
+                    self._globs.append((number, key, entry))
+                    continue
+                self._exact.setdefault(key, entry)
+                if "/" not in key:
+                    self._sites.setdefault(key, (number, entry))
 
-    def find(self, text: str) -> TensorRule | None:
+    def find(self, key: Key) -> TensorRule | None:
         """The rule of a key; None if it has none."""
-        entry = self._exact.get(text)
-        return entry or next((e for glob, e in self._globs if matches(text, glob)), None)
+        text = key.text
+        if entry := self._exact.get(text):
+            return entry
+        number, of_site = self._sites.get(key.site, (math.inf, None))
+        globs = (entry for n, glob, entry in self._globs if n < number and matches(text, glob))
+        return next(globs, of_site)
 
 
 class RecordedRules:
@@ -67,7 +80,7 @@ class RecordedRules:
         Raises:
             UsageError: Ranks recorded unlike rules, or meshes that do not fit each other.
         """
-        entries = {rank: self._books[rank].find(shards.text) for rank in shards.ranks}
+        entries = {rank: self._books[rank].find(shards.key) for rank in shards.ranks}
         known = {rank: entry for rank, entry in entries.items() if entry is not None}
         if not known:
             return None

@@ -30,7 +30,9 @@ Shape = tuple[int, ...]
 
 _WHOLE: Final = ("replicated", "alone")
 _TERMS: Final = ("sum", "avg", "max", "min")
-_FORMS: Final = "replicated, alone, sum, avg, max, min, or concat AXIS [parts=N] [copies=N] [rounds=N] [cut=SIZE]"
+_FORMS: Final = (
+    "replicated, alone, sum, avg, max, min, or concat AXIS [parts=N] [copies=N] [rounds=N] [cut=SIZE]"
+)
 _MESH_AXIS: Final = re.compile(r"\s*(?:([A-Za-z_]\w*)\s*:)?\s*([^:]+?)\s*")
 
 
@@ -74,7 +76,7 @@ class Rule:
             options = dict(word.split("=") for word in words[1:])
             parts = tuple(int(part) for part in options.pop("parts", "1").split(","))
             numbers = {name: int(value) for name, value in options.items()}
-            if len(options) + ("parts=" in text) != len(words) - 1 or min(parts + (*numbers.values(), 1)) < 1:
+            if len(options) + ("parts=" in text) != len(words) - 1 or min(*parts, *numbers.values(), 1) < 1:
                 raise ValueError
             return cls(kind, int(words[0]), parts, **numbers)
         except (ValueError, IndexError, TypeError):
@@ -116,7 +118,11 @@ class Rule:
             raise UsageError(f"{self.text} of {count} ranks, which {copied} does not divide")
         held = count // copied
         return [
-            [r * held * self.copies + p * self.copies + c for r in range(self.rounds) for c in range(self.copies)]
+            [
+                r * held * self.copies + p * self.copies + c
+                for r in range(self.rounds)
+                for c in range(self.copies)
+            ]
             for p in range(held)
         ]
 
@@ -179,9 +185,7 @@ class Rule:
             other = next(i for i, shape in enumerate(looked_at) if shape != looked_at[0])
             shapes = shapes or looked_at
             where = f" beside axis {self.axis}" if self.kind == "concat" else ""
-            raise UsageError(
-                f"{self.text}: shapes {list(shapes[0])} and {list(shapes[other])} differ{where}"
-            )
+            raise UsageError(f"{self.text}: shapes {list(shapes[0])} and {list(shapes[other])} differ{where}")
 
 
 @dataclass(frozen=True, slots=True)

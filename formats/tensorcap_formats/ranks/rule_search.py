@@ -153,9 +153,10 @@ class RuleSearch:
         for text in self._inputs.get((shards.key.step, shards.key.site, shards.key.call), ()):
             one = self._shards[self._place[text]]
             known = self._known.get(text)
-            if known is not None and one.shapes == shards.shapes and one.ranks == shards.ranks:
-                if any(rule.kind == "concat" for rule in known.rule.rules):
-                    rules[replace(known.rule, shape=None)] = text
+            if known is None or one.shapes != shards.shapes or one.ranks != shards.ranks:
+                continue
+            if any(rule.kind == "concat" for rule in known.rule.rules):
+                rules[replace(known.rule, shape=None)] = text
         if len(rules) != 1:
             return None
         (rule, text), *_ = rules.items()
@@ -182,7 +183,12 @@ class RuleSearch:
         A later tensor of the same rank is then `f(gate) * values`, of a usual activation `f`.
         """
         size = shards.shapes[0][axis]
-        if size % 2 or not shards.is_stored or shards.dtype.name not in FLOAT_FORMATS or 0 in shards.shapes[0]:
+        if (
+            size % 2
+            or not shards.is_stored
+            or shards.dtype.name not in FLOAT_FORMATS
+            or 0 in shards.shapes[0]
+        ):
             return False
         half = (*shards.shapes[0][:axis], size // 2, *shards.shapes[0][axis + 1 :])
         here = self._place[shards.text]

@@ -15,7 +15,9 @@ from tensorcap_formats.open import open_archive
 
 def as_array(value: Any) -> Array:
     """An array of numpy, or of a framework that gives its arrays to numpy (a torch tensor on the CPU)."""
-    return np.asarray(value.detach() if hasattr(value, "detach") else value)
+    value = value.detach().cpu() if hasattr(value, "detach") else value
+    is_bfloat16 = str(getattr(value, "dtype", "")) == "torch.bfloat16"  # of which numpy has no type
+    return np.asarray(value.float() if is_bfloat16 else value)
 
 
 def named_arrays(
@@ -49,7 +51,7 @@ def named_arrays(
 
 
 _SHAPES: Final = "It was converted for the shapes of its first inputs; make a CoreAIModel for each."
-_FLOATS: Final = ("float16", "float32", "float64")
+_FLOATS: Final = ("bfloat16", "float16", "float32", "float64")
 _INTEGERS: Final = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 

@@ -89,7 +89,7 @@ def find_order(
     if len(arrays) != len(types):
         return None
     if len(set(types)) == len(types):
-        known = {ResultType(array.shape, array.dtype.kind): i for i, array in enumerate(arrays)}
+        known = {ResultType(array.shape, _kind(array)): i for i, array in enumerate(arrays)}
         return [known[each] for each in types] if set(known) == set(types) else None
     if len({(array.shape, array.tobytes()) for array in arrays}) == 1:
         return list(range(len(arrays)))
@@ -99,6 +99,11 @@ def find_order(
             if order is not None:
                 return order
     return None
+
+
+def _kind(array: Array) -> str:
+    """The kind of an array's dtype; numpy has none for bfloat16."""
+    return "f" if array.dtype.name == "bfloat16" else array.dtype.kind
 
 
 def _order_along(

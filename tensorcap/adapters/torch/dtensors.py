@@ -33,7 +33,7 @@ def dtensor_class() -> type[torch.Tensor] | None:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that this rank holds of a DTensor, or of one under an asynchronous collective; else itself."""
+    """What this rank holds of a DTensor, or what an asynchronous collective gives it; else the tensor."""
     dtensor = dtensor_class()
     if dtensor is not None and isinstance(tensor, dtensor):
         tensor = cast("Any", tensor)._local_tensor

@@ -4,11 +4,58 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from tensorcap.adapters.torch.tensors import dtype_named
+
+_LOW_DTYPES: Final = ("bfloat16", "float16")
+_SENSITIVE: Final = frozenset(  # operations that models keep in float32 beside low precision
+    {"softmax", "log_softmax", "logsumexp", "cumsum", "exp", "rsqrt", "sigmoid", "softplus", "matmul", "bmm"}
+)
+_ATTENTION: Final = "scaled_dot_product_attention"
+_WORDS: Final[Mapping[str, str]] = {  # of an operation in a dtype, by the dtype
+    **{f"operands and result in {dtype}": dtype for dtype in _LOW_DTYPES},
+    **{f"its softmax in {dtype}": dtype for dtype in _LOW_DTYPES},
+}
+
+
+def find_low_precisions(name: str, result: torch.Tensor) -> list[str]:
+    """List in which low precisions an operation that was done in float32 can be done, in words.
+
+    Args:
+        name: Of the operation, as torch calls it.
+        result: What it returned.
+    """
+    if result.dtype != torch.float32 or name not in (*_SENSITIVE, _ATTENTION):
+        return []
+    start = "its softmax" if name == _ATTENTION else "operands"
+    return [words for words in _WORDS if words.startswith(start)]
+
+
+def is_low_precision(words: str) -> bool:
+    """Whether the words for an alternative are of an operation in low precision."""
+    return words in _WORDS
+
+
+def run_in_low_precision(name: str, words: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """Do an operation in low precision, and return its result in the dtype that it has otherwise.
+
+    Args:
+        name: Of the operation, as torch calls it.
+        words: As `find_low_precisions` lists them.
+        func: The operation.
+        args: What it is given.
+        kwargs: Likewise.
+    """
+    low = dtype_named(_WORDS[words])
+    if name == _ATTENTION:
+        return _AttentionSteps(low)(*args, **kwargs)
+    is_wide = isinstance(args[0], torch.Tensor) and args[0].is_floating_point()
+    dtype = kwargs.get("dtype") or (args[0].dtype if is_wide else torch.float32)
+    narrow = [x.to(low) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in args]
+    return func(*narrow, **{**kwargs, **({"dtype": low} if "dtype" in kwargs else {})}).to(dtype)
 
 
 class RoundedOperations:
@@ -25,7 +72,7 @@ class RoundedOperations:
         self._is_in_turn = is_in_turn
         self._stepwise: Mapping[str, Callable[..., torch.Tensor]] = {
             "softmax": self._softmax,
-            "scaled_dot_product_attention": self._attention,
+            _ATTENTION: _AttentionSteps(None, rounded=self._round, softmax=self._softmax),
         }
         if is_in_turn:
             self._stepwise = {**self._stepwise, "sum": self._sum, "mean": self._mean}
@@ -56,7 +103,28 @@ class RoundedOperations:
         exponentials = self._round(self._round(input - input.amax(dim, keepdim=True)).exp())
         return exponentials / self._sum(exponentials, dim, keepdim=True)
 
-    def _attention(
+
+class _AttentionSteps:
+    """Scaled dot-product attention step by step.
+
+    Args:
+        softmax_dtype: What the softmax alone is computed in; None for that of its scores.
+        rounded: Rounds each step; None for none.
+        softmax: The softmax; None for torch's.
+    """
+
+    def __init__(
+        self,
+        softmax_dtype: torch.dtype | None,
+        *,
+        rounded: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        softmax: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        self._softmax_dtype = softmax_dtype
+        self._round = rounded or (lambda x: x)
+        self._softmax = softmax or (lambda x: torch.softmax(x, -1))
+
+    def __call__(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -67,6 +135,7 @@ class RoundedOperations:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
+        """Attend as torch's function of these arguments does."""
         groups = query.shape[-3] // key.shape[-3]
         key, value = (side.repeat_interleave(groups, -3) for side in (key, value))
         factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -79,4 +148,6 @@ class RoundedOperations:
             scores = (
                 scores.masked_fill(~attn_mask, -torch.inf) if is_bool else self._round(scores + attn_mask)
             )
+        if self._softmax_dtype is not None:
+            return self._softmax(scores.to(self._softmax_dtype)).to(value.dtype) @ value
         return self._round(self._softmax(scores)) @ value

@@ -34,7 +34,12 @@ from tensorcap.adapters.edits import (
     Rounded,
     Shifted,
 )
-from tensorcap.adapters.torch.low_precision import RoundedOperations
+from tensorcap.adapters.torch.low_precision import (
+    RoundedOperations,
+    find_low_precisions,
+    is_low_precision,
+    run_in_low_precision,
+)
 from tensorcap.adapters.torch.masks import attend_with_extent, change_extent
 from tensorcap.adapters.torch.operation_options import find_options, find_own_axes, run_option
 from tensorcap.adapters.torch.tensors import dtype_named
@@ -118,7 +123,8 @@ class OperationMutator(TorchFunctionMode):
             own = _find_alternatives(name, args, result) if is_direct else []
             if name in _ACTIVATIONS and id(args[0]) in self._sums:
                 own.append(_TERM_BEHIND)
-            alternatives = (*own, *find_options(name, args, kwargs, result))
+            low = find_low_precisions(name, result) if is_direct and isinstance(result, torch.Tensor) else []
+            alternatives = (*own, *find_options(name, args, kwargs, result), *low)
             if alternatives:
                 has_number = any(isinstance(arg, (int, float)) for arg in args[:2])
                 axes = find_own_axes(name, args, kwargs)
@@ -187,6 +193,8 @@ def _find_alternatives(name: str, args: Any, result: Any) -> list[str]:
 
 def _run_alternative(name: str, alternative: str, func: Any, args: Any, kwargs: Any) -> Any:
     """Do what an operation can do instead."""
+    if is_low_precision(alternative):
+        return run_in_low_precision(name, alternative, func, args, kwargs)
     if alternative not in _WORDS and not (name in _SPLITS or name in _JOINS):
         return run_option(name, alternative, func, args, kwargs)
     if name == _ATTENTION:

@@ -105,8 +105,7 @@ def _in_order(program: ExportedProgram, inputs: Any, names: Sequence[str]) -> An
         if {*order} == inputs.keys():
             return [inputs[name] for name in order]
     raise UsageError(
-        f"inputs of the program: found {', '.join(map(str, inputs)) or 'none'}, "
-        f"expected {', '.join(arguments or names)}"
+        f"inputs of the program: found {', '.join(map(str, inputs)) or 'none'}, expected {', '.join(names)}"
     )
 
 

@@ -4,12 +4,13 @@ In come two archives, out comes a resolved mapping. Read `proposal` (the list of
 `sides` and `fingerprints` (what is known of a run), `matching` and `passes` (how pairs are accepted), the
 passes `fusion_rules`, `placement`, `derived_outputs`, then `member_layouts`, `entries`, `pair_evidence` and
 `unmatched` (what is reported), last `token_layouts` and `moved_results` (what is seen of records that are
-paired).
+paired), and `numbered_children` (pairs that go before all passes).
 """
 
 from tensorcap.alignment.match.fingerprints import Fingerprint, agreements, groups, rounding_of
 from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.moved_results import pair_moved_results
+from tensorcap.alignment.match.numbered_children import pair_numbered_children
 from tensorcap.alignment.match.pair_evidence import order_doubt
 from tensorcap.alignment.match.pairs import Drift
 from tensorcap.alignment.match.proposal import By, propose
@@ -28,6 +29,7 @@ __all__ = [
     "order_doubt",
     "pair_equal_keys",
     "pair_moved_results",
+    "pair_numbered_children",
     "propose",
     "rounding_of",
     "without_lone_moves",

@@ -202,7 +202,8 @@ def measured_pair(pair: Pair, runs_precision: Precision | None) -> MeasuredPair 
     precision = None
     if not all(are_whole):
         precision = POLICY.precision_of_pair(runs_precision, pair.reference, pair.target)
-    return MeasuredPair(*_members(pair), any(are_whole), precision)
+    members = (*_members(pair), any(are_whole), precision)
+    return MeasuredPair(*members)
 
 
 _members: Final = attrgetter(*(field.name for field in fields(Pair)))

@@ -111,9 +111,10 @@ class _Gains:
             if sources is None or any(map(self._context.injected.was_replaced, sources)):
                 continue
             place = core.sources[0].key.rank, core.attention
+            beside = max(kept.get(place, 0.0), self._largest_error(core.arguments))
             for result in core.results:
                 yield from self._of(
-                    core.attention, sources, result, is_core=True, is_centred=False, kept=kept.get(place, 0.0)
+                    core.attention, sources, result, is_core=True, is_centred=False, kept=beside
                 )
             errors = [self._context.errors.get(pair.key) for pair in sources]
             tails = [pair.tail_error for pair in sources]
@@ -172,6 +173,17 @@ class _Gains:
         known = [pair for pair in pairs if pair is not None and pair.is_compared]
         return known if len(known) == len(records) else None
 
+    def _largest_error(self, records: Sequence[Record]) -> float:
+        """Return the largest error of arguments of free runs, of median or worst rows; 0 if not known."""
+        pairs = [] if self._context.injected else [self._context.pairs.get(r.key.text) for r in records]
+        errors = [
+            error
+            for pair in pairs
+            if pair is not None and pair.is_compared
+            for error in (self._context.errors.get(pair.key), pair.tail_error)
+        ]
+        return max([0.0, *(error for error in errors if error is not None)])
+
     def _of(
         self,
         site: str,
@@ -194,7 +206,7 @@ class _Gains:
             record: The result.
             is_core: Whether the larger limits count.
             is_centred: Whether the module subtracts the mean of its input.
-            kept: Row error of what caches hold besides the sources.
+            kept: Row error of what caches, or other arguments, hold besides the sources.
         """
         pair = self._context.measured(record.key.text)
         if pair is None or not pair.is_inexact or pair.key in self._of_experts_done:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from tensorcap.comparison.policy_tests.code_gains import CodeGainTest
 from tensorcap.comparison.policy_tests.context import PolicyTest
 from tensorcap.comparison.policy_tests.exact_values import (
     CoarserDtypeTest,
@@ -34,6 +35,7 @@ TESTS: Final[tuple[PolicyTest, ...]] = (
     OutlierTest(),
     GainTest(),
     OpGainTest(),
+    CodeGainTest(),
     InputDependenceTest(),
 )
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -172,7 +173,7 @@ def test_an_operation_has_the_facts_of_its_node(
         graph = Graph.of(archive)
         node = graph.node(f"{where}/output")
         assert (node.op, node.class_name, node.function) == (op, "Gated", function)
-        assert str(node.file).rpartition("/")[2] == "test_assets.py"
+        assert str(node.file).rpartition("/")[2] == "test_asset_runs.py"
         assert node.line == line_of("# line: split") + 1
         split = graph.node(where.replace("gelu", "split_with_sizes"))
         assert split.line == line_of("# line: split")
@@ -227,6 +228,13 @@ HALF = ResultType((2, 3), "f")
         pytest.param([LEFT, LEFT], [HALF, HALF], [], [0, 1], id="the same bits"),
         pytest.param(
             [np.zeros((2, 3), np.int32), LEFT], [HALF, ResultType((2, 3), "i")], [], [1, 0], id="types"
+        ),
+        pytest.param(
+            [np.zeros((2, 3), np.int32), LEFT.astype(ml_dtypes.bfloat16)],
+            [HALF, ResultType((2, 3), "i")],
+            [],
+            [1, 0],
+            id="bfloat16",
         ),
         pytest.param([LEFT], [HALF, HALF], [WHOLE], None, id="too few"),
         pytest.param([WHOLE[1:], WHOLE[:1]], [ResultType((1, 6), "f")] * 2, [WHOLE], [1, 0], id="along rows"),
