@@ -385,8 +385,12 @@ def _noise_notes(noise: Noise | None) -> Iterable[str]:
 def _with_open(
     localization: Localization, free: Comparison, sources: Sequence[EvidenceSource]
 ) -> Localization:
-    """Add what is wrong although no module is suspected of it: all for which the comparison is not green."""
-    wrong = [pair.key for pair in free.pairs if pair.is_required and not pair.is_green]
+    """Add what is wrong although no module is suspected of it: all for which the comparison is not green.
+
+    Where each module was judged by what it makes itself, errors that are `suspect` only have grown of rounding.
+    """
+    grown = "suspect" if localization.by != "archives" else None
+    wrong = [p.key for p in free.pairs if p.is_required and not p.is_green and p.status != grown]
     wrong += [difference.key for difference in free.value_differences if difference.is_red]
     unjudged = (key for source in sources for key in source.unjudged)
     keys = tuple(dict.fromkeys([*wrong, *unjudged]))
