@@ -198,7 +198,8 @@ def _suspect(
     mistake = find_mistake(examined)
     if mistake is not None and mistake.kind == "skipped":
         module = str(mistake.facts["module"])
-    module = str(mistake.facts.get("operation", module)) if mistake is not None else module
+    if mistake is not None and mistake.facts.get("site") in merged.source.operations:
+        module = str(mistake.facts["site"])
     cause, reason = mistake.kind if mistake else "", evidence.reason
     if floor and (error is None or error <= _NOISE * floor):
         cause = NOISE_CAUSE
