@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 import tensorcap
 from tensorcap.localization import Localization, Verification, localize
 from tensorcap.port_verification import verify
+from tensorcap.rerun import replay
 from tensorcap.session import capture_workload
 from tests.coreai import conversion
 from tests.coreai.entries import CORRECT, MISTAKES, MODELS, Conversion, Line, Mistake
@@ -92,7 +93,7 @@ def test_a_planted_gelu_by_tanh_is_named_with_its_lines_and_its_operation(tmp_pa
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-@pytest.mark.spec("LCL-150")
+@pytest.mark.spec("LCL-150", "RPL-150")
 def test_archives_are_localized_with_the_reference_model_and_without(tmp_path: Path) -> None:
     reference, target = tmp_path / "ref.h5", tmp_path / "tgt.h5"
     capture_workload(reference_of(GELU), reference, level="export", decompositions="coreai")
@@ -105,6 +106,8 @@ def test_archives_are_localized_with_the_reference_model_and_without(tmp_path: P
     assert (known.by, first(known)) == ("replay", "blocks.1:gelu_1")
     assert any("No injection: the operations of coreai are compiled" in note for note in known.notes)
     assert localize(reference, target).by == "archives"
+    replayed = replay(reference, target, reference_model=reference_of(GELU))
+    assert [own.key for own in replayed.bad] == ["0/blocks.1:gelu_1/output"]
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
