@@ -388,7 +388,7 @@ def _with_open(
 ) -> Localization:
     """Add what is wrong although no module is suspected of it: all for which the comparison is not green.
 
-    Where each module was judged by what it makes itself, errors that are `suspect` only have grown of rounding.
+    Where each module was judged by what it makes itself, errors that are `suspect` only are grown rounding.
     """
     grown = "suspect" if localization.by != "archives" else None
     wrong = [p.key for p in free.pairs if p.is_required and not p.is_green and p.status != grown]

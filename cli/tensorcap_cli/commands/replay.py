@@ -53,8 +53,8 @@ def command(
         tcap replay ref.h5 tgt.h5 --reference-model model.py:reference
         tcap replay ref.h5 tgt.h5
 
-    Of a target that is compiled from an exported graph (Core AI), and a reference captured as that graph, each
-    operation is computed on the target's values.
+    Of a target that is compiled from an exported graph (Core AI), and a reference captured as that graph,
+    each operation is computed on the target's values.
 
     Without TGT the model is run on its own values, which it has to give back bit for bit: do that first.
 
