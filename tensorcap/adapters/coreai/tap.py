@@ -90,7 +90,8 @@ def _execute(
             function = _function(model, executable)
             inputs = named_arrays(name, function.desc, args, kwargs, is_converted=known.program is not None)
             results = await function({key: NDArray(array) for key, array in inputs.items()})
-            outputs = {key: value.numpy().copy() for key, value in results.items()}
+            names = function.desc.output_names  # in whose order the runtime does not give them
+            outputs = {key: results[key].numpy().copy() for key in names}
             if not op_ids:
                 return _Values(inputs, outputs, {}, {}, _no_reason)
             types = known.operation_map.results
