@@ -16,7 +16,7 @@ from tensorcap.reports.html.panels import Pictures, draw_pair, worst_element
 from tensorcap.reports.html.sources import ReportSource
 from tensorcap.reports.layer_report import component_of, shape_texts
 from tensorcap.runs import is_inner, is_result
-from tensorcap.wording import counted, some
+from tensorcap.wording import counted
 from tensorcap_formats.keys import module_of
 
 PANELS: Final = 20  # suspects, then tensors that are worst, with pictures
@@ -326,7 +326,7 @@ def _run_facts(source: ReportSource) -> Iterator[RunFact]:
     sides = source.comparison.reference, source.comparison.target
     for name, texts in (
         ("archive", [str(side.path) for side in sides]),
-        ("model", [side.model for side in sides]),
+        ("model", [side.model.rpartition(".")[2] for side in sides]),
         ("weights in", [side.dtype for side in sides]),
         ("computed in", [side.compute_dtype for side in sides]),
         ("tensors", [str(side.records) for side in sides]),
@@ -470,7 +470,7 @@ def _rows(source: ReportSource) -> Iterator[Row]:
     first: dict[object, Pair] = {}
     for pair in source.comparison.pairs:
         same = contents(pair)
-        tensor = (same, pair.status) if same else pair.key
+        tensor: object = (same, pair.status) if same else pair.key
         first.setdefault(tensor, pair)
         also[tensor] = also.get(tensor, -1) + 1
     for tensor, pair in first.items():

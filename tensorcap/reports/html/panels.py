@@ -241,7 +241,12 @@ def _errors_along(difference: Array, axis: int) -> AxisErrors:
     step = -(-len(sums) // _BINS)
     binned = np.add.reduceat(sums, np.arange(0, len(sums), step))
     top = float(binned.max()) or 1.0
-    bars = "".join(f"M{at + 0.5:g},20v-{20 * v / top:.1f}" for at, v in enumerate(binned) if v > 0.002 * top)
+    wide = _BINS / len(binned)
+    bars = "".join(
+        f"M{at * wide:.4g},20v-{20 * v / top:.1f}h{0.85 * wide:.3g}V20z"
+        for at, v in enumerate(binned)
+        if v > 0.002 * top
+    )
     worst = int(sums.argmax())
     return AxisErrors(axis, len(sums), bars, worst, float(sums[worst]) / whole if whole else 0.0)
 
@@ -267,12 +272,15 @@ def worst_element(difference: Difference | None) -> str:
     if difference is None:
         return ""
     if difference.mask_mismatches and difference.mask_index is not None:
+        count = f"{difference.mask_mismatches} of {difference.elements} elements"
         place = list(difference.mask_index)
-        return f"{difference.mask_mismatches} of {difference.elements} elements are finite, NaN or infinite on one side only, the first at {place}."
+        return f"{count} are finite, NaN or infinite on one side only, the first at {place}."
     if difference.max_abs_index is None or difference.max_abs is None:
         return ""
-    ours, theirs = difference.max_abs_reference, difference.max_abs_target
-    return f"The largest error, {difference.max_abs:.3g}, is at {list(difference.max_abs_index)}: {_number(ours)} in the reference, {_number(theirs)} in the target."
+    ours, theirs = _number(difference.max_abs_reference), _number(difference.max_abs_target)
+    place = list(difference.max_abs_index)
+    error = f"The largest error, {difference.max_abs:.3g}, is at {place}"
+    return f"{error}: {ours} in the reference, {theirs} in the target."
 
 
 def _number(value: object) -> str:

@@ -41,8 +41,8 @@ class ReportSource:
         examination: What was examined besides.
         suspects: Who is suspected, as `tcap localize --json` has it.
         by: What accuses them: `replay`, `injection` or `archives`; "" if nobody looked for suspects.
-        own_errors: Error that each tensor's module made itself, by key text; None if none is defined. Empty if
-            neither model could be run again.
+        own_errors: Error that each tensor's module made itself, by key text; None if none is defined. Empty
+            if neither model could be run again.
         archives: Both sides as they were compared; None if their values are not at hand.
         paths: Both archives, as a command names them.
         mapping: The map file that a command needs for this pair, "" for none.

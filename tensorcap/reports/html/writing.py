@@ -122,9 +122,10 @@ def _markdown(page: Page) -> Iterator[str]:
     yield ", ".join(f"{count} {_plain(status)}" for status, count, _ in page.counts)
     for number, suspect in enumerate(page.suspects[:_SUSPECTS], 1):
         name = f"{suspect.name} ({suspect.class_name})" if suspect.class_name else suspect.name
-        errors = ", ".join(f"{what} {value}" for what, value in suspect.errors)
+        errors = ", ".join(f"{kind} {value}" for kind, value in suspect.errors)
         yield ""
-        yield f"{number}. {_plain(name)}: {_plain(suspect.mistake or suspect.reason)} {_plain(f'({errors})') if errors else ''}"
+        what = f"{name}: {suspect.mistake or suspect.reason}"
+        yield f"{number}. {_plain(f'{what} (error {errors})' if errors else what)}"
     differing = [fact for fact in page.facts if fact.differs]
     if differing:
         yield ""
