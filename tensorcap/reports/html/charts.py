@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -107,8 +106,13 @@ def draw_curves(points: Sequence[Point]) -> tuple[Curve, ...]:
     Args:
         points: Results in execution order.
     """
-    counts = Counter(component_of(point.site) for point in points)
-    colours = {name: number for number, (name, _) in enumerate(counts.most_common(_COLOURS))}
+    errors: dict[str, float] = {}
+    for point in points:  # those that err most have a colour; what is made of them is among the others
+        error = point.total if point.own is None else point.own
+        component = component_of(point.site)
+        errors[component] = max(errors.get(component, 0.0), error or 0.0)
+    ranked = sorted(errors, key=lambda name: -errors[name])[:_COLOURS]
+    colours = {name: number for number, name in enumerate(ranked)}
     total = _curve("Total error, and what was inherited (line)", points, [p.total for p in points], colours)
     curves = [total] if total else []
     if any(point.own is not None for point in points):
