@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from tensorcap.wording import one_line
 from tensorcap_cli.options.archives import map_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.output import print_json
 from tensorcap_cli.text.progress import spinner
-
-if TYPE_CHECKING:
-    from tensorcap.reports.html import ReportSource
 
 
 @click.command("report", cls=Command, short_help="Write a comparison as one page to look at.")
@@ -60,63 +56,28 @@ def command(
     Exit status: 0 the report is written, whatever it says; 1 it cannot be written, or something else is in
     its place; 2 wrong usage; 3 an archive or a tensor cannot be read.
     """
-    from tensorcap.reports.html import (
-        HTML_BEGINNING,
-        MARKDOWN_BEGINNING,
-        gather_page,
-        write_html,
-        write_markdown,
-    )
-    from tensorcap_formats.output_path import refuse_overlap, refuse_to_replace_unlike
+    from tensorcap import report
 
-    path = Path(output)
-    for source in filter(None, (reference, target, mapping)):
-        if not Path(source).is_dir():
-            refuse_overlap(Path(source), path)
-    refuse_to_replace_unlike(path, "" if force else MARKDOWN_BEGINNING if markdown else HTML_BEGINNING)
-    with spinner("comparing"), _source(reference, target, mapping) as found:
-        page = gather_page(found)
-        exit_status = found.exit_status
-    (write_markdown if markdown else write_html)(path, page, force=force)
+    with spinner("comparing"):
+        page = report(reference, target, output, mapping=mapping, markdown=markdown, force=force)
+    size = Path(output).stat().st_size
     if as_json:
         print_json(
             {
                 "format": "tensorcap-report",
                 "version": 1,
-                "path": str(path),
+                "path": output,
                 "kind": "markdown" if markdown else "html",
-                "bytes": path.stat().st_size,
+                "bytes": size,
                 "verdict": page.verdict,
                 "culprit": page.culprit or None,
                 "suspects": [suspect.name for suspect in page.suspects],
                 "next": page.next.command or None,
-                "exit_status": exit_status,
+                "exit_status": page.exit_status,
             }
         )
         return
-    click.echo(page.verdict)
+    click.echo(one_line(page.verdict))
     if page.culprit:
-        click.echo(page.culprit)
-    click.echo(f"{output}: written, {path.stat().st_size:,} bytes", err=True)
-
-
-def _source(reference: str, target: str | None, mapping: str | None) -> AbstractContextManager[ReportSource]:
-    from tensorcap.reports.html import (
-        is_verification,
-        source_of_archives,
-        source_of_folder,
-        source_of_result,
-    )
-
-    if target is not None:
-        return source_of_archives(reference, target, mapping=mapping)
-    if mapping is not None:
-        raise click.UsageError("--map goes with two archives, expected REF and TGT.")
-    if is_verification(Path(reference)):
-        return source_of_folder(reference)
-    if Path(reference).suffix == ".json":
-        return nullcontext(source_of_result(reference))
-    raise click.UsageError(
-        f"{reference} alone is no folder of `tcap verify` and no .json of `tcap compare --save`, "
-        "expected REF and TGT."
-    )
+        click.echo(one_line(page.culprit))
+    click.echo(f"{one_line(output)}: written, {size:,} bytes", err=True)

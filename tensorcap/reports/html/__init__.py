@@ -8,8 +8,8 @@ of a verification), `page` (all that the page says, as dataclasses) with `charts
 from tensorcap.reports.html.page import Page, gather_page
 from tensorcap.reports.html.sources import (
     ReportSource,
-    is_verification,
     own_errors_json,
+    source_of,
     source_of_archives,
     source_of_folder,
     source_of_result,
@@ -31,9 +31,9 @@ __all__ = [
     "ReportSource",
     "gather_page",
     "html_of",
-    "is_verification",
     "markdown_of",
     "own_errors_json",
+    "source_of",
     "source_of_archives",
     "source_of_folder",
     "source_of_result",

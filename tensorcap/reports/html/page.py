@@ -185,6 +185,7 @@ class Page:
         panels: The worst tensors that are no suspect's.
         warnings: What a reader has to know.
         blind_spots: What these runs cannot see.
+        exit_status: What the command that judged ended with.
     """
 
     title: str
@@ -204,6 +205,7 @@ class Page:
     panels: tuple[Panel, ...]
     warnings: tuple[str, ...]
     blind_spots: tuple[str, ...]
+    exit_status: int
 
 
 def gather_page(source: ReportSource) -> Page:
@@ -240,6 +242,7 @@ def gather_page(source: ReportSource) -> Page:
         panels=tuple(_panel(p, source) for p in others[: max(0, PANELS - len(suspects))]),
         warnings=tuple(dict.fromkeys((*comparison.warnings, *source.notes, *source.examination.notes))),
         blind_spots=tuple(comparison.blind_spots),
+        exit_status=source.exit_status,
     )
 
 
@@ -256,7 +259,7 @@ def shortened(name: str, limit: int = _WIDEST_NAME) -> str:
 
 def _title(source: ReportSource) -> str:
     sides = source.comparison.target, source.comparison.reference
-    target, reference = (side.model.rpartition(".")[2] or side.path.name for side in sides)
+    target, reference = (shortened(side.model.rpartition(".")[2] or side.path.name, 80) for side in sides)
     precisions = [side.compute_dtype or side.dtype for side in sides]
     if target == reference and precisions[0] != precisions[1] and all(precisions):
         return f"{target} in {precisions[0]} against {precisions[1]}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from tensorcap.alignment import MappingSource, sides
 from tensorcap.comparison import Comparison, Examination, compare
@@ -24,7 +24,7 @@ from tensorcap.reports.results import load_result
 from tensorcap.rerun import OwnError, is_compiled
 from tensorcap.wording import counted, some
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import CorruptArchiveError, ReadError
+from tensorcap_formats.errors import CorruptArchiveError, ReadError, UsageError
 from tensorcap_formats.json_values import json_value
 from tensorcap_formats.open import opened_both
 
@@ -64,12 +64,38 @@ class ReportSource:
     is_verified: bool = False
 
 
+def source_of(
+    reference: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None,
+    *,
+    mapping: MappingSource | Literal["none"] | None = None,
+) -> AbstractContextManager[ReportSource]:
+    """Take two archives, or alone the folder of a verification or a saved comparison.
+
+    Raises:
+        UsageError: What is alone is neither, or a mapping is given with it.
+    """
+    if target is not None:
+        return source_of_archives(reference, target, mapping=mapping)
+    path = Path(reference)
+    if mapping is not None:
+        raise UsageError("a mapping goes with two archives, expected REF and TGT")
+    if (path / VERIFICATION).is_file():
+        return source_of_folder(path)
+    if path.suffix == ".json":
+        return nullcontext(source_of_result(path))
+    raise UsageError(
+        f"{path}: alone is no folder of `tcap verify` and no .json of `tcap compare --save`, "
+        "expected REF and TGT"
+    )
+
+
 @contextmanager
 def source_of_archives(
     reference: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
-    mapping: MappingSource | None = None,
+    mapping: MappingSource | Literal["none"] | None = None,
 ) -> Iterator[ReportSource]:
     """Compare two archives, and let them accuse whom they can; no model is run.
 
@@ -203,11 +229,6 @@ def source_of_verification(
         exit_status=verification.exit_status,
         is_verified=True,
     )
-
-
-def is_verification(path: Path) -> bool:
-    """Whether a path is a folder that `tcap verify` wrote."""
-    return (path / VERIFICATION).is_file()
 
 
 def own_errors_json(own_errors: Sequence[OwnError]) -> dict[str, Any]:

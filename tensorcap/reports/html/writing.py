@@ -24,6 +24,7 @@ _LINES: Final = 60  # of Markdown at most
 _SUSPECTS, _FACTS, _TENSORS = 5, 8, 10  # that Markdown lists
 _WIDEST_CELL: Final = 100  # characters
 _MARKDOWN: Final = re.compile(r"([\\`*_{}\[\]<>()#+!|~@&$-])")  # what Markdown, or an issue tracker, obeys
+_REFERENCE: Final = re.compile(r"(?<!\w)([@#])(?=\w)")  # of a person or an issue, escaped or not
 
 
 def html_of(page: Page) -> str:
@@ -157,4 +158,4 @@ def _plain(text: str) -> str:
     """Text in one line that Markdown prints as it is."""
     line = one_line(text)
     line = line if len(line) <= 4 * _WIDEST_CELL else f"{line[: 4 * _WIDEST_CELL]}…"
-    return _MARKDOWN.sub(r"\\\1", line)
+    return _MARKDOWN.sub(r"\\\1", _REFERENCE.sub("\\1\u200b", line))
