@@ -158,7 +158,7 @@ def source_of_folder(folder: str | os.PathLike[str]) -> Iterator[ReportSource]:
     folder = Path(folder)
     document = _document(folder)
     try:
-        paths = tuple(folder / document[side]["path"] for side in ("reference", "target"))
+        paths = [_archive_path(folder, document[side]["path"]) for side in ("reference", "target")]
         suspects, by = document["suspects"], document["by"]
         own_errors = _own_errors(document)
         notes, exit_status = document["notes"], document["exit_status"]
@@ -201,6 +201,9 @@ def source_of_verification(
     def named(path: Path) -> str:
         return str(final / path.relative_to(folder) if path.is_relative_to(folder) else path)
 
+    def outside(texts: Sequence[str]) -> list[str]:
+        return [text.replace(f"{folder}{os.sep}", "") for text in texts]
+
     comparison = verification.free
     reference, target = (
         replace(side, path=Path(named(side.path))) for side in (comparison.reference, comparison.target)
@@ -213,7 +216,7 @@ def source_of_verification(
     if verification.why_not_injected:
         notes.append(f"Without injection: {verification.why_not_injected.rstrip('.')}.")
     return ReportSource(
-        replace(comparison, reference=reference, target=target),
+        replace(comparison, reference=reference, target=target, warnings=outside(comparison.warnings)),
         Examination(
             preflight=verification.preflight,
             classes=site_classes(free[0]),
@@ -225,7 +228,7 @@ def source_of_verification(
         free,
         (str(reference.path), str(target.path)),
         mapping=str(final / MAP) if comparison.mapping else "",
-        notes=[note.replace(f"{folder}{os.sep}", "") for note in (*notes, *verification.localization.notes)],
+        notes=outside([*notes, *verification.localization.notes]),
         exit_status=verification.exit_status,
         is_verified=True,
     )
@@ -234,6 +237,11 @@ def source_of_verification(
 def own_errors_json(own_errors: Sequence[OwnError]) -> dict[str, Any]:
     """The own errors of a localization by key text, as `verify.json` has them: the last of each key."""
     return {one.key: json_value(one.error) for one in own_errors}
+
+
+def _archive_path(folder: Path, path: str) -> Path:
+    """Where an archive of a folder is: in it, or, of a side that was not captured, where it was given."""
+    return folder / path if (folder / path).exists() else Path(path)
 
 
 def _own_errors(document: Mapping[str, Any]) -> dict[str, float | None]:
