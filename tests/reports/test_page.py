@@ -192,6 +192,12 @@ def test_values_that_are_not_finite_are_magenta() -> None:
     assert [colour == magenta for row in difference for colour in row] == [False, True, False, True]
 
 
+@pytest.mark.spec("RPT-17")
+def test_a_wrong_phase_is_a_difference() -> None:
+    pictures = draw_tensors(np.array([3 + 4j, 1j]), np.array([3 - 4j, 1j]))
+    assert [(one.low, one.high) for one in pictures.maps] == [(1, 5), (0, 8), (1, 5)]
+
+
 @pytest.mark.spec("RPT-3")
 def test_the_page_loads_nothing_and_allows_its_own_script_alone(tmp_path: Path) -> None:
     text = html_of(page_of(tmp_path, layers(), layers(1)))

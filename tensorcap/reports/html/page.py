@@ -335,8 +335,9 @@ def _run_facts(source: ReportSource) -> Iterator[RunFact]:
         ("tensors", [str(side.records) for side in sides]),
         ("run ended", [side.error or ("as it should" if side.is_complete else "early") for side in sides]),
     ):
-        ours, theirs = (shortened(text) or "-" for text in texts)
-        yield RunFact(name, ours, theirs, ours != theirs and name not in ("archive", "tensors"))
+        if any(texts):
+            ours, theirs = (shortened(text) or "-" for text in texts)
+            yield RunFact(name, ours, theirs, ours != theirs and name not in ("archive", "tensors"))
     if source.archives is None:
         return
     infos = [archive.info for archive in source.archives]

@@ -122,7 +122,7 @@ def draw_pair(pair: Pair, archives: tuple[Archive, Archive] | None) -> Pictures:
         return Pictures(missing=f"Values of unlike shapes, {shapes}, are not drawn.")
     if not reference.size:
         return Pictures(missing="The tensor has no elements.")
-    return draw_tensors(_real(reference), _real(target))
+    return draw_tensors(_wide(reference), _wide(target))
 
 
 def _why_not(pair: Pair, archives: tuple[Archive, Archive] | None) -> str:
@@ -141,13 +141,14 @@ def _why_not(pair: Pair, archives: tuple[Archive, Archive] | None) -> str:
     return ""
 
 
-def _real(values: Array) -> Array:
-    """Values as float64; of complex ones the modulus."""
-    return (np.abs(values) if np.iscomplexobj(values) else values).astype(np.float64)
+def _wide(values: Array) -> Array:
+    return values.astype(np.complex128 if np.iscomplexobj(values) else np.float64)
 
 
 def draw_tensors(reference: Array, target: Array) -> Pictures:
-    """Draw two tensors of one shape, float64, with at least one element.
+    """Draw two tensors of one shape, float64 or complex128, with at least one element.
+
+    Of complex values the moduli are drawn, and the modulus of the difference.
 
     Example:
         >>> pictures = draw_tensors(np.zeros((2, 3)), np.eye(2, 3))
@@ -158,6 +159,7 @@ def draw_tensors(reference: Array, target: Array) -> Pictures:
         difference = np.abs(target - reference)
     difference[reference == target] = 0  # of two infinities alike, too
     difference[np.isnan(reference) & np.isnan(target)] = 0
+    reference, target = (np.abs(v) if np.iscomplexobj(v) else v for v in (reference, target))
     worst, cell = _worst_of_cells(_as_rows(difference))
     planes = [
         np.take_along_axis(values.ravel(), worst.ravel(), 0).reshape(worst.shape)
