@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, settings
 
 # To collect is to import: also modules of the source, for their doctests.
 NEEDED_BY = {
+    "jinja2": ["tests/cli/test_report.py", "tests/reports"],
     "torch": [
         "tensorcap/adapters/huggingface",
         "tensorcap/adapters/neuron",

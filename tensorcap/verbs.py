@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tensorcap_formats.open import Source, opened, opened_both
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
     from tensorcap.alignment import MappingSource
     from tensorcap.comparison.preflight import Preflight
     from tensorcap.diagnosis import Diagnosis
+    from tensorcap.reports.html import Page
 
 
 def diagnose(
@@ -71,3 +74,47 @@ def preflight(
     again = nullcontext() if reference_repeat is None else opened(reference_repeat)
     with opened_both(reference, target) as (trusted, tested), again as repeat:
         return preflight_archives(*sides(trusted, tested, mapping), repeat=repeat)
+
+
+def report(
+    reference: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None,
+    output: str | os.PathLike[str],
+    *,
+    mapping: MappingSource | Literal["none"] | None = None,
+    markdown: bool = False,
+    force: bool = False,
+) -> Page:
+    """Write a comparison as one page of HTML, or as Markdown for an issue (`specs/report.md`).
+
+    Args:
+        reference: Path of the trusted archive; without a target, the folder that `verify` wrote or a saved
+            comparison.
+        target: Path of the archive under test, or None.
+        output: The file, which is written whole or not at all.
+        mapping: What belongs together, as for `compare`.
+        markdown: Whether to write Markdown.
+        force: Whether to replace a file that is no report.
+
+    Returns:
+        All that it says.
+
+    Raises:
+        UsageError: The reference alone is neither of both, or the output would replace an input.
+        WriteError: Something else is in the output's place, or it cannot be written.
+        ReadError: An input cannot be read.
+        MissingPackageError: Jinja2 is not installed.
+    """
+    from tensorcap.reports import html
+    from tensorcap_formats.output_path import refuse_overlap, refuse_to_replace_unlike
+
+    path = Path(output)
+    for source in (reference, target, mapping):
+        if isinstance(source, str | os.PathLike) and source != "none" and not Path(source).is_dir():
+            refuse_overlap(Path(source), path)
+    beginning = html.MARKDOWN_BEGINNING if markdown else html.HTML_BEGINNING
+    refuse_to_replace_unlike(path, "" if force else beginning)
+    with html.source_of(reference, target, mapping=mapping) as source_of_page:
+        page = html.gather_page(source_of_page)
+    (html.write_markdown if markdown else html.write_html)(path, page, force=force)
+    return page

@@ -20,7 +20,14 @@ from tensorcap.localization.operations import (
     why_not_injectable,
 )
 from tensorcap.localization.ranking import rank_suspects
-from tensorcap.localization.suspect import Localization, Operation, Place, Suspect, find_mistake
+from tensorcap.localization.suspect import (
+    Localization,
+    Operation,
+    Place,
+    Suspect,
+    find_mistake,
+    joined_modules,
+)
 from tensorcap.localization.verification import Verification
 from tensorcap.localization.weights import WeightComparison, compare_weights
 
@@ -49,6 +56,7 @@ __all__ = [
     "find_mistake",
     "gather_evidence",
     "gather_operation_evidence",
+    "joined_modules",
     "localize",
     "rank_suspects",
     "runs_of",

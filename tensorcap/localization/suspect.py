@@ -108,9 +108,7 @@ class Suspect:
     @property
     def name(self) -> str:
         """Its site, with the numbers of all layers: `layers.{3-5}.norm`."""
-        if is_product(self.modules):
-            return joined_name(self.modules)
-        return f"{self.module} and {len(self.others)} more of {name_pattern(self.module)}"
+        return joined_modules(self.modules)
 
     @property
     def is_own(self) -> bool:
@@ -277,6 +275,18 @@ class Localization:
             "notes": list(self.notes),
             "exit_status": self.exit_status,
         }
+
+
+def joined_modules(modules: Sequence[str]) -> str:
+    """One name for the modules of one mistake.
+
+    Example:
+        >>> joined_modules(["layers.3.norm", "layers.4.norm"]), joined_modules(["a.0.b.0", "a.1.b.1"])
+        ('layers.{3-4}.norm', 'a.0.b.0 and 1 more of a.{}.b.{}')
+    """
+    if is_product(modules):
+        return joined_name(modules)
+    return f"{modules[0]} and {len(modules) - 1} more of {name_pattern(modules[0])}"
 
 
 def find_mistake(diagnosis: Diagnosis | None) -> Explanation | None:

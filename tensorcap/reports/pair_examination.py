@@ -95,7 +95,7 @@ def examine(
     return Examination(
         preflight=preflight(reference, target, repeat=repeat) if comparison.is_of_archives else None,
         classes=site_classes(reference),
-        sources=_sources(comparison, reference),
+        sources=op_sources(comparison, reference),
         locations=_each(_to_locate(comparison, measured, where), find, notes),
         logits=_each(_logits(measured, logits, notes), compare_logits, notes),
         routing=_each([m for m in measured if _is_routing(m, routing)], compare_routing, notes),
@@ -108,8 +108,8 @@ def site_classes(archive: Archive) -> dict[str, str]:
     return {site: module.class_name for site, module in archive.info.modules.items() if module.class_name}
 
 
-def _sources(comparison: Comparison, reference: Archive) -> dict[str, str]:
-    """Where the ops stand that made the records of pairs."""
+def op_sources(comparison: Comparison, reference: Archive) -> dict[str, str]:
+    """The source line of the op that made each record, by key text of its pair."""
     ops = ops_of(reference)
     sources = {p.key: ops.source(p.reference.key.where) for p in comparison.pairs if p.reference and ops}
     return {key: source for key, source in sources.items() if source}

@@ -18,6 +18,7 @@ import numpy as np
 from tensorcap.alignment import MappedArchive, write_map
 from tensorcap.comparison import Comparison, SyncPoints, has_sync_points, points_of
 from tensorcap.reports.error_plot import plot_errors
+from tensorcap.reports.html import gather_page, own_errors_json, source_of_verification, write_html
 from tensorcap.reports.layer_report import Layer, Spread, by_component, depth_of, layer_report, layers_of
 from tensorcap.reports.sync_points_text import sync_point_lines
 from tensorcap.reports.verification_text import layer_of, order_text, summarize_verification, summary_lines
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 Sides = tuple[Archive, Archive]
 FREE, INJECTED = "without_injection", "with_injection"
 MAP: Final = "map.toml"
+PAGE: Final = "report.html"
 _MARK: Final = "verify.json"  # a folder without it is none of ours, and is not replaced
 _LONGEST_STEM: Final = 150  # characters of a key in the name of a file: file systems allow 255 bytes
 _OWN_MEMBERS: Final = ("format", "version", "exit_status", "notes")  # of verify.json, not of a localization
@@ -131,6 +133,7 @@ def write_files(
         if layers:
             _write_layers(folder / name, sides, comparison)
         scenarios[name] = _scenario_json(listed, comparison, folder)
+    notes += _write_page(folder, verification, free)
     verification = replace(verification, notes=tuple(dict.fromkeys(notes)))
     files = tuple(archive.info.model_file for archive in originals)
     summary = summarize_verification(verification, layers_by_scenario[FREE], files)
@@ -149,6 +152,14 @@ def write_files(
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1)
     (folder / _MARK).write_text(text + "\n", encoding="utf-8")
     return verification
+
+
+def _write_page(folder: Path, verification: Verification, free: Sides) -> Iterator[str]:
+    """Write the report as one page (VER-28); yield what could not be written, a sentence each."""
+    try:
+        write_html(folder / PAGE, gather_page(source_of_verification(verification, free, folder)))
+    except MissingPackageError as error:
+        yield f"No {PAGE}: {error}. {error.hint}"
 
 
 def _write_sync_points(folder: Path, points: SyncPoints) -> None:
@@ -254,6 +265,7 @@ def _document(
         **{name: value for name, value in localization.items() if name not in _OWN_MEMBERS},
         "notes": list(verification.notes),
         "inheriting": list(verification.inheriting),
+        "own_errors": own_errors_json(verification.localization.own_errors),
         "summary": list(verification.summary),
     }
 

@@ -164,6 +164,7 @@ def test_the_folder_holds_what_the_specification_lists(tmp_path: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {
         "reference.h5",
         "target.h5",
+        *(["report.html"] if importlib.util.find_spec("jinja2") else []),
         "summary.txt",
         "verify.json",
         "without_injection",
@@ -506,6 +507,24 @@ def test_colours_do_not_depend_on_the_errors(tmp_path: Path) -> None:
     small, large = ([layer(0, mse), layer(1, 1e-3, component="act")] for mse in (1e-6, 1e-1))
     blues = [coloured(drawn(tmp_path, layers), slice(None)) for layers in (small, large)]
     assert blues[0] == pytest.approx(blues[1], abs=10)
+
+
+@pytest.mark.spec("VER-160", "RPT-1", "RPT-10", "RPT-11")
+def test_the_page_names_the_module_that_is_wrong_and_is_made_again_of_the_folder(tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    found = verify(Workload(chain(), (X,)), Workload(wrong(), (X,)), tmp_path / "report")
+    first_screen = (tmp_path / "report" / "report.html").read_text().partition("</header>")[0]
+    suspect = found.suspects[0]
+    assert f"{suspect.module} (" in first_screen
+    assert "is wrong" in first_screen
+    assert f"tcap diagnose {tmp_path}/report/reference.h5" in first_screen
+    own = json.loads((tmp_path / "report" / "verify.json").read_text())["own_errors"]
+    assert own[suspect.key] == suspect.own
+    page = tensorcap.report(tmp_path / "report", None, tmp_path / "again.html")
+    assert (page.exit_status, page.suspects[0].name) == (1, suspect.module)
+    again = (tmp_path / "again.html").read_text()
+    assert again.partition("</header>")[0] == first_screen
+    assert "Own error: what each module adds itself" in again
 
 
 @pytest.mark.spec("VER-26")
