@@ -11,7 +11,7 @@ from tensorcap_formats.errors import UsageError
 
 
 def is_application(model: object) -> bool:
-    """Whether an object is an application of NxDI: it runs on a CPU if told so, and has wrappers of models."""
+    """Whether an object is an application of NxDI: it has wrappers of models, and a way onto a CPU."""
     return callable(getattr(model, "to_cpu", None)) and isinstance(getattr(model, "models", None), list)
 
 

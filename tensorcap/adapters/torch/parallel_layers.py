@@ -1,4 +1,4 @@
-"""What parallel layers' classes say of their tensors: parts, terms or all of it (RNK-3, NRN-110).
+"""What parallel layers' classes say of their tensors: parts, terms or all of it (RNK-3, NRN-151).
 
 The layers are those of NxD and of what is named like it. Nothing of them is imported: a class is known by its
 name, or that of a base class, and says what it does by attributes. One without the attribute that decides has
@@ -8,14 +8,15 @@ no rule; `tcap merge` then goes by values and shapes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tensorcap.adapters.torch.modules import argument_names
 from tensorcap.recording import Placement, Recorder
 from tensorcap_formats.keys import escape
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 _COLUMN: Final = "ColumnParallelLinear"
 _ROW: Final = "RowParallelLinear"
