@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import Final
 from tensorcap_formats.errors import CaptureError, abbreviate
 
 _POLL_SECONDS: Final = 0.05
+_PREFIX: Final = re.compile(r"(?:\[rank\d+\]: ?)?(?:Error: )?")  # torch's, of each line, and ours
 _GRACE_SECONDS: Final = 5.0  # for the others to end in order
 
 
@@ -100,7 +102,7 @@ def _last_line(log: Path) -> str:
     """What a process said last of an error: the last line that is none of a hint."""
     lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines()]
     said = [line for line in lines if line and not line.startswith(("Hint:", "tensorcap:"))]
-    return abbreviate(said[-1].removeprefix("Error: ")) if said else "it printed nothing"
+    return abbreviate(_PREFIX.sub("", said[-1], count=1)) if said else "it printed nothing"
 
 
 def _free_port() -> int:

@@ -1,6 +1,6 @@
-"""A port of parallel layers, of our own, on one rank and on several, in real processes, against its reference.
+"""A port of parallel layers on one rank and on several, in real processes, against its reference.
 
-The port is `lookalike/port.py`; each mistake of it is in one module that its function names.
+The port is our own, `lookalike/port.py`; each mistake of it is in one module that its function names.
 """
 
 from __future__ import annotations
