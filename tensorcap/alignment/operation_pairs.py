@@ -2,7 +2,7 @@
 
 A node is named by its operation and a number over the whole graph: one further multiplication, as of a weight
 that is dequantised, shifts the names of all that come after. So nodes are paired by what they compute of
-what, and names decide only where nothing is known of the other graph but them.
+what. Of a graph of which names alone are known, `node_sequences` pairs them.
 """
 
 from __future__ import annotations

@@ -396,6 +396,7 @@ class _Points:
             if is_inner(record.key) and record.key.step == 0 and record.key.slot.startswith("output"):
                 self._by_place.setdefault((record.key.site, _output_of(record.key.slot)), pair)
         self._sites = _sites_by_node(target)
+        self._recorded = {(r.key.site, _output_of(r.key.slot)) for r in _run_of(target).records}
         self._reasons = {point.site: point.reason for point in target.info.points if point.reason}
         self._known = {Key.parse(f"{place}/op").site: node for place, node in self.flow.nodes.items()}
 
@@ -404,7 +405,7 @@ class _Points:
         for row in rows:
             site = self._sites.get(row.node) or inner_site(module_site(row.module), row.node)
             pair = self._by_place.get((site, row.output))
-            status, reason = self._status(site, pair)
+            status, reason = self._status(site, pair, row)
             node = self._known.get(site)
             is_known = node is not None or (pair is not None and pair.reference is not None)
             yield SyncPoint(
@@ -449,8 +450,11 @@ class _Points:
                 verdict=pair.status,
             )
 
-    def _status(self, site: str, pair: Pair | None) -> tuple[PointStatus, str]:
+    def _status(self, site: str, pair: Pair | None, row: MappedOperation) -> tuple[PointStatus, str]:
         """What came of a mapped output, and why."""
+        own_site = inner_site(module_site(row.module), row.node)
+        if pair is None and (own_site, row.output) in self._recorded:  # left out of the comparison
+            return "no reference value", self._why_no_reference(site)
         if pair is None or pair.target is None:
             if pair is not None and pair.status == "excluded":
                 return "excluded", pair.reason
@@ -503,11 +507,16 @@ class _Points:
         return all(p.is_green or p.status in ("explained", "excluded") for p in compared)
 
 
+def _run_of(archive: Archive) -> Archive:
+    """The archive that a view shows."""
+    while isinstance(archive, ArchiveView):
+        archive = archive.source
+    return archive
+
+
 def _sites_by_node(target: Archive) -> dict[str, str]:
     """Sites of the target's nodes in its view, by their names in the target's graph."""
-    moved, run = node_sites(target), target
-    while isinstance(run, ArchiveView):
-        run = run.source
+    moved, run = node_sites(target), _run_of(target)
     own = (*(point.site for point in run.info.points), *(record.key.site for record in run.records))
     return {unescape(site.partition(":")[2]): moved.get(site, site) for site in own if ":" in site}
 

@@ -198,7 +198,8 @@ def _suspect(
     mistake = find_mistake(examined)
     if mistake is not None and mistake.kind == "skipped":
         module = str(mistake.facts["module"])
-    module = str(mistake.facts.get("operation", module)) if mistake is not None else module
+    if mistake is not None and mistake.facts.get("site") in merged.source.operations:
+        module = str(mistake.facts["site"])
     cause, reason = mistake.kind if mistake else "", evidence.reason
     if floor and (error is None or error <= _NOISE * floor):
         cause = NOISE_CAUSE
@@ -385,8 +386,12 @@ def _noise_notes(noise: Noise | None) -> Iterable[str]:
 def _with_open(
     localization: Localization, free: Comparison, sources: Sequence[EvidenceSource]
 ) -> Localization:
-    """Add what is wrong although no module is suspected of it: all for which the comparison is not green."""
-    wrong = [pair.key for pair in free.pairs if pair.is_required and not pair.is_green]
+    """Add what is wrong although no module is suspected of it: all for which the comparison is not green.
+
+    Where each module was judged by what it makes itself, errors that are `suspect` only have grown of rounding.
+    """
+    grown = "suspect" if localization.by != "archives" else None
+    wrong = [p.key for p in free.pairs if p.is_required and not p.is_green and p.status != grown]
     wrong += [difference.key for difference in free.value_differences if difference.is_red]
     unjudged = (key for source in sources for key in source.unjudged)
     keys = tuple(dict.fromkeys([*wrong, *unjudged]))

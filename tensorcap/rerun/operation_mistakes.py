@@ -200,7 +200,7 @@ def _hypothesis(
         parameters=parameters,
         log_alternatives=math.log(max(alternatives, 1)),
         hint=hint,
-        facts={"operation": Key.parse(f"{place}/output").site} if place else {},
+        facts={"site": Key.parse(f"{place}/output").site} if place else {},
     )
 
 

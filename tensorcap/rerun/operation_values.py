@@ -8,10 +8,11 @@ its elements are known to be those of the node in the same order.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from tensorcap.alignment import pair_operations
+from tensorcap.alignment.node_sequences import GraphNode, pair_nodes
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import ROOT_SITE, Key, module_site
@@ -49,11 +50,10 @@ class OperationValues:
         self.nodes = {node.node: node for node in reference.info.exported_nodes}
         own = _by_node(target)
         theirs = target.info.exported_nodes
-        known = {name for name, _ in own}
         if theirs:
             self.names = pair_operations(reference.info.exported_nodes, theirs)
         else:
-            self.names = {name: name for name in self.nodes if name in known}
+            self.names = _paired_by_sequence(self.nodes.values(), own)
         self.records: dict[tuple[str, int], Record] = {}
         self.misfits: dict[str, str] = {}
         shapes = _ReshapedShapes(reference.info.exported_nodes)
@@ -173,6 +173,18 @@ class _ReshapedShapes:
 
 def _counts(shapes: set[tuple[int, ...]]) -> int:
     return math.prod(next(iter(shapes)))
+
+
+def _paired_by_sequence(
+    nodes: Iterable[ExportedNode], own: Mapping[tuple[str, int], Record]
+) -> dict[str, str]:
+    """Names of nodes in a target whose graph is not known, by those in the reference (SYN-1)."""
+    ours = [
+        GraphNode(node.node, node.node, module_site(node.module), node.shapes[0] if node.shapes else None)
+        for node in nodes
+    ]
+    theirs = [GraphNode(name, record.key.site, None, record.shape) for (name, _), record in own.items()]
+    return {one.name: other.name for one, other in pair_nodes(ours, theirs)}
 
 
 def _without_ones(shape: Sequence[int]) -> list[int]:

@@ -13,7 +13,9 @@ pytest.importorskip("transformers")
 import tensorcap
 from tensorcap.localization import Localization, Verification, localize
 from tensorcap.port_verification import verify
+from tensorcap.rerun import replay
 from tensorcap.session import capture_workload
+from tests.coreai import conversion
 from tests.coreai.entries import CORRECT, MISTAKES, MODELS, Conversion, Line, Mistake
 
 pytestmark = pytest.mark.slow
@@ -53,11 +55,11 @@ def test_the_guilty_operation_is_named_first(mistake: Mistake, tmp_path: Path) -
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.spec("RPL-151", "RPL-152")
-@pytest.mark.parametrize("conversion", CORRECT, ids=names(CORRECT))
-def test_a_correct_conversion_is_not_accused(conversion: Conversion, tmp_path: Path) -> None:
-    verification = verified(conversion, tmp_path)
+@pytest.mark.parametrize("entry", CORRECT, ids=names(CORRECT))
+def test_a_correct_conversion_is_not_accused(entry: Conversion, tmp_path: Path) -> None:
+    verification = verified(entry, tmp_path)
     assert [suspect.name for suspect in verification.suspects] == []
-    if conversion.precision != "int8":
+    if entry.precision != "int8":
         assert verification.exit_status == 0
     else:
         text = "Weights are rounded to int8 with a scale for each column, of 15 modules"
@@ -65,7 +67,7 @@ def test_a_correct_conversion_is_not_accused(conversion: Conversion, tmp_path: P
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-@pytest.mark.spec("VER-81", "DIA-280")
+@pytest.mark.spec("VER-81", "DIA-280", "CAI-140")
 def test_a_planted_gelu_by_tanh_is_named_with_its_lines_and_its_operation(tmp_path: Path) -> None:
     verification = verified(GELU, tmp_path)
     (suspect,) = verification.suspects
@@ -91,7 +93,7 @@ def test_a_planted_gelu_by_tanh_is_named_with_its_lines_and_its_operation(tmp_pa
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-@pytest.mark.spec("LCL-150")
+@pytest.mark.spec("LCL-150", "RPL-150")
 def test_archives_are_localized_with_the_reference_model_and_without(tmp_path: Path) -> None:
     reference, target = tmp_path / "ref.h5", tmp_path / "tgt.h5"
     capture_workload(reference_of(GELU), reference, level="export", decompositions="coreai")
@@ -104,3 +106,19 @@ def test_archives_are_localized_with_the_reference_model_and_without(tmp_path: P
     assert (known.by, first(known)) == ("replay", "blocks.1:gelu_1")
     assert any("No injection: the operations of coreai are compiled" in note for note in known.notes)
     assert localize(reference, target).by == "archives"
+    replayed = replay(reference, target, reference_model=reference_of(GELU))
+    assert [own.key for own in replayed.bad] == ["0/blocks.1:gelu_1/output"]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.spec("CAI-140", "DIA-280")
+@pytest.mark.parametrize("entry", MISTAKES[:2], ids=names(MISTAKES[:2]))
+def test_a_mistake_in_an_asset_from_a_file_is_named_without_its_graph(entry: Mistake, tmp_path: Path) -> None:
+    conversion.converted(entry.program()).save_asset(tmp_path / "net.aimodel")
+    model = tensorcap.CoreAIModel(str(tmp_path / "net.aimodel"))
+    target = tensorcap.Workload(model, {name: x.numpy() for name, x in entry.inputs().items()})
+    verification = verify(reference_of(entry), target, tmp_path / "report")
+    (suspect,) = verification.suspects
+    assert suspect.operation is not None
+    assert suspect.operation.place.node in entry.guilty.nodes
+    assert suspect.cause == entry.kind.replace("_", "-")

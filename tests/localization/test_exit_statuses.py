@@ -68,5 +68,4 @@ def test_all_commands_agree_on_what_ends_with_0(tmp_path: Path, is_right: bool) 
     if not is_right:
         first = free.divergence
         assert first is not None
-        assert (first.pair.key, first.is_growth) == ("0/model.layers.1/output", True)
-        assert localize(reference, target).open[0] == "0/model.layers.1/output"
+        assert first.pair.key == "0/model.layers.1/output"

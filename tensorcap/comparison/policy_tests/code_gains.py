@@ -10,8 +10,9 @@ what cancels makes a relative error larger. In runs of low precision only: in fl
 One pass over the records in execution order, with the calls that are under way:
 
 1. What came before in a call is bad if it differs and is no float, cannot be compared, or is of a router
-   whose choices are not known to be equal; then nothing that its code makes is judged. What the target lacks
-   is no operand there, and parameters that are wrong are bad for all modules around them.
+   whose choices are not known to be equal; then nothing that its code makes is judged. So is a result that
+   the target lacks, unless that is explained; an argument that it lacks is no operand. Parameters that are
+   wrong are bad for all modules around them.
 2. A tensor is judged by the innermost call whose code made it, unless another test of gains has judged it.
 3. Its error counts for all calls that are under way, out to one in which something is bad, of which calls
    further out have the result alone; what it was in a call counts in later steps, too, since caches hold
@@ -34,6 +35,7 @@ from tensorcap.metrics import is_routing
 from tensorcap.runs import Call, enclosing_sites, is_parameter
 from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.records import Record
+from tensorcap_formats.run_info import RunInfo
 
 _ROUTER: Final = re.compile(r"router$|gate$|gating$", re.IGNORECASE)
 
@@ -47,7 +49,7 @@ class CodeGainTest(PolicyTest):
 
     def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
         """Judge arguments of calls, and results of calls with others within, of runs of low precision."""
-        if context.injected or not context.reference.is_ordered:
+        if context.injected or not context.reference.is_ordered or not _is_whole(context.reference.info):
             return
         yield from _Trace(context).findings()
 
@@ -162,7 +164,8 @@ class _Trace:
         """The relative error of a tensor; infinite if what is made of it cannot be judged, None if absent."""
         pair = self._context.pairs.get(record.key.text)
         if pair is not None and pair.status in ABSENT:
-            return None
+            is_operand = record.key.slot.startswith("output") and pair.status != "explained"
+            return math.inf if is_operand else None
         if pair is None or not pair.is_compared or record.key.text in self._context.shuffled:
             return math.inf
         if not pair.is_inexact:
@@ -204,6 +207,15 @@ class _Trace:
         chosen = [one for one in call.outputs if is_routing(one)]
         pairs = [self._context.pairs.get(one.key.text) for one in chosen]
         return not pairs or any(pair is None or pair.status not in ("identical", "match") for pair in pairs)
+
+
+def _is_whole(info: RunInfo) -> bool:
+    """Whether a run recorded all calls of all modules, with what they were given."""
+    scope = info.scope
+    if scope is None:
+        return bool(info.modules)
+    is_limited = bool(scope.include or scope.exclude) or not scope.inputs
+    return not is_limited and scope.level != "export"
 
 
 def _judge(pair: MeasuredPair, error: float, maker: _CallUnderWay) -> Finding:
