@@ -175,7 +175,8 @@ def test_a_process_that_dies_ends_the_others_and_leaves_its_log(tmp_path: Path) 
         "Error: rank 1 of 2 ended with status 1: FileNotFoundError: weights/tp1_sharded.safetensors",
         "Hint: The other ranks were ended; its log is tgt.rank1.log.",
     ]
-    assert [path.name for path in tmp_path.iterdir()] == ["tgt.rank1.log"]
+    assert [path.name for path in tmp_path.glob("*.log")] == ["tgt.rank1.log"]
+    assert not (tmp_path / "tgt.h5").exists()
     assert "Traceback" in (tmp_path / "tgt.rank1.log").read_text()
 
 
