@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 CONTEXT = 32  # tokens of the graph
-LEAST = torch.finfo(torch.float32).min
 
 
 @dataclass
@@ -83,7 +82,7 @@ def causal(tokens: int) -> Tensor:
 
 def additive(is_seen: Tensor, dtype: torch.dtype) -> Tensor:
     """A mask that is added to scores."""
-    return torch.where(is_seen, 0.0, LEAST).to(dtype)
+    return torch.where(is_seen, 0.0, torch.finfo(dtype).min).to(dtype)
 
 
 class NeuronLlamaAttention(nn.Module):
