@@ -66,6 +66,8 @@ NEEDED_BY = {
         "tests/diagnosis/test_attention_variants.py",
         "tests/diagnosis/test_expert_weights.py",
         "tests/rerun/test_injecting.py",
+        "tests/neuron/lookalike",
+        "tests/neuron/test_port_on_ranks.py",
         "tests/localization/llama.py",
         "tests/rerun/test_forward_replay.py",
         "tests/rerun/test_replaying.py",

@@ -36,6 +36,10 @@ _ADAPTERS: Final = {  # root package of the model's class, or of a base class; s
     "max": "tensorcap.adapters.max.adapter:MaxAdapter",
     "torch": "tensorcap.adapters.torch.adapter:TorchAdapter",
 }
+_OF_TORCH: Final = {  # what runs as models of torch, by its name, and by the root package of its classes
+    "neuron": "tensorcap.adapters.neuron.adapter:NeuronAdapter",
+    "neuronx_distributed_inference": "tensorcap.adapters.neuron.adapter:NeuronAdapter",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +395,7 @@ def adapter_for(model: object) -> Adapter:
     for base in type(model).__mro__:
         # a class of ours that stands for a framework's model names the framework
         framework = getattr(base, "tensorcap_framework", base.__module__.partition(".")[0])
-        if framework in _ADAPTERS:
+        if framework in _ADAPTERS or framework in _OF_TORCH:
             return adapter_named(framework)
     raise UsageError(
         f"no adapter for {type(model).__qualname__}, expected a model of: {', '.join(sorted(_ADAPTERS))}"
@@ -404,13 +408,14 @@ def adapter_named(framework: str) -> Adapter:
     Raises:
         MissingPackageError: The framework is not installed.
     """
-    module, _, name = _ADAPTERS[framework].partition(":")
+    package = "torch" if framework in _OF_TORCH else framework
+    module, _, name = {**_ADAPTERS, **_OF_TORCH}[framework].partition(":")
     try:
         return cast("Adapter", getattr(import_module(module), name)())
     except ModuleNotFoundError as error:
-        if error.name != framework:
+        if error.name != package:
             raise
-        raise missing_package(f"capturing a {framework} model", framework, extra=framework) from None
+        raise missing_package(f"capturing a {framework} model", package, extra=package) from None
 
 
 def decomposed(program: Any, framework: str) -> Any:

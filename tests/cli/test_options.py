@@ -94,6 +94,7 @@ def test_commands_that_refuse_to_repeat_a_run_do_not_offer_it() -> None:
     assert {command for command, name, _ in options() if name == "--like"} == {
         "capture coreai",
         "capture max",
+        "capture neuron",
         "capture torch",
         "inject",
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tensorcap_cli.commands.capture_on_ranks import RanksCommand, capture_on_ranks, ranks_to_start
 from tensorcap_cli.commands.capture_script import script_command
 from tensorcap_cli.options.recording import (
     coreai_option,
@@ -42,6 +43,7 @@ def command() -> None:
         tcap capture torch MODEL --prompt "Hello" -o ref.h5
         tcap capture max port.py:target -o tgt.h5
         tcap capture coreai net.aimodel --inputs inputs.npz -o tgt.h5
+        tcap capture neuron port.py:target --tp 2 -o tgt.h5
         tcap capture script -o ref.h5 -- generate.py --prompt "Hello"
 
     Modules find the block; --level op, --watch and --grads open it. --steps, --sample, --slice and
@@ -203,6 +205,55 @@ def coreai_command(
     _capture("coreai", model or source, like, options, as_json=as_json, keep=keep)
 
 
+@command.command("neuron", cls=RanksCommand)
+@click.argument("model", metavar="[MODEL]", required=False)
+@click.option(
+    "--tp",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="Ranks that hold the model together, a process each; 1 by default, in this process.",
+)
+@recording_options
+@like_option
+@function_options
+@time_limit_option
+def neuron_command(
+    model: str | None,
+    *,
+    tp: int,
+    like: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Capture one run of MODEL, FILE.py:FUNCTION of a port to NxD Inference, on CPUs.
+
+    The function returns tensorcap.Workload(application, inputs), or of the inner module. Of an application
+    the inner module is captured, which to_cpu() makes if it is not there yet, and the application is called.
+    Hooks do not fire in the graph of a device: see tcap plan for that. Sources of Neuron are not ours to ship
+    and have to be importable.
+
+    
+        tcap capture neuron port.py:target -o tgt.h5
+        tcap capture neuron port.py:target --tp 4 -o tgt.h5
+        tcap compare ref.h5 tgt.h5
+
+    With --tp 4 four processes run the function, which joined each other over gloo before. Each writes an
+    archive of its own, tgt.rank0.h5 and so on, and these are merged into tgt.h5. What a tensor is a part of
+    is known by the class of its layer (ColumnParallelLinear, gather_output false: columns), else as tcap
+    merge finds it, whose help has the rules. If a process dies, its log stays as tgt.rank1.log, and the
+    others are ended. Under torchrun each process captures its own rank.
+
+    Exit status: as for tcap capture torch; 1 too if ranks hold unlike what should be the same, or something
+    could not be merged.
+    """
+    count = ranks_to_start(tp)
+    if count > 1:
+        capture_on_ranks(count, options, as_json=as_json)
+    else:
+        _capture("neuron", model, like, options, as_json=as_json)
+
+
 def _capture(
     framework: str,
     model: str | None,
@@ -234,7 +285,7 @@ def _capture(
             kept = _outermost(kept)
         recording = recording_arguments(options, kept, as_json=as_json)
         recipe, inputs = make_recipe(model, before, options, framework=framework)
-    if framework == "coreai":  # also a torch model of an archive, which is converted
+    if framework in ("coreai", "neuron"):  # also a torch model of an archive, which is converted
         recipe = replace(recipe, framework=framework)
     workload = recipe.build(inputs)
     if keep is not None:

@@ -92,10 +92,11 @@ def command(
             rules={glob: rule for glob, _, rule in parted},
             progress=bar,
         )
-    print_result(merged, _print, as_json=as_json)
+    print_result(merged, print_merged, as_json=as_json)
 
 
-def _print(merged: Merged) -> None:
+def print_merged(merged: Merged) -> None:
+    """Print what was merged, by which rules, and what is wrong with it."""
     ranks = counted(merged.ranks, "rank")
     click.echo(f"{merged.path}: {counted(merged.records, 'tensor')} of {ranks}, {size_text(merged.nbytes)}")
     for (rule, known), count in sorted(merged.rules.items(), key=lambda entry: -entry[1]):

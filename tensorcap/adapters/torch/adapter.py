@@ -18,6 +18,7 @@ from tensorcap.adapters.torch.gradients import Gradients, backward, clear_gradie
 from tensorcap.adapters.torch.model_inputs import map_tensors, perturb, record_inputs, with_archived_inputs
 from tensorcap.adapters.torch.modules import cast_model, has_no_forward, tree, unwrapped
 from tensorcap.adapters.torch.op_mode import record_ops
+from tensorcap.adapters.torch.parallel_layers import place_parallel_layers
 from tensorcap.adapters.torch.parameters import record_parameters
 from tensorcap.adapters.torch.points import tap_points
 from tensorcap.adapters.torch.rerun import ModuleRerun
@@ -72,6 +73,7 @@ class TorchAdapter(Adapter):
             recorder.facts.setdefault("notes", []).extend(filter(None, notes))
         with eager_mode() if plan.eager else nullcontext(), StagingBuffer(recorder) as staging:
             leaves = TensorLeaves(recorder, staging)
+            place_parallel_layers(modules, recorder)
             gradients = Gradients(leaves, inputs=plan.inputs) if plan.grads else None
             if plan.watch or plan.level == "op":
                 # points and ops within a module are recorded by its name, whether or not the module is

@@ -1,0 +1,57 @@
+"""The adapter for ports to NxD Inference, which a CPU runs as modules of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tensorcap.adapters.neuron.model import inner_model, is_application
+from tensorcap.adapters.neuron.processes import join_ranks
+from tensorcap.adapters.torch.adapter import TorchAdapter
+from tensorcap.workload import StoredInput, Workload
+
+
+class NeuronAdapter(TorchAdapter):
+    """Sites are the modules of the inner model; what calls it is the application, which pads its inputs."""
+
+    def seed(self, seed: int) -> None:
+        """Join the other ranks, before anything of the port runs, and set the random generators."""
+        join_ranks()
+        super().seed(seed)
+
+    def adopt(self, workload: Workload, settings: Mapping[str, Any], *, seed: int = 0) -> Workload:
+        """Of an application, the workload of its inner model, which the application calls.
+
+        A module stays as it is.
+
+        Raises:
+            UsageError: The application has no inner model on a CPU, or several.
+        """
+        application = workload.model
+        if not is_application(application):
+            return workload
+        run = workload.run
+
+        def call(_: Any, *args: Any, **kwargs: Any) -> Any:
+            return application(*args, **kwargs) if run is None else run(application, *args, **kwargs)
+
+        join_ranks()
+        return replace(workload, model=inner_model(application), run=call)
+
+    def prepare(
+        self,
+        workload: Workload,
+        *,
+        dtype: str | None = None,
+        input_dtype: str | None = None,
+        device: str | None = None,
+        inputs: Mapping[str, StoredInput] | None = None,
+    ) -> Workload:
+        """Prepare the workload of the inner model, as one of torch.
+
+        Raises:
+            UsageError: As `adopt`, and as for torch.
+        """
+        adopted = self.adopt(workload, {})
+        return super().prepare(adopted, dtype=dtype, input_dtype=input_dtype, device=device, inputs=inputs)

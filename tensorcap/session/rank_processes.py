@@ -1,0 +1,112 @@
+"""A command on several ranks: a process for each, which end together."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Final
+
+from tensorcap_formats.errors import CaptureError, abbreviate
+
+_POLL_SECONDS: Final = 0.05
+_PREFIX: Final = re.compile(r"(?:\[rank\d+\]: ?)?(?:Error: )?")  # torch's, of each line, and ours
+_GRACE_SECONDS: Final = 5.0  # for the others to end in order
+
+
+def run_on_ranks(command: Sequence[str], logs: Sequence[Path]) -> None:
+    """Run a command once for each log, as ranks that know of each other as those of `torchrun` do.
+
+    What a process prints goes to its log. Logs are removed, but for those of ranks that failed.
+
+    Args:
+        command: The program and its arguments, the same on each rank.
+        logs: Where each rank's log lies, by rank.
+
+    Raises:
+        CaptureError: A process did not end with 0; the others were ended.
+    """
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        **os.environ,
+        "WORLD_SIZE": str(len(logs)),
+        "LOCAL_WORLD_SIZE": str(len(logs)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+    }
+    processes: list[subprocess.Popen[bytes]] = []
+    failed: dict[int, int] = {}
+    try:
+        with ExitStack() as files:
+            for rank, log in enumerate(logs):
+                own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                file = files.enter_context(log.open("wb"))
+                processes.append(
+                    subprocess.Popen(
+                        command, env=own, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+                    )
+                )
+        failed = _first_failure(processes)
+    finally:
+        _end(processes)
+        for rank, log in enumerate(logs):
+            if rank not in failed:
+                log.unlink(missing_ok=True)
+    if failed:
+        rank, status = next(iter(failed.items()))
+        raise CaptureError(
+            f"rank {rank} of {len(logs)} {_ended(status)}: {_last_line(logs[rank])}",
+            hint=f"The other ranks were ended; its log is {logs[rank]}.",
+        )
+
+
+def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
+    """Wait until all processes are over, or one has failed.
+
+    Returns:
+        The exit statuses of those that failed, the cause first: a rank that dies takes others with it, which
+        lose their connection to it, so that a moment decides.
+    """
+    while True:
+        statuses = [process.poll() for process in processes]
+        failed = {rank: status for rank, status in enumerate(statuses) if status}
+        if failed or all(status is not None for status in statuses):
+            return failed
+        time.sleep(_POLL_SECONDS)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    last = time.monotonic() + _GRACE_SECONDS
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, last - time.monotonic()))
+            continue
+        process.kill()
+        process.wait()
+
+
+def _ended(status: int) -> str:
+    return f"ended with status {status}" if status > 0 else f"died of {signal.Signals(-status).name}"
+
+
+def _last_line(log: Path) -> str:
+    """What a process said last of an error: the last line that is none of a hint."""
+    lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines()]
+    said = [line for line in lines if line and not line.startswith(("Hint:", "tensorcap:"))]
+    return abbreviate(_PREFIX.sub("", said[-1], count=1)) if said else "it printed nothing"
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
