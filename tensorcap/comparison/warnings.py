@@ -115,8 +115,8 @@ def digest_warnings(pairs: Sequence[Pair]) -> Iterator[str]:
         if pair.reference is not None and pair.target is not None
     )
     if unread:
-        bytes_of = "its" if unread == 1 else "their"
-        yield f"{counted(unread, 'tensor', 'are')} identical by recorded digest: {bytes_of} bytes were not read."
+        owner = "its" if unread == 1 else "their"
+        yield f"{counted(unread, 'tensor', 'are')} identical by recorded digest: {owner} bytes were not read."
 
 
 def _nonfinite(pair: Pair) -> tuple[int, int]:
