@@ -155,7 +155,7 @@ def write_files(
 
 
 def _write_page(folder: Path, verification: Verification, free: Sides) -> Iterator[str]:
-    """Write the report as one page (VER-28); yield what could not be written, a sentence each."""
+    """Write the report as one page (VER-160); yield what could not be written, a sentence each."""
     try:
         write_html(folder / PAGE, gather_page(source_of_verification(verification, free, folder)))
     except MissingPackageError as error:
