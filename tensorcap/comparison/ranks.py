@@ -13,6 +13,7 @@ from tensorcap.alignment import MappedArchive
 from tensorcap.comparison.pair import SEVERITY, Decision, Finding, Pair, decide
 from tensorcap.metrics import error_along
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.ranks import MeshRule, RuleBook
 from tensorcap_formats.records import Record
@@ -22,6 +23,7 @@ RANK_TESTS: Final = ("unequal_copies", "unequal_since", "unmerged", "rank_part")
 _RED: Final = ("suspect", "diverged", "nonfinite")
 _LOOKED_AT: Final = 32  # pairs, the first in execution order: those after them have inherited their errors
 _MOST: Final = 0.9  # of the squared error, that a rank's part holds which is named
+_SAME: Final = 0.01  # relative error below which a part is another rank's: unlike ones are 1 apart and more
 _ALL: Final = 0.999  # and more is all of it: what is left is rounding, squared
 
 
@@ -144,6 +146,25 @@ def _with_rank_part(reference: Archive, target: Archive, pair: Pair, entry: Tens
     return replace(looked_at, findings=(*pair.findings, part))
 
 
+def _rank_with_the_part(
+    reference: tuple[Archive, Record], target: tuple[Archive, Record], axis: int, owners: Array, held: int
+) -> int | None:
+    """The rank, by number in the mesh, whose part of the reference another rank of the target holds."""
+    if reference[1].shape != target[1].shape or not (reference[1].stored and target[1].stored):
+        return None
+    ours, theirs = (archive.load(record) for archive, record in (reference, target))
+    if ours.dtype.kind != "f" or theirs.dtype.kind != "f":
+        return None
+    part = theirs.compress(owners == held, axis).astype(np.float64)
+    for other in np.unique(owners):
+        own = ours.compress(owners == other, axis).astype(np.float64)
+        if other != held and own.shape == part.shape:
+            size = float(np.linalg.norm(own))
+            if 0 < size < math.inf and float(np.linalg.norm(part - own)) < _SAME * size:
+                return int(other)
+    return None
+
+
 def _rank_part(
     reference: tuple[Archive, Record], target: tuple[Archive, Record], entry: TensorRule, *, masks: bool
 ) -> Finding | None:
@@ -175,6 +196,9 @@ def _rank_part(
         rank = rule.ranks[most] if rule.ranks else most
         share = "all of it" if shares[most] > _ALL else f"{100 * shares[most]:.3g} % of it"
         what = f"{share} in rank {rank}'s part: {_ranges(np.flatnonzero(owners == most))} of axis {axis}"
+        other = _rank_with_the_part(reference, target, axis, owners, most)
+        if other is not None:
+            what += f", which is the reference's part of rank {rule.ranks[other] if rule.ranks else other}"
         return Finding("rank_part", float(shares[most]), _MOST, "unjudged", what)
     return None
 

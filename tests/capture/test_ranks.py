@@ -327,7 +327,11 @@ def test_localize_accuses_nobody_of_a_right_run_on_ranks(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "module", "part"),
     [
-        ("wrong_shard", "layers.1.attn.k", "all of it in rank 1's part: indices 16 to 31 of axis 2"),
+        (
+            "wrong_shard",
+            "layers.1.attn.k",
+            "all of it in rank 1's part: indices 16 to 31 of axis 2, which is the reference's part of rank 0",
+        ),
         ("one_rank", "layers.1.mlp.gate", "all of it in rank 1's part: indices 32 to 63 of axis 2"),
     ],
 )

@@ -62,6 +62,21 @@ def test_the_rank_of_a_wrong_part_is_named(tmp_path: Path, is_written: bool) -> 
 
 
 @pytest.mark.spec("RNK-32")
+@pytest.mark.parametrize(
+    ("rank", "other", "text"),
+    [
+        (1, 0, "rank 1's part: indices 16 to 31 of axis 2, which is the reference's part of rank 0"),
+        (0, 3, "rank 0's part: indices 0 to 15 of axis 2, which is the reference's part of rank 3"),
+    ],
+)
+def test_the_part_of_another_rank_is_told(tmp_path: Path, rank: int, other: int, text: str) -> None:
+    parts = np.split(Y, 4, -1)
+    parts[rank] = parts[other] * np.float32(1 + 1e-6)
+    reference, target = write(tmp_path, {"0/a/output": parts}, {"0/a/output": Y}, ("*", "concat 2"))
+    assert texts(pair_of(compare(reference, target), "0/a/output"))[-1] == f"all of it in {text}"
+
+
+@pytest.mark.spec("RNK-32")
 def test_parts_of_parts_are_told_by_their_indices(tmp_path: Path) -> None:
     parts = [
         np.concatenate([Y[..., :16], Y[..., 32:48]], -1),

@@ -22,7 +22,7 @@ TIMEOUT_SECONDS = 600  # ten times and more of what four processes need here
 
 # the module, and what its finding says of ranks
 MISTAKES = {
-    "wrong_shard": ("model.layers.1.self_attn.q_proj", "all of it in rank 1's part"),
+    "wrong_shard": ("model.layers.1.self_attn.q_proj", ", which is the reference's part of rank 0"),
     "unreduced": ("model.layers.1.mlp.down_proj", "as terms of a sum would that was not taken"),
     "missing_reduce": ("model.layers.1.mlp.down_proj", ""),
     "doubled_reduce": ("model.layers.1.self_attn.o_proj", ""),
