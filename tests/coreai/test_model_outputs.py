@@ -27,9 +27,7 @@ class Several(torch.nn.Module):
 
 @pytest.mark.spec("CAI-220")
 def test_outputs_are_recorded_in_the_order_of_the_function(tmp_path: Path) -> None:
-    workload = tensorcap.Workload(
-        tensorcap.CoreAIModel(Several().eval()), {"x": np.ones((2, 8), np.float32)}
-    )
+    workload = tensorcap.Workload(tensorcap.CoreAIModel(Several().eval()), {"x": np.ones((2, 8), np.float32)})
     capture_workload(workload, tmp_path / "tgt.h5")
     with open_archive(tmp_path / "tgt.h5") as archive:
         outputs = [r for r in archive.records if r.key.text.startswith("0/@root/output")]
