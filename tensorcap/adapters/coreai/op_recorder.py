@@ -173,7 +173,7 @@ def parameters_of(program: Any) -> dict[str, str]:
 def value_of(
     results: Mapping[int, Sequence[Array | None] | None], operation_map: OperationMap, row: MappedOutput
 ) -> Array | None:
-    """The value of a mapped output among those of operations; None if there is none, or it may be another's."""
+    """The value of a mapped output among those of operations; None if it has none of its own."""
     arrays = results.get(row.op_id) or ()
     value = arrays[row.op_output] if row.op_output < len(arrays) else None
     namesakes = operation_map.namesakes.get(row.node)
