@@ -132,11 +132,7 @@ class OperationMap:
             if source.identifiers
         }
         origins = _origins(operations)
-        targets: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for row in output_maps(asset_program):
-            if row.source_level == "torch" and row.target_level == "coreai" and row.source_op_id in names:
-                key = row.source_op_id, row.source_output
-                targets.setdefault(key, []).append((row.target_op_id, row.target_output))
+        targets = {key: ids for key, ids in _targets(asset_program).items() if key[0] in names}
         multiple = {names[node] for node, output in targets if output}
         self.outputs = []
         self.namesakes: dict[str, Namesakes] = {}
@@ -187,6 +183,16 @@ class OperationMap:
             f"{each[2]}{each[3]}" for matches in types.values() for each in matches if each and "f" in each[2]
         )
         self.dtype = _DTYPES.get(floats.most_common(1)[0][0], "") if floats else ""
+
+
+def _targets(program: Any) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """The operations and their outputs that are noted for each output of a torch node, by its number."""
+    targets: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for row in output_maps(program):
+        if row.source_level == "torch" and row.target_level == "coreai":
+            key = row.source_op_id, row.source_output
+            targets.setdefault(key, []).append((row.target_op_id, row.target_output))
+    return targets
 
 
 def last_of(operations: Sequence[Any]) -> Any:
