@@ -335,11 +335,6 @@ def _explained(suspects: Sequence[Suspect], free: Comparison, called: set[str]) 
                 yield outer, suspect.module
 
 
-def _is_by_rerun(own: OwnError) -> bool:
-    """Whether a rerun explains a difference, not the comparison of the free runs."""
-    return any(finding.test == "undone" for finding in own.findings)
-
-
 def _undone(own_errors: Sequence[OwnError], free: Comparison) -> Iterator[Undone]:
     """Modules whose results differ and are undone: by a rerun, else by the comparison of the free runs."""
     reasons: dict[str, str] = {}

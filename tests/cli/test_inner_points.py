@@ -171,6 +171,8 @@ def test_places_on_one_side_only_are_reported_by_class_and_have_no_rows(
             values[f"{place}/op"] = fact(f"aten.{op}.default", module=f"layers.{i}")
         write(name, tensors, run={"modules": modules}, values=values)
     text = tcap("compare", "ref.h5", "tgt.h5", status=1).stdout
+    at = text.splitlines().index("MISSING  30 tensors of the reference, without a counterpart")
+    assert text.splitlines()[at + 1] == "  30 tensors of places within modules: see below, by class"
     at = text.splitlines().index("PLACES WITHIN MODULES ON ONE SIDE ONLY")
     assert text.splitlines()[at + 1 : at + 5] == [
         "  Block (30 modules, the first layers.0)",

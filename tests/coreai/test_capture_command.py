@@ -308,6 +308,11 @@ def test_a_dry_run_lists_and_writes_nothing_and_json_is_one_object(tcap: Tcap, f
             "other.aimodel: there is nothing to keep, since net.aimodel is an asset already",
             id="keep an asset",
         ),
+        pytest.param(
+            ["net.aimodel", "--inputs", "randm"],
+            "--inputs randm: found no such file, expected FILE, zeros, ones or random",
+            id="a misspelt word",
+        ),
         pytest.param([], "no model, expected MODEL or --like ARCHIVE", id="no model"),
     ],
 )

@@ -41,6 +41,9 @@ def print_absent(comparison: Comparison, examination: Examination) -> frozenset[
     if absent:
         _print_head("MISSING", f"{counted(len(absent), 'tensor')} of the reference, without a counterpart")
         _print_groups([pair for pair in absent if not _is_place(pair)], has_status=True)
+        within = sum(map(_is_place, absent))
+        if within:
+            click.echo(f"  {counted(within, 'tensor')} of places within modules: see below, by class")
         click.echo(
             "  What may be missing is left out with --exclude GLOB; --require GLOB names what may not."
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorcap.adapters.coreai.engine import AIModelAsset, locations, operations_by_id, quiet
-from tensorcap.adapters.coreai.operation_map import SILENT, OperationMap, instances_of, line_of
+from tensorcap.adapters.coreai.operation_map import SILENT, OperationMap, instances_of, last_of, line_of
 from tensorcap.adapters.protocol import ProgramOperation
 from tensorcap_formats.errors import ReadError, abbreviate
 
@@ -24,10 +24,13 @@ def operations_of(path: Path) -> list[ProgramOperation]:
         reason = abbreviate(str(error).strip().partition("\n")[0], 300)
         raise ReadError(f"{path}: Core AI cannot load it: {type(error).__name__}: {reason}") from error
     with quiet():
-        outputs = OperationMap(program, None).outputs
-        operations = operations_by_id(program)
+        operation_map = OperationMap(program, None)
+        operations = {op_id: last_of(same) for op_id, same in operations_by_id(program).items()}
     holds: dict[int, list[str]] = {}
-    for row in outputs:
+    for row in operation_map.outputs:
+        namesakes = operation_map.namesakes.get(row.node)
+        if namesakes is not None and namesakes.hide:
+            continue
         name = row.node if row.output == 0 else f"{row.node} output {row.output}"
         holds.setdefault(row.op_id, []).append(name)
     return [

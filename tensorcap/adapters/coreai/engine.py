@@ -45,7 +45,7 @@ with quiet():
     from coreai.runtime import NDArray
     from coreai_torch import TorchConverter, get_decomp_table
     from coreai_torch.debugging import debug_info
-    from coreai_torch.debugging.debug_info import _build_coreai_op_map as operations_by_id
+    from coreai_torch.debugging.debug_info import WalkResult
     from coreai_torch.debugging.inspector import CoreAIInspector, MissingValue
     from coreai_torch.debugging.torch_utils import (
         _extract_output_mappings_from_coreai_program as output_maps,
@@ -55,6 +55,21 @@ with quiet():
     )
 
 locations: Any = vars(debug_info)["_mlir"]  # has no types
+
+
+def operations_by_id(program: Any) -> dict[int, list[Any]]:
+    """The operations of a program by their ids, which a conversion may give to several; in program order."""
+    operations: dict[int, list[Any]] = {}
+
+    def add(operation: Any) -> Any:
+        op_id = locations.get_operation_id(operation.location, "coreai")
+        if op_id is not None:
+            operations.setdefault(op_id.value, []).append(operation)
+        return WalkResult.ADVANCE
+
+    program._module._mlir_module.operation.walk(add)
+    return operations
+
 
 __all__ = [
     "VERSION",

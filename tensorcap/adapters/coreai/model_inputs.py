@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -170,6 +171,13 @@ def _sources(name: str, kinds: Mapping[str, InputKind], texts: Sequence[str]) ->
 
 
 def _read(text: str) -> dict[str, Array]:
+    """The tensors of a file.
+
+    Raises:
+        UsageError: There is no such file, and it looks like a word.
+    """
+    if text.isidentifier() and not Path(text).exists():
+        raise UsageError(f"--inputs {text}: found no such file, expected FILE, zeros, ones or random")
     with open_archive(text) as file:
         return {name: decode(value.bits, value.dtype) for name, value in archived_inputs(file).items()}
 

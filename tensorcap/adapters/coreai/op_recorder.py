@@ -54,14 +54,14 @@ class OpRecorder:
         self,
         values: Callable[[MappedOutput], Array | None],
         record: Callable[[Call, str, Array], str],
-        reason: Callable[[int], str],
+        reason: Callable[[MappedOutput], str],
     ) -> None:
         """Record the mapped operations.
 
         Args:
             values: Gives the value of an output.
             record: Records an array in a slot of a call; returns why it did not, or not the whole.
-            reason: Says why an operation has no value.
+            reason: Says why an output has no value.
         """
         for name, group in groupby(self._map.outputs, key=lambda row: row.node):
             rows = list(group)
@@ -74,7 +74,7 @@ class OpRecorder:
             for row in rows:
                 array = values(row)
                 if array is None:
-                    lost = reason(row.op_id)
+                    lost = reason(row)
                     self._recorder.lose(call.point, row.slot, lost, call=call, fused=True)
                 else:
                     lost = record(call, row.slot, array)
@@ -170,7 +170,13 @@ def parameters_of(program: Any) -> dict[str, str]:
     }
 
 
-def values_of(results: Mapping[int, Sequence[Array | None] | None], row: MappedOutput) -> Array | None:
-    """The value of a mapped output among those of operations; None if there is none."""
+def value_of(
+    results: Mapping[int, Sequence[Array | None] | None], operation_map: OperationMap, row: MappedOutput
+) -> Array | None:
+    """The value of a mapped output among those of operations; None if it has none of its own."""
     arrays = results.get(row.op_id) or ()
-    return arrays[row.op_output] if row.op_output < len(arrays) else None
+    value = arrays[row.op_output] if row.op_output < len(arrays) else None
+    namesakes = operation_map.namesakes.get(row.node)
+    if value is None or namesakes is None or namesakes.are_excluded(value, row.op_output):
+        return value
+    return None

@@ -5,6 +5,9 @@ are noted, the one of the highest id holds the value. The nodes are those of the
 given, which is decomposed: `addmm`, where the exported graph had `linear`. Of an asset from a file, which has
 no graph, nodes have the modules and lines that the asset keeps of them: modules as instances of their class,
 `Block-2.Linear-5`, and not by their paths in the model.
+
+The converter gives some ids to operations of two nodes, and the runtime has one value of an id. Whose value
+it is, its type says, or nothing.
 """
 
 from __future__ import annotations
@@ -12,17 +15,18 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
 from tensorcap.adapters.coreai.engine import locations, operations_by_id, output_maps, torch_sources
-from tensorcap.adapters.coreai.output_order import ResultType
+from tensorcap.adapters.coreai.output_order import ResultType, kind_of
 from tensorcap.adapters.torch.frames import Source
 from tensorcap.adapters.torch.graph_nodes import source_of
 from tensorcap.workload import redact
+from tensorcap_formats.dtypes import Array
 
 _TORCH: Final = re.compile(r"[/\\](site|dist)-packages[/\\]torch[/\\]")  # also of another machine
 _OWN_TORCH: Final = os.path.join(os.path.dirname(torch.__file__), "")
@@ -76,6 +80,35 @@ class MappedOutput:
         }
 
 
+@dataclass(frozen=True)
+class Namesakes:
+    """The operations of other nodes that have the id of a node's own.
+
+    Attributes:
+        text: The last of them, and its node.
+        own: The types of the results of the node's own operation.
+        others: Those of each of the others.
+        hide: Whether one of them is the last operation of the id in the program.
+    """
+
+    text: str
+    own: tuple[ResultType | None, ...]
+    others: tuple[tuple[ResultType | None, ...], ...]
+    hide: bool
+
+    @classmethod
+    def of(cls, own: Any, others: Sequence[Any], last: Any) -> Namesakes:
+        """Describe them."""
+        other = last_of(others)
+        text = " of ".join((other.name, *_nodes_of(other)[:1]))
+        return cls(text, _types_of(own), tuple(map(_types_of, others)), last is not own)
+
+    def are_excluded(self, array: Array, output: int) -> bool:
+        """Whether a value has the type of an output of the node's own operation, and none of the others'."""
+        own, *others = (types[output] if output < len(types) else None for types in (self.own, *self.others))
+        return own == ResultType(array.shape, kind_of(array)) and own not in others and None not in others
+
+
 class OperationMap:
     """The operations of an asset.
 
@@ -86,10 +119,12 @@ class OperationMap:
         modules: The class of each module by its path, of an asset from a file: the root first.
         results: The types of the results of operations with several, by id.
         dtype: The dtype of most floating values that are computed, "" if there are none.
+        namesakes: The operations of other nodes that have the id of a node's own, by its name.
     """
 
     def __init__(self, asset_program: Any, exported: Any) -> None:
-        operations = operations_by_id(asset_program)
+        by_id = operations_by_id(asset_program)
+        operations = {op_id: last_of(same) for op_id, same in by_id.items()}
         self.nodes = {} if exported is None else {node.name: node for node in exported.graph.nodes}
         names = {
             source.id: source.identifiers[0]
@@ -97,17 +132,18 @@ class OperationMap:
             if source.identifiers
         }
         origins = _origins(operations)
-        targets: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for row in output_maps(asset_program):
-            if row.source_level == "torch" and row.target_level == "coreai" and row.source_op_id in names:
-                key = row.source_op_id, row.source_output
-                targets.setdefault(key, []).append((row.target_op_id, row.target_output))
+        targets = {key: ids for key, ids in _targets(asset_program).items() if key[0] in names}
         multiple = {names[node] for node, output in targets if output}
         self.outputs = []
+        self.namesakes: dict[str, Namesakes] = {}
         for (number, output), ids in sorted(targets.items()):
             name = names[number]
             op_id, op_output = max(ids)
             operation = operations.get(op_id)
+            own, others = _split(name, by_id.get(op_id, ()))
+            if own and others:
+                operation = last_of(own)
+                self.namesakes[name] = Namesakes.of(operation, others, operations[op_id])
             node = self.nodes.get(name)
             origin = origins.get(name, operation)
             stack = _frames(origin) if node is None else _stack(node)
@@ -149,13 +185,40 @@ class OperationMap:
         self.dtype = _DTYPES.get(floats.most_common(1)[0][0], "") if floats else ""
 
 
+def _targets(program: Any) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """The operations and their outputs that are noted for each output of a torch node, by its number."""
+    targets: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for row in output_maps(program):
+        if row.source_level == "torch" and row.target_level == "coreai":
+            key = row.source_op_id, row.source_output
+            targets.setdefault(key, []).append((row.target_op_id, row.target_output))
+    return targets
+
+
+def last_of(operations: Sequence[Any]) -> Any:
+    """The operation whose value the runtime gives for an id: the last one that computes a value."""
+    return next((each for each in reversed(operations) if each.name not in SILENT), operations[-1])
+
+
+def _nodes_of(operation: Any) -> list[str]:
+    """The torch nodes that an operation was made of, one for each source."""
+    sources = locations.get_source_info(operation.location) or ()
+    return [str(each.identifiers[0]) for each in sources if each.name == "torch" and each.identifiers]
+
+
+def _split(node: str, operations: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The operations of an id that compute a value: those that were made of a node, and the others."""
+    computing = [each for each in operations if each.name not in SILENT and len(each.results)]
+    own = [each for each in computing if node in _nodes_of(each)]
+    return own, [each for each in computing if node not in _nodes_of(each)]
+
+
 def _origins(operations: Mapping[int, Any]) -> dict[str, Any]:
     """An operation that was made of each node: that which holds its value may be one of a later node."""
     origins: dict[str, Any] = {}
     for operation in operations.values():
-        for source in locations.get_source_info(operation.location) or ():
-            if source.name == "torch" and source.identifiers:
-                origins.setdefault(str(source.identifiers[0]), operation)
+        for node in _nodes_of(operation):
+            origins.setdefault(node, operation)
     return origins
 
 
@@ -224,3 +287,9 @@ def _result_type(sizes: str, kind: str, bits: str) -> ResultType:
     """The type `tensor<2x8xf32>`, by its parts."""
     shape = tuple(int(size) for size in sizes.split("x") if size)
     return ResultType(shape, "b" if (kind, bits) == ("i", "1") else _KINDS.get(kind, ""))
+
+
+def _types_of(operation: Any) -> tuple[ResultType | None, ...]:
+    """The types of an operation's results; None of one that has an axis of any length."""
+    matches = [_TYPE.search(str(result.type)) for result in operation.results]
+    return tuple(None if each is None else _result_type(*each.groups()) for each in matches)

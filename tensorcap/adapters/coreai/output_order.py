@@ -89,7 +89,7 @@ def find_order(
     if len(arrays) != len(types):
         return None
     if len(set(types)) == len(types):
-        known = {ResultType(array.shape, _kind(array)): i for i, array in enumerate(arrays)}
+        known = {ResultType(array.shape, kind_of(array)): i for i, array in enumerate(arrays)}
         return [known[each] for each in types] if set(known) == set(types) else None
     if len({(array.shape, array.tobytes()) for array in arrays}) == 1:
         return list(range(len(arrays)))
@@ -101,7 +101,7 @@ def find_order(
     return None
 
 
-def _kind(array: Array) -> str:
+def kind_of(array: Array) -> str:
     """The kind of an array's dtype; numpy has none for bfloat16."""
     return "f" if array.dtype.name == "bfloat16" else array.dtype.kind
 

@@ -17,8 +17,8 @@ from tensorcap.adapters.coreai.description import modules_of
 from tensorcap.adapters.coreai.engine import MissingValue, NDArray, quiet
 from tensorcap.adapters.coreai.model import CoreAIModel
 from tensorcap.adapters.coreai.model_inputs import InputKind, named_arrays
-from tensorcap.adapters.coreai.op_recorder import OpRecorder, parameters_of, values_of
-from tensorcap.adapters.coreai.operation_map import OperationMap
+from tensorcap.adapters.coreai.op_recorder import OpRecorder, parameters_of, value_of
+from tensorcap.adapters.coreai.operation_map import MappedOutput, OperationMap
 from tensorcap.adapters.coreai.output_order import OrderedInspector
 from tensorcap.adapters.coreai.runtime_log import without_runtime_log
 from tensorcap.adapters.torch.graph_nodes import graph_nodes
@@ -35,6 +35,9 @@ _NO_NAMES: Final = (
     "file and line, are not known, and the runtime gives the values of no operations, only inputs and outputs"
 )
 _UNORDERED: Final = "no target value: the runtime gives the outputs of the operation in no known order"
+_NAMESAKE: Final = (
+    "no target value: {} has the number {} too, and the value that the runtime gives may be of that"
+)
 _NO_LOCATIONS: Final = "the asset has no source locations: files and lines of its operations are not known"
 
 
@@ -172,10 +175,15 @@ def _record(
         _record_array(recorder, root, f"input.{escape(name)}", array, required=True)
     ops = OpRecorder(recorder, root, operation_map, parameters_of(program), classes)
     names = {op_id: row.node for row in operation_map.outputs for op_id in row.op_ids}
+
+    def why_lost(row: MappedOutput) -> str:
+        namesakes = operation_map.namesakes.get(row.node)
+        if namesakes is not None and values.operations.get(row.op_id):
+            return _NAMESAKE.format(namesakes.text, row.op_id)
+        return _UNORDERED if row.op_id in values.unordered else _reason(values.explain(row.op_id), names)
+
     ops.record(
-        partial(values_of, values.operations),
-        partial(_record_array, recorder),
-        lambda op_id: _UNORDERED if op_id in values.unordered else _reason(values.explain(op_id), names),
+        partial(value_of, values.operations, operation_map), partial(_record_array, recorder), why_lost
     )
     for op_id, op_name in operation_map.unmapped.items():
         results = [array for array in values.operations.get(op_id) or () if array is not None]
