@@ -20,7 +20,7 @@ from tensorcap.alignment.aligned import (
 from tensorcap.alignment.common_part import fed_in_common
 from tensorcap.alignment.coverage import Coverage, MappingSummary, Reasons
 from tensorcap.alignment.equivalence_map import component_mapping, read_mapping, write_component_mapping
-from tensorcap.alignment.graph_nodes import node_sites, placement_of
+from tensorcap.alignment.graph_nodes import node_sites, paired_names, placement_of
 from tensorcap.alignment.links import Link, place_of
 from tensorcap.alignment.map_file import map_text, write_map
 from tensorcap.alignment.mapping import (
@@ -31,7 +31,6 @@ from tensorcap.alignment.mapping import (
     parse_values,
     values_text,
 )
-from tensorcap.alignment.operation_pairs import pair_operations
 from tensorcap.alignment.order import Order, order_between
 from tensorcap.alignment.resolution import resolve
 from tensorcap.alignment.views import (
@@ -70,8 +69,8 @@ __all__ = [
     "map_text",
     "node_sites",
     "order_between",
-    "pair_operations",
     "paired_modules",
+    "paired_names",
     "parse_values",
     "place_of",
     "placement_of",

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Final
 
 from tensorcap.alignment.node_sequences import GraphNode, pair_nodes, without_ones
+from tensorcap.alignment.operation_pairs import pair_operations
 from tensorcap.alignment.views import UNMAPPED, renamed_values
 from tensorcap.runs import Graph, Value, ViewRecords, is_fact, is_inner, ops_of
 from tensorcap_formats.archive import Archive
@@ -118,8 +119,8 @@ def at_modules(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
     1. Of a folder of intermediates, if the other side recorded nodes of an exported graph in modules and has
        every operator of the folder, under one site, the operators stand at these sites (AIM-20); what the
        run has as views of other tensors is beside them (AIM-47).
-    2. If one side is of a compiled program, and the other of a graph, nodes are paired by module, operator,
-       order and shape, see `pair_nodes`; the target's stand where the reference has its own (SYN-1).
+    2. If one side is of a compiled program, and the other of a graph, nodes are paired, see `paired_names`;
+       the target's stand where the reference has its own (SYN-1).
 
     Returns:
         The reference and the target, viewed if a condition holds.
@@ -130,11 +131,11 @@ def at_modules(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
     ours, theirs = list(_nodes(reference)), list(_nodes(target))
     if not (ours and theirs):
         return reference, target
-    if _modules(ours) and not _modules(ours) & _modules(
-        theirs
-    ):  # the target has other names for them, or none
-        theirs = [replace(node, module=None) for node in theirs]
-    pairs = pair_nodes(ours, theirs)
+    names, ours_by_name = paired_names(reference, target), {node.name: node for node in ours}
+    partners = {
+        target_name: ours_by_name[name] for name, target_name in names.items() if name in ours_by_name
+    }
+    pairs = [(partners[node.name], node) for node in theirs if node.name in partners]
     at_sites = {r.site: t.site for r, t in pairs if r.module is None and t.module is not None}
     if at_sites:
         at_sites = {own: _renamed(site, own) for own, site in at_sites.items()}
@@ -149,9 +150,32 @@ def at_modules(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
     for site in own - sites.keys():  # of no partner; an operation that no node names has a number of its own
         if site in taken:
             sites[site] = inner_site(UNMAPPED, site)
-    placements = dict(_placements(reference, target, sites))
+    by = (
+        "what it computes of what" if _says_inputs(reference, target) else "module, operator, order and shape"
+    )
+    placements = dict(_placements(reference, target, sites, by))
     moved = {own: site for own, site in sites.items() if own != site}
     return reference, NodeArchive(target, moved, placements) if moved or placements else target
+
+
+def paired_names(reference: Archive, target: Archive) -> dict[str, str]:
+    """Names of nodes of the target's graph by those of the reference's.
+
+    1. If both runs say what each node computes of what, and have modules of the same names, by that, see
+       `pair_operations` (ALN-200).
+    2. Else by module, operator, order and shape, see `pair_nodes` (SYN-2).
+    """
+    if _says_inputs(reference, target):
+        return pair_operations(reference.info.exported_nodes, target.info.exported_nodes)
+    ours, theirs = list(_nodes(reference)), list(_nodes(target))
+    if _modules(ours) and not _modules(ours) & _modules(theirs):  # it has other names for them, or none
+        theirs = [replace(node, module=None) for node in theirs]
+    return {node.name: other.name for node, other in pair_nodes(ours, theirs)}
+
+
+def _says_inputs(reference: Archive, target: Archive) -> bool:
+    ours, theirs = ({node.module for node in run.info.exported_nodes} for run in (reference, target))
+    return bool(ours and theirs) and (ours <= {""} or bool((ours & theirs) - {""}))
 
 
 def _modules(nodes: Iterable[GraphNode]) -> set[str | None]:
@@ -188,7 +212,7 @@ def _nodes(archive: Archive) -> Iterator[GraphNode]:
 
 
 def _placements(
-    reference: Archive, target: Archive, sites: Mapping[str, str]
+    reference: Archive, target: Archive, sites: Mapping[str, str], by: str
 ) -> Iterator[tuple[str, Placement]]:
     """Where the target's records stand: nodes at those of the reference, results at those of its model."""
     records = {record.key.text: record for record in reference.records}
@@ -206,17 +230,18 @@ def _placements(
         partner = records.get(replace(key, site=sites.get(key.site, key.site)).text)
         if partner is None:
             continue
-        placement = _placed(record, partner, shapes.get(partner.key.text, {}))
+        placement = _placed(record, partner, shapes.get(partner.key.text, {}), by)
         if placement is not None:
             yield key.text, placement
 
 
-def _placed(record: Record, partner: Record, views: Mapping[tuple[int, ...], str]) -> Placement | None:
+def _placed(
+    record: Record, partner: Record, views: Mapping[tuple[int, ...], str], by: str
+) -> Placement | None:
     """A record of a node at its partner's place; None if it stands there as it is."""
     reason = ""
     if record.key.site != partner.key.site:
-        reason = f"the node {_name(partner)} of the reference is {_name(record)} of the target, by module, "
-        reason += "operator, order and shape"
+        reason = f"the node {_name(partner)} of the reference is {_name(record)} of the target, by {by}"
     if record.shape == partner.shape:
         return Placement(partner.key, partner.shape, (), reason) if reason else None
     if without_ones(record.shape) == without_ones(partner.shape):

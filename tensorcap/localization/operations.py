@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,9 +17,9 @@ from tensorcap.rerun import (
     OperationReplays,
     OperationValues,
     OwnError,
-    operation_sides,
     propose_operation_mistakes,
 )
+from tensorcap.runs import PartialArchive
 from tensorcap.wording import counted, some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
@@ -92,13 +92,24 @@ def gather_operation_evidence(
             result = replays.replay()
         except UsageError as raised:
             error = raised
-    sides = operation_sides(values, () if result is None else result.elsewhere.keys())
+    sides = _without(values, () if result is None else result.elsewhere.keys())
     free = compare(*sides, mapping="none", compute_dtype=compute_dtype, trust_digests=True)
     if replays is None or result is None:
         source = evidence_of_archives(*sides, free)
     else:
         source = evidence_of_operations(replays, result, values)
     return OperationEvidence(sides, free, source, error)
+
+
+def _without(values: OperationValues, elsewhere: Collection[str]) -> tuple[Archive, Archive]:
+    """Both runs as they are compared, without values that the target did not compute with."""
+    if not elsewhere:
+        return values.reference, values.target
+    ours, theirs = (
+        PartialArchive(run, [record for record in run.records if record.key.text not in elsewhere])
+        for run in (values.reference, values.target)
+    )
+    return ours, theirs
 
 
 def evidence_of_operations(

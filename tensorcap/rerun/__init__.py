@@ -7,8 +7,7 @@ module, judged) with `replay_tests` and `quantised_modules`, `compensation` (wha
 it), `injected_run` (the runs of an injection), `substitutes` (which tensors a replay replaces),
 `replay_result` (a replay and its notes), `reverse_replay` (the reference's model on the target's values), and
 `module_replay` (a replay in either direction). Of a compiled target: `operation_values` (which value is which
-node's), `operation_replay` (what each operation of the graph makes of them), `operation_mistakes` and
-`operation_sides`.
+node's), `operation_replay` (what each operation of the graph makes of them) and `operation_mistakes`.
 """
 
 from tensorcap.rerun.injected_run import InjectedRun, run_injected
@@ -16,8 +15,7 @@ from tensorcap.rerun.injection import inject, open_run, reverse
 from tensorcap.rerun.module_replay import replay
 from tensorcap.rerun.operation_mistakes import propose_operation_mistakes
 from tensorcap.rerun.operation_replay import OperationReplay, OperationReplays
-from tensorcap.rerun.operation_sides import is_compiled, operation_sides
-from tensorcap.rerun.operation_values import OperationValues
+from tensorcap.rerun.operation_values import OperationValues, is_compiled
 from tensorcap.rerun.own_errors import BAD, OwnError
 from tensorcap.rerun.replay_result import Replay
 from tensorcap.rerun.replay_tests import shares_off
@@ -35,7 +33,6 @@ __all__ = [
     "inject",
     "is_compiled",
     "open_run",
-    "operation_sides",
     "propose_operation_mistakes",
     "replay",
     "replay_within",

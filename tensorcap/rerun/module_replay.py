@@ -20,8 +20,7 @@ from tensorcap.recording import Substitution
 from tensorcap.rerun.finite_padding import with_finite_padding
 from tensorcap.rerun.injection import open_run, reverse
 from tensorcap.rerun.operation_replay import OperationReplays
-from tensorcap.rerun.operation_sides import is_compiled
-from tensorcap.rerun.operation_values import OperationValues
+from tensorcap.rerun.operation_values import OperationValues, is_compiled
 from tensorcap.rerun.replay_judge import ReplayRuns, judge_replay
 from tensorcap.rerun.replay_result import Replay
 from tensorcap.rerun.reverse_replay import cast_workload, replay_within

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 
 import tensorcap
 from tensorcap.adapters import adapter_for
-from tensorcap.alignment import pair_operations
+from tensorcap.alignment.operation_pairs import pair_operations
 from tensorcap.comparison import POLICY
 from tensorcap.rerun import OperationReplay, OperationReplays, OperationValues
 from tensorcap.session import capture_workload
@@ -70,6 +71,16 @@ def values_of(net: Net, gelu: Callable[[Array], Array] = by_erf, eps: float = 1e
     return {name: value.astype(np.float32) for name, value in named.items()}
 
 
+def write_target(path: Path, values: Mapping[str, Array], run: Mapping[str, Any]) -> None:
+    """Write a run with values by `MODULE:NODE`, or by slot of the model."""
+    writer = Writer(path, run=dict(run))
+    for name, value in values.items():
+        module, _, node = name.partition(":")
+        key = f"0/{module or '@root'}:{node}/output" if node else f"0/@root/{name}"
+        writer.add(Key.parse(key), bits_of(value), dtype_of(value), value.shape)
+    writer.close(run=dict(run))
+
+
 @pytest.fixture
 def replayed(tmp_path: Path) -> Callable[[Mapping[str, Array]], OperationReplay]:
     """Replay the net on values of a target by `MODULE:NODE`."""
@@ -81,12 +92,8 @@ def replayed(tmp_path: Path) -> Callable[[Mapping[str, Array]], OperationReplay]
             {"node": name.partition(":")[2], "op": "compiled", "op_id": at} for at, name in enumerate(values)
         ]
         run: dict[str, Any] = {"dtype": "float32", "operation_map": rows}
-        writer = Writer(tmp_path / "tgt.h5", run=run)
-        for name, value in {"input.x": X.numpy(), **values, "output": values["down:linear_1"]}.items():
-            module, _, node = name.partition(":")
-            key = f"0/{module or '@root'}:{node}/output" if node else f"0/@root/{name}"
-            writer.add(Key.parse(key), bits_of(value), dtype_of(value), value.shape)
-        writer.close(run=run)
+        named = {"input.x": X.numpy(), **values, "output": values["down:linear_1"]}
+        write_target(tmp_path / "tgt.h5", named, run)
         with (
             tensorcap.open_archive(tmp_path / "ref.h5") as reference,
             tensorcap.open_archive(tmp_path / "tgt.h5") as target,
@@ -173,3 +180,57 @@ def test_nodes_whose_numbers_shifted_are_paired_by_what_they_compute() -> None:
         "mul": "mul_1",
         "mul_1": "mul_2",
     }
+
+
+@pytest.mark.spec("ALN-200", "SYN-1")
+def test_a_comparison_and_a_replay_pair_nodes_alike(tmp_path: Path) -> None:
+    """The target numbers its products the other way round: order and module pair one of them only."""
+    values = values_of(make_net())
+    named = {
+        "up:linear_1": values["up:linear"],
+        ":gelu": values[":gelu"],
+        "down:linear": values["down:linear_1"],
+    }
+    nodes = [
+        ExportedNode("layer_norm", "aten.layer_norm.default", "norm", {"input": "x"}),
+        ExportedNode(
+            "linear_1",
+            "aten.linear.default",
+            "up",
+            {"input": "layer_norm"},
+            {"weight": "up.weight", "bias": "up.bias"},
+        ),
+        ExportedNode("gelu", "aten.gelu.default", "", {"self": "linear_1"}),
+        ExportedNode(
+            "linear",
+            "aten.linear.default",
+            "down",
+            {"input": "gelu"},
+            {"weight": "down.weight", "bias": "down.bias"},
+        ),
+    ]
+    capture_workload(tensorcap.Workload(make_net(), {"x": X}), tmp_path / "ref.h5", level="export")
+    rows = [
+        {"node": node, "module": module, "op": "compiled", "op_id": at}
+        for at, (module, _, node) in enumerate(name.partition(":") for name in named)
+    ]
+    run: dict[str, Any] = {
+        "dtype": "float32",
+        "operation_map": rows,
+        "exported_nodes": list(map(asdict, nodes)),
+    }
+    write_target(tmp_path / "tgt.h5", {"input.x": X.numpy(), **named, "output": named["down:linear"]}, run)
+    comparison = tensorcap.compare(tmp_path / "ref.h5", tmp_path / "tgt.h5")
+    statuses = {pair.key: pair.status for pair in comparison.pairs}
+    keys = ("0/up:linear/output", "0/@root:gelu/output", "0/down:linear_1/output")
+    assert [statuses.get(key) for key in keys] == ["within-rounding"] * 3
+    with (
+        tensorcap.open_archive(tmp_path / "ref.h5") as reference,
+        tensorcap.open_archive(tmp_path / "tgt.h5") as target,
+    ):
+        operation_values = OperationValues(reference, target)
+    assert {name: operation_values.names[name] for name in ("linear", "linear_1")} == {
+        "linear": "linear_1",
+        "linear_1": "linear",
+    }
+    assert {name for name, _ in operation_values.records} == {"linear", "gelu", "linear_1"}
