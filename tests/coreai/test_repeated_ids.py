@@ -33,7 +33,8 @@ class Attention(torch.nn.Module):
         q, k, v = (f(x).view(batch, tokens, 4, 8).transpose(1, 2) for f in (self.q, self.k, self.v))
         scores = q @ k.transpose(-1, -2) * (1 / math.sqrt(8))
         scores = scores + (1 - mask[:, None, None, :]) * -1e4
-        return self.o((scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, tokens, 32))
+        mixed: torch.Tensor = self.o((scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, tokens, 32))
+        return mixed
 
 
 class Layer(torch.nn.Module):
@@ -48,7 +49,8 @@ class Layer(torch.nn.Module):
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """(batch, tokens, 32) to the same."""
         x = x + self.attention(self.norm1(x), mask)
-        return x + self.down(torch.nn.functional.silu(self.up(self.norm2(x))))
+        out: torch.Tensor = x + self.down(torch.nn.functional.silu(self.up(self.norm2(x))))
+        return out
 
 
 class Encoder(torch.nn.Module):
