@@ -166,12 +166,12 @@ class _Agreement:
         """Why the target may lack a record of the reference; "" if it may not."""
         key = record.key
         if is_parameter(key) and self._target.info.operation_map:  # a compiled program gives no weights
-            return self._computed_without(key, key.site)
+            return self._used_without(key) or self._computed_without(key, key.site)
         if self._absences.is_left_out(record) or not self._target.info.modules or is_gradient(key):
             return ""
         if same := self._equal_and_agreeing(record):
             return f"it holds what {same[0].key} holds, which agrees"
-        if (is_inner(key) or is_parameter(key)) and self._target.info.operation_map:
+        if is_inner(key) and self._target.info.operation_map:
             return self._used_without(key)
         if is_inner(key):
             return self._computed_without(key, module_of(key.site)) if self._has_ops else ""

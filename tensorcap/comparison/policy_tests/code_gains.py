@@ -215,7 +215,7 @@ def _is_whole(info: RunInfo) -> bool:
     if scope is None:
         return bool(info.modules)
     is_limited = bool(scope.include or scope.exclude) or not scope.inputs
-    return not is_limited and scope.level != "export"
+    return not is_limited and scope.level != "export" and not info.operation_map
 
 
 def _judge(pair: MeasuredPair, error: float, maker: _CallUnderWay) -> Finding:
