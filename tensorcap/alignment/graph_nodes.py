@@ -146,7 +146,9 @@ def at_modules(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
         reference = ViewRecords.of(reference, texts)
     taken = set(sites.values()) | {at_sites.get(node.site, node.site) for node in ours}
     taken |= {record.key.site for record in reference.records if is_inner(record.key)}
-    own = {node.site for node in theirs} | {r.key.site for r in target.records if is_inner(r.key)}
+    own = {node.site for node in theirs}
+    if not (names_nodes(reference) and names_nodes(target)):  # of two programs see `ProgramPair`
+        own |= {record.key.site for record in target.records if is_inner(record.key)}
     for site in own - sites.keys():  # of no partner; an operation that no node names has a number of its own
         if site in taken:
             sites[site] = inner_site(UNMAPPED, site)

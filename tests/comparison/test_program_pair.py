@@ -62,7 +62,7 @@ def test_operations_of_no_node_are_compared_within_one_program(make_archive: Mak
     ("points", "status"),
     [
         pytest.param((LOST,), "explained", id="neither"),
-        pytest.param((), "not-capturable", id="the target has it"),
+        pytest.param((), "excluded", id="the target has it"),
     ],
 )
 def test_what_neither_program_has_a_value_of_is_explained(

@@ -212,10 +212,9 @@ class _Trace:
 def _is_whole(info: RunInfo) -> bool:
     """Whether a run recorded all calls of all modules, with what they were given."""
     scope = info.scope
-    if scope is None:
-        return bool(info.modules)
-    is_limited = bool(scope.include or scope.exclude) or not scope.inputs
-    return not is_limited and scope.level != "export" and not info.operation_map
+    if info.operation_map or scope is None:
+        return not info.operation_map
+    return not (scope.include or scope.exclude) and scope.inputs and scope.level != "export"
 
 
 def _judge(pair: MeasuredPair, error: float, maker: _CallUnderWay) -> Finding:
