@@ -413,9 +413,9 @@ def adapter_named(framework: str) -> Adapter:
     try:
         return cast("Adapter", getattr(import_module(module), name)())
     except ModuleNotFoundError as error:
-        if error.name != package:
+        if error.name not in (package, "torch"):  # which some frameworks convert models of
             raise
-        raise missing_package(f"capturing a {framework} model", package, extra=package) from None
+        raise missing_package(f"capturing a {framework} model", error.name, extra=package) from None
 
 
 def decomposed(program: Any, framework: str) -> Any:

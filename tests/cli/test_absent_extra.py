@@ -33,11 +33,12 @@ def capture(before: str, folder: Path) -> tuple[int, list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.spec("CAI-54")
-def test_an_absent_extra_is_named(tmp_path: Path) -> None:
-    assert capture("import sys; sys.modules['coreai'] = None", tmp_path) == (
+@pytest.mark.parametrize("package", ["coreai", "torch"])
+def test_an_absent_extra_is_named(package: str, tmp_path: Path) -> None:
+    assert capture(f"import sys; sys.modules[{package!r}] = None", tmp_path) == (
         2,
         [
-            "Error: capturing a coreai model needs the package 'coreai', which is not installed",
+            f"Error: capturing a coreai model needs the package '{package}', which is not installed",
             "Hint: Install it with: pip install 'tensorcap[coreai]'",
         ],
     )

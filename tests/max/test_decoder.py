@@ -168,6 +168,7 @@ def test_the_folder_of_reports_is_complete(folder: Path, report: dict[str, Any])
         "reference.h5",
         "target.h5",
         "map.toml",
+        "report.html",
         "summary.txt",
         "verify.json",
         "with_injection/target.h5",
