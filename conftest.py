@@ -33,6 +33,7 @@ NEEDED_BY = {
         "tests/diagnosis/test_options.py",
         "tests/formats/test_dump_folder.py",
         "tests/comparison/test_value_range.py",
+        "tensorcap/adapters/coreai",
         "tests/coreai",
         "tests/formats/test_foreign_torch.py",
         "tests/formats/test_safetensors.py",
