@@ -47,6 +47,7 @@ POINT_STATUSES: Final[tuple[PointStatus, ...]] = PointStatus.__args__  # type: i
 Sort = Literal["similarity", "operation"]
 COMPARED: Final = frozenset[PointStatus]({"pass", "fail", "holds another value", "explained", "not judged"})
 _NO_VALUE: Final = "the runtime gave no value"
+_LEFT_OUT: Final = "left out of the comparison: the target did not compute with that value"
 _NO_REFERENCE: Final = "the reference has no record of the node"
 _UNMAPPED: Final = "no operation is mapped to the node"
 _STATUSES: Final[Mapping[Status, PointStatus]] = {
@@ -396,7 +397,11 @@ class _Points:
             if is_inner(record.key) and record.key.step == 0 and record.key.slot.startswith("output"):
                 self._by_place.setdefault((record.key.site, _output_of(record.key.slot)), pair)
         self._sites = _sites_by_node(target)
-        self._recorded = {(r.key.site, _output_of(r.key.slot)) for r in _run_of(target).records}
+        self._recorded = {
+            (unescape(record.key.site.partition(":")[2]), _output_of(record.key.slot))
+            for record in _run_of(target).records
+            if is_inner(record.key)
+        }
         self._reasons = {point.site: point.reason for point in target.info.points if point.reason}
         self._known = {Key.parse(f"{place}/op").site: node for place, node in self.flow.nodes.items()}
 
@@ -452,9 +457,8 @@ class _Points:
 
     def _status(self, site: str, pair: Pair | None, row: MappedOperation) -> tuple[PointStatus, str]:
         """What came of a mapped output, and why."""
-        own_site = inner_site(module_site(row.module), row.node)
-        if pair is None and (own_site, row.output) in self._recorded:  # left out of the comparison
-            return "no reference value", self._why_no_reference(site)
+        if pair is None and (row.node, row.output) in self._recorded:
+            return "excluded", _LEFT_OUT
         if pair is None or pair.target is None:
             if pair is not None and pair.status == "excluded":
                 return "excluded", pair.reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,6 +65,19 @@ def test_a_correct_conversion_is_not_accused(entry: Conversion, tmp_path: Path) 
     else:
         text = "Weights are rounded to int8 with a scale for each column, of 15 modules"
         assert any(text in line for line in verification.summary)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.spec("SYN-20", "SYN-40")
+def test_a_value_that_the_target_did_not_compute_with_is_no_missing_one(tmp_path: Path) -> None:
+    """The convolutions of the converted net hold the values of the norms behind them."""
+    folded = next(entry for entry in CORRECT if entry.name == "batch norms folded")
+    verification = verified(folded, tmp_path)
+    points = json.loads((verification.path / "sync-points.json").read_text())["points"]
+    reason = "left out of the comparison: the target did not compute with that value"
+    statuses = {point["node"]: (point["status"], point["reason"]) for point in points}
+    assert statuses["convolution"] == statuses["convolution_1"] == ("excluded", reason)
+    assert statuses["permute"] == ("no reference value", "a view of the parameter head.weight")
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")

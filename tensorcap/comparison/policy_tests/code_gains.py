@@ -212,8 +212,10 @@ class _Trace:
 def _is_whole(info: RunInfo) -> bool:
     """Whether a run recorded all calls of all modules, with what they were given."""
     scope = info.scope
-    if info.operation_map or scope is None:
-        return not info.operation_map
+    if info.operation_map:
+        return False
+    if scope is None:
+        return True
     return not (scope.include or scope.exclude) and scope.inputs and scope.level != "export"
 
 
