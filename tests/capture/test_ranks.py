@@ -264,7 +264,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "model.py").write_text(SCRIPT)
     single = run(folder, *CAPTURE, "-o", "ref.h5", "--params", "--", "model.py")
     parallel = launch(folder, 2, *CAPTURE, "-o", "tgt.h5", "--params", "--", "model.py")
-    assert len(set(re.findall(r"sum (\S+)", single + parallel))) == 1
+    assert len(set(re.findall(r"sum (-?\d+\.\d+)", single + parallel))) == 1
     return folder
 
 
