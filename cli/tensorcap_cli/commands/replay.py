@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from tensorcap_cli.options.archives import compute_dtype_option, json_option, map_option
+from tensorcap_cli.options.neuron_sources import neuron_sources_option
 from tensorcap_cli.options.run import (
     make_target,
     reference_model_option,
@@ -30,6 +31,7 @@ from tensorcap_cli.text.progress import StageLines
 @compute_dtype_option
 @click.option("--twin/--no-twin", default=True, help="Run the model in TGT's precision too; on by default.")
 @run_options
+@neuron_sources_option
 @json_option
 def command(
     reference: str,
