@@ -13,6 +13,7 @@ from tensorcap.adapters import adapter_for
 from tensorcap.alignment import (
     NO_MAPPING,
     Aligned,
+    CutArchive,
     MappingSource,
     ReversedArchive,
     align,
@@ -66,7 +67,8 @@ def inject(
        reference has arguments.
     2. Otherwise, and if the model is given inputs of other shapes, the reference is aligned with a capture of
        the target and brought under the target's keys.
-    3. The target is run with these tensors in the place of its own, and on the rows that both were fed.
+    3. The target is run with these tensors in the place of its own, and on the rows that both were fed; if it
+       runs on inputs of one shape alone, they are put into its own tensors, in the places of these rows.
 
     Args:
         reference: The trusted archive, open or a path.
@@ -116,8 +118,11 @@ def inject(
                 aligned = aligned_if_needed(trusted, tested)
             source = trusted if aligned is None else reverse(aligned)
             rows = fed_in_common(trusted, tested)[1]
-            fed = None if rows is tested else rows
             source = with_finite_padding(source, rows)
+            if isinstance(rows, CutArchive) and adapter_for(target_model.model).is_of_one_shape:
+                source = rows.put_into_whole(source)
+            else:
+                fed = None if rows is tested else rows
         if leaves_misfits and target is not None:
             left = {*left, *_misfits(source, stack.enter_context(opened(target, reference=trusted)))}
         substitution = Substitution(

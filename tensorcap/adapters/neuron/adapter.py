@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from tensorcap.adapters.neuron.model import inner_model, is_application
 from tensorcap.adapters.neuron.processes import join_ranks
@@ -17,6 +17,8 @@ from tensorcap.workload import StoredInput, Workload
 
 class NeuronAdapter(TorchAdapter):
     """Sites are the modules of the inner model; what calls it is the application, which pads its inputs."""
+
+    is_of_one_shape: ClassVar[bool] = True
 
     def seed(self, seed: int) -> None:
         """Join the other ranks, before anything of the port runs, and set the random generators."""
