@@ -257,14 +257,14 @@ def test_positions_before_and_behind_heads_are_cut_off(tmp_path: Path, width: in
     target = {
         "0/@root/input.input_ids": ids,
         "0/@root/input.attention_mask": mask,
-        "0/model.norm/output": before,
-        "0/model.keys/output": behind,
+        "0/model.layers.0.self_attn.q_norm/output": before,
+        "0/model.layers.0.self_attn.k_norm/output": behind,
     }
     reference = {
         "0/@root/input.input_ids": ids[:, :5],
         "0/@root/input.attention_mask": mask[:, :5],
-        "0/norm/output": before[:, :5],
-        "0/keys/output": behind[:, :, :5],
+        "0/layers.0.self_attn.q_norm/output": before[:, :5],
+        "0/layers.0.self_attn.k_norm/output": behind[:, :, :5],
     }
     comparison = compared(tmp_path, reference, target)
     assert comparison.exit_status == 0
