@@ -31,7 +31,8 @@ class Net(nn.Module):
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         x = self.embed(input_ids)
         causal = torch.ones(x.shape[1], x.shape[1]).tril() * attention_mask[:, None]
-        return self.head(self.mix(causal @ x / causal.sum(-1, keepdim=True)))
+        logits: torch.Tensor = self.head(self.mix(causal @ x / causal.sum(-1, keepdim=True)))
+        return logits
 
 
 class Port(Net):
@@ -46,11 +47,12 @@ class Port(Net):
 Port.__module__ = "neuronx_distributed_inference.net"  # by which its adapter is found
 
 
-def weighted(net: nn.Module) -> nn.Module:
+def weighted(net: Net) -> Net:
     torch.manual_seed(0)
     for parameter in net.parameters():
         parameter.data.normal_()
-    return net.eval()
+    net.eval()
+    return net
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def reference(tmp_path: Path) -> Path:
     return tmp_path / "ref.h5"
 
 
-def padded(net: nn.Module) -> tensorcap.Workload:
+def padded(net: Net) -> tensorcap.Workload:
     ids = nn.functional.pad(IDS, (0, LENGTH - IDS.shape[1]))
     mask = nn.functional.pad(torch.ones_like(IDS), (0, LENGTH - IDS.shape[1]))
     return tensorcap.Workload(net, {"input_ids": ids, "attention_mask": mask})

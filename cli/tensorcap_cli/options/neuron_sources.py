@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import click
+
 from tensorcap_cli.options.sections import run_option
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -28,7 +30,8 @@ def neuron_sources_option(function: _Function) -> _Function:
         if neuron_src:
             from tensorcap.adapters.neuron import use_neuron_sources
 
-            use_neuron_sources(neuron_src)
+            if remark := use_neuron_sources(neuron_src):
+                click.echo(f"--neuron-src: {remark}", err=True)
         try:
             return function(*args, **kwargs)
         except ImportError as error:

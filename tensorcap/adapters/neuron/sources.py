@@ -23,11 +23,14 @@ _REPOSITORIES: Final = "aws-neuron/neuronx-distributed-inference and aws-neuron/
 _FOLDERS: Final = ("src", "*", "*/src")  # in which a package may lie: of a checkout, of several
 
 
-def use_neuron_sources(paths: Sequence[str]) -> None:
+def use_neuron_sources(paths: Sequence[str]) -> str:
     """Have sources in these folders imported, and stand-ins answer for a runtime that is not installed.
 
     Args:
         paths: Folders that hold the packages, checkouts of them, or folders of checkouts.
+
+    Returns:
+        A sentence if their releases, and that of transformers, are others than were tried; else "".
 
     Raises:
         UsageError: A package is in none of them and not installed, or it is in several.
@@ -37,19 +40,20 @@ def use_neuron_sources(paths: Sequence[str]) -> None:
         if folder is not None and str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
     install_stand_ins()
+    here = {package: _release(package) for package in _TRIED}
+    is_tried = all(f"{here[package]}.".startswith(f"{release}.") for package, release in _TRIED.items())
+    return "" if is_tried else f"other releases than were tried: {_releases()}"
 
 
 def _folder_of(package: str, paths: Sequence[str]) -> Path | None:
     """The folder that holds a package; None if that is installed."""
     folders = list(dict.fromkeys(folder for path in paths for folder in _holding(package, Path(path))))
-    option = ", ".join(f"--neuron-src {path}" for path in paths)
+    option = f"--neuron-src {' and '.join(paths)}"
     if len(folders) > 1:
-        raise UsageError(
-            f"{option}: {package} is in {' and in '.join(map(str, folders))}, expected one of them"
-        )
+        raise UsageError(f"{option}: {package} is in {' and '.join(map(str, folders))}, expected one of them")
     if not folders and find_spec(package) is None:
         raise UsageError(
-            f"{option}: holds no package {package}, looked for it there and in {', '.join(_FOLDERS)}",
+            f"{option}: there is no package {package}, expected it there or in {', '.join(_FOLDERS)}",
             hint=f"The option can be given twice. The sources are in {_REPOSITORIES}.",
         )
     return folders[0] if folders else None
@@ -82,10 +86,8 @@ def explain_import_error(error: ImportError) -> UsageError | None:
             f"{place}: imports {error.name}, which is not installed",
             hint=f"Sources of NxD need it: pip install {root}",
         )
-    here = ", ".join(f"{name} {_release(name)}" for name in _TRIED)
-    tried = ", ".join(f"{name} {release}" for name, release in _TRIED.items())
     reason = str(error).partition(" (")[0]
-    return UsageError(f"{place}: {reason}, of other releases than were tried: {here}, expected {tried}")
+    return UsageError(f"{place}: {reason}: releases that do not fit each other: {_releases()}")
 
 
 def _importer(traceback: TracebackType | None) -> tuple[str, str]:
@@ -93,10 +95,16 @@ def _importer(traceback: TracebackType | None) -> tuple[str, str]:
     package, place = "", ""
     while traceback is not None:
         name = str(traceback.tb_frame.f_globals.get("__name__", ""))
-        if not name.startswith("importlib."):
+        if name.partition(".")[0] != "importlib":
             package, place = name.partition(".")[0], place_of(traceback.tb_frame, traceback.tb_lineno)
         traceback = traceback.tb_next
     return package, place
+
+
+def _releases() -> str:
+    """The releases that are here, and those that were tried."""
+    listed = (f"{name} {_release(name)} (tried: {release})" for name, release in _TRIED.items())
+    return ", ".join(listed)
 
 
 def _release(package: str) -> str:

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, Final, NamedTuple, NoReturn
 
+from tensorcap.wording import counted
 from tensorcap_formats.errors import CaptureError
 
 SOURCES: Final = ("neuronx_distributed_inference", "neuronx_distributed")  # packages that ask for stand-ins
@@ -79,7 +80,7 @@ class StandInCall(NamedTuple):
 
     name: str
     place: str
-    count: int
+    times: int
 
 
 _calls: Counter[tuple[str, str]] = Counter()
@@ -97,14 +98,13 @@ def stand_in_note() -> str:
         >>> stand_in_note()
         ''
     """
-    places: dict[str, int] = {}
+    totals: Counter[str] = Counter()
     for call in stand_in_calls():
-        places[call.name] = places.get(call.name, 0) + call.count
-    if not places:
+        totals[call.name] += call.times
+    if not totals:
         return ""
     listed = "; ".join(
-        f"{name} ({count} {'call' if count == 1 else 'calls'}: {_ANSWERED[name][1]})"
-        for name, count in places.items()
+        f"{name} ({counted(count, 'call')}: {_ANSWERED[name][1]})" for name, count in totals.items()
     )
     return f"stand-ins for the Neuron runtime, which is not installed, were called: {listed}"
 
@@ -116,7 +116,7 @@ def install_stand_ins() -> None:
     import torch
 
     if find_spec("torch_neuronx") is None:
-        torch.classes.neuron = _Module(_CLASSES)
+        setattr(torch.classes, "neuron", _Module(_CLASSES))  # noqa: B010 # torch has no such attribute
     sys.meta_path.append(_Finder())
 
 
