@@ -226,6 +226,16 @@ def test_a_package_that_sources_need_is_named_and_what_has_no_part_in_it_stays(s
     assert explain_import_error(other.value) is None
 
 
+@pytest.mark.spec("NRN-172")
+def test_sources_that_were_not_named_are_asked_for() -> None:
+    with pytest.raises(ImportError) as error:
+        import_module(NXDI)
+    explained = explain_import_error(error.value)
+    assert explained is not None
+    assert str(explained).endswith(f": imports {NXDI}, which is not installed, expected --neuron-src PATH")
+    assert "aws-neuron/neuronx-distributed-inference" in (explained.hint or "")
+
+
 def run(folder: Path, *arguments: str) -> tuple[int, list[str]]:
     """Run `tcap`; return its status and the lines of its errors."""
     paths = os.pathsep.join(str(ROOT / part) for part in (".", "formats", "cli"))
@@ -264,14 +274,6 @@ def test_a_port_is_captured_and_its_archive_lists_stand_ins(sources: Path, tmp_p
         },
     )
     capture = ("capture", "neuron", "-o", "port.h5")
-    assert run(tmp_path, *capture, "port.py:port") == (
-        2,
-        [
-            f"Error: port.py:4: imports {NXDI}, which is not installed, expected --neuron-src PATH",
-            "Hint: The sources of NxD Inference are in aws-neuron/neuronx-distributed-inference and "
-            "aws-neuron/neuronx-distributed.",
-        ],
-    )
     source = ("--neuron-src", str(sources))
     status, lines = run(tmp_path, *capture, "port.py:port", *source)
     note = (
