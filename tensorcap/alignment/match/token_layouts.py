@@ -8,12 +8,13 @@ that says what was seen.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Final
 
 from tensorcap.alignment.links import Gatherings, Link, place_of
-from tensorcap.alignment.mapping import Alignment, Entry
+from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_each, resolve_fitting
 from tensorcap.alignment.tokens import LAST, VALID, TokenAlignment, TokenRule
 from tensorcap.wording import conjugated, counted
@@ -27,6 +28,7 @@ _EXPLANATIONS: Final = {  # of the steps on tokens, in the order in which they a
     (VALID,): "the tokens that both sides have",
     (VALID, LAST): "the last token of each sequence, which is all that one side has",
 }
+_SIDES: Final = (attrgetter("reference"), attrgetter("target"))
 _TIMES: Final = 3  # as many tensors must lack the axis as have it: a rule holds throughout a run
 
 
@@ -62,6 +64,8 @@ def match_tokens(mapping: ResolvedMapping) -> ResolvedMapping:
        removed.
     3. The first steps with which all tensors of the entry fit are taken; `last_token` only if it holds to
        the end of the run.
+    4. The argument that alone is left of a module on both sides gets the steps of its result: a head that
+       makes logits of the last token is given that token.
     """
     if mapping.alignment.tokens is not None:
         return mapping
@@ -89,7 +93,65 @@ def match_tokens(mapping: ResolvedMapping) -> ResolvedMapping:
             for number, entry in fitting.items():
                 entries[number] = entry
             unlike = [number for number in unlike if number not in fitting]
-    return mapping.with_entries(entries)
+    pairs = zip(mapping.alignment.entries, entries, strict=True)
+    gathered = [number for number, (before, entry) in enumerate(pairs) if entry is not before]
+    arguments = list(_arguments_of(gathered, entries, mapping))
+    if not arguments:
+        return mapping.with_entries(entries)
+    left_over = tuple(_left_over_of(mapping.alignment.left_over, arguments))
+    alignment = replace(mapping.alignment, entries=(*entries, *arguments), left_over=left_over)
+    return resolve(alignment, mapping.reference, mapping.target)
+
+
+def _arguments_of(
+    numbers: Iterable[int], entries: Sequence[Entry], mapping: ResolvedMapping
+) -> Iterator[Entry]:
+    """Pair what modules were given of whose results some tokens are compared, if it is one tensor of floats.
+
+    Args:
+        numbers: Numbers of the entries of such results.
+        entries: All entries.
+        mapping: Their links, and both archives.
+    """
+    mapped = [{record.key.text for link in mapping.links for record in link.reference}]
+    mapped.append({record.key.text for link in mapping.links for record in link.target})
+    archives = mapping.reference, mapping.target
+    for number in numbers:
+        links = mapping.links_by_entry[number]
+        sites = [{r.key.site for link in links for r in side(link)} for side in _SIDES]
+        places = [
+            list(dict.fromkeys(place_of(record) for record in _floats_given(archive, of_side, known)))
+            for archive, of_side, known in zip(archives, sites, mapped, strict=True)
+        ]
+        if any(len(of_side) != 1 for of_side in (*sites, *places)):
+            continue
+        (reference,), (target,) = places
+        reason = f"what the two were given, alone of its kind; {entries[number].reason.rpartition('; ')[2]}"
+        steps = entries[number].steps
+        entry = Entry((reference,), (target,), steps=steps, evidence="rule", reason=reason)
+        if _find_gathered({0: entry}, mapping):
+            yield entry
+
+
+def _floats_given(archive: Archive, sites: Collection[str], known: Collection[str]) -> Iterator[Record]:
+    """The floats that modules were given, which are not mapped yet; not those of the model itself."""
+    for record in archive.records:
+        key = record.key
+        is_argument = key.site in sites and key.slot.partition(".")[0] == "input" and key.site != ROOT_SITE
+        if is_argument and record.dtype.kind == "float" and key.text not in known:
+            yield record
+
+
+def _left_over_of(left_over: Iterable[LeftOver], entries: Sequence[Entry]) -> Iterator[LeftOver]:
+    """What is left over although entries pair some of it."""
+    paired = {
+        "reference": {place for entry in entries for place in entry.reference},
+        "target": {place for entry in entries for place in entry.target},
+    }
+    for left in left_over:
+        places = tuple(place for place in left.places if place not in paired[left.side])
+        if places:
+            yield replace(left, places=places)
 
 
 def _find_gathered(trial: Mapping[int, Entry], mapping: ResolvedMapping) -> list[int]:
