@@ -168,6 +168,23 @@ def test_what_a_head_of_last_tokens_was_given_is_compared_with_that_token(tmp_pa
     assert pair.status == ("identical" if token == -1 else "diverged")
 
 
+@pytest.mark.spec("ALN-212")
+def test_a_model_of_last_logits_keeps_the_mask_that_says_what_is_padding(tmp_path: Path) -> None:
+    mask = np.array([[1, 1, 1, 0, 0]])
+    given = {"0/@root/input.input_ids": IDS, "0/@root/input.attention_mask": mask}
+    renamed = {text.replace("/layers", "/model.layers"): array for text, array in full().items()}
+    one = {**renamed, **given, "0/@root/output": LOGITS}
+    other = {**full(), **given, "0/@root/output": LOGITS[:, 2:3], "0/lm_head/output": LOGITS[:, 2:3]}
+    other["0/layers.2/output"] = other["0/layers.2/output"].copy()
+    other["0/layers.2/output"][0, 3:] += 1
+    reference = write_archive(tmp_path / "r.h5", one, run={"dtype": "float32"})
+    target = write_archive(tmp_path / "t.h5", other, run={"dtype": "float32"})
+    found = compare(reference, target, mapping=align(reference, target).alignment)
+    assert found.exit_status == 0
+    assert statuses(found)["0/@root/input.attention_mask"] == "identical"
+    assert statuses(found)["0/model.layers.2/output"] == "within-rounding"  # but for padding
+
+
 @pytest.mark.spec("ALN-40")
 def test_logits_of_another_token_are_an_error(tmp_path: Path) -> None:
     other = {**rows_left_out(full()), "0/lm_head/output": LOGITS[:, 3]}
