@@ -59,7 +59,7 @@ from tensorcap.comparison.policy_tests import (
 )
 from tensorcap.comparison.quantised_weights import QuantisedModule, quantised_modules
 from tensorcap.comparison.ranking import Shade, by_error, by_module, contents, error_of, shade, worst
-from tensorcap.comparison.ranks import rank_text, unlike_on_ranks
+from tensorcap.comparison.ranks import rank_text, ranks_that_add, unlike_on_ranks
 from tensorcap.comparison.robust_errors import sample
 from tensorcap.comparison.sync_points import (
     ModuleShare,
@@ -150,6 +150,7 @@ __all__ = [
     "points_of",
     "quantised_modules",
     "rank_text",
+    "ranks_that_add",
     "sample",
     "shade",
     "state_writer",

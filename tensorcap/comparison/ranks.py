@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -87,6 +87,45 @@ def sums_of_ranks(target: Archive) -> frozenset[str]:
     return frozenset(
         text for text, source in keys if source and (rule := book.find(source.key)) and _adds(rule)
     )
+
+
+def ranks_that_add(target: Archive) -> Mapping[str, int]:
+    """How many ranks' terms each result is the sum of, by key in the target's names as compared.
+
+    They are known by rules alone: ranks hold parts of what the call was given along its last axis, which a
+    product sums over, and all hold the result, or a term of it each.
+    """
+    info = target.info.ranks
+    if info is None or not info.is_merged:
+        return {}
+    book = RuleBook(info)
+    counts: dict[str, int] = {}
+    merged = target.source if isinstance(target, MappedArchive) else target
+    for record in merged.records:
+        entry = book.find(record.key) if record.key.slot.startswith("input") and record.shape else None
+        count = 0 if entry is None else _parts_of_last_axis(entry, len(record.shape), info.count)
+        if count > 1:
+            counts[record.key.where] = max(count, counts.get(record.key.where, 0))
+    adding = {}
+    for record in target.records if counts else ():
+        source = _source(target, record)
+        entry = None if source is None else book.find(source.key)
+        if source is None or entry is None or source.key.where not in counts:
+            continue
+        if source.key.slot.startswith("output") and (_adds(entry) or "concat" not in entry.rule):
+            adding[record.key.text] = counts[source.key.where]
+    return adding
+
+
+def _parts_of_last_axis(entry: TensorRule, ndim: int, ranks: int | None) -> int:
+    """How many parts of the last axis of a tensor ranks hold; 1 if they hold all of it."""
+    try:
+        rule = MeshRule.parse(entry.rule, entry.mesh or None).over(ranks or 1)
+        sizes = zip(rule.rules, rule.sizes, strict=True)
+        along = [(one, n) for one, n in sizes if one.kind == "concat" and one.at(ndim) == ndim - 1]
+        return math.prod(len(one.distinct(n)) for one, n in along)
+    except (UsageError, ValueError, TypeError):  # metadata that contradict the tensor
+        return 1
 
 
 def _adds(entry: TensorRule) -> bool:
