@@ -63,7 +63,7 @@ class Replay:
 
     @property
     def leaf_ratios(self) -> Mapping[str, float]:
-        """R of what leaves made against the twin on the same values, by key; of as little error both have 1."""
+        """R of what leaves made, against the twin on the same values, by key."""
         return {own.key: own.ratio for own in self.own_errors if own.is_leaf and own.ratio is not None}
 
     @property

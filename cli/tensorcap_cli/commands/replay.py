@@ -59,8 +59,8 @@ def command(
     Of a target that is compiled from an exported graph (Core AI), and a reference captured as that graph,
     each operation is computed on the target's values.
 
-    Beside it runs a twin, the same model in TGT's precision, unless that is float32: R is a result's own error
-    in units of the twin's. Its range is printed, and with --all that of each leaf.
+    Beside it runs a twin, the same model in TGT's precision, unless that is float32: R is a result's own
+    error in units of the twin's. Its range is printed, and with --all that of each leaf.
 
     Without TGT the model is run on its own values, which it has to give back bit for bit: do that first.
 

@@ -35,8 +35,8 @@ def _print_ratios(result: Replay, *, show_all: bool) -> None:
     ratios = sorted(result.leaf_ratios.values())
     low, middle, high = (number_text(r, 3) for r in (ratios[0], median(ratios), ratios[-1]))
     click.echo(
-        f"R of {counted(len(ratios), 'result')} of leaves, against the model itself in {result.precision} on the "
-        f"same values: {low} to {high}, median {middle}."
+        f"R of {counted(len(ratios), 'result')} of leaves, against the model itself in {result.precision} "
+        f"on the same values: {low} to {high}, median {middle}."
     )
     if show_all:
         rows = [

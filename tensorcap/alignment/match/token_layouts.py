@@ -120,9 +120,10 @@ def _with_arguments(mapping: ResolvedMapping) -> ResolvedMapping:
     fitting = [trial[number] for number in _find_gathered(trial, mapping)]
     if not fitting:
         return mapping
-    placed = {place for entry in fitting for place in entry.reference}, {
-        place for entry in fitting for place in entry.target
-    }
+    placed = (
+        {place for entry in fitting for place in entry.reference},
+        {place for entry in fitting for place in entry.target},
+    )
     left_over = []
     for left in mapping.alignment.left_over:
         places = tuple(p for p in left.places if p not in placed[SIDE_NAMES.index(left.side)])
