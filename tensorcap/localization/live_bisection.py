@@ -18,7 +18,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from tensorcap.alignment import NO_MAPPING, Alignment, MappingSource, aligned_if_needed, fitting
+from tensorcap.alignment import (
+    NO_MAPPING,
+    Alignment,
+    MappingSource,
+    aligned_if_needed,
+    fed_in_common,
+    fitting,
+)
 from tensorcap.comparison import POLICY, Comparison, Divergence, Pair, compare
 from tensorcap.recording import Substitution
 from tensorcap.rerun import reverse
@@ -228,6 +235,8 @@ class _Search:
         self._full = 0.0  # error with everything grafted
         free = stack.enter_context(open_archive(self._capture("free.h5", -1, injectable=("output",))))
         aligned = aligned_if_needed(reference, free, mapping)
+        rows = fed_in_common(reference, free)[1]
+        self._fed = None if rows is free else rows  # which rows and tokens runs with grafts are of
         self._is_computed = mapping is None and aligned is not None
         self._mapping: Alignment | str = NO_MAPPING if aligned is None else aligned.alignment
         self._source = reference if aligned is None else reverse(aligned)
@@ -387,7 +396,7 @@ class _Search:
         self._progress.advance(len(self._runs) + 1, None)
         if last >= 0:
             part = PartialArchive(self._source, [self._source.get(r.key) for r in self._results[: last + 1]])
-            options["substitution"] = Substitution(part, outputs=("*/output*",))
+            options["substitution"] = Substitution(part, outputs=("*/output*",), fed=self._fed)
         run = capture_workload(self._workload, path, params=False, **options)
         return run.path or path
 

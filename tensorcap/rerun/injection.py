@@ -82,7 +82,8 @@ def inject(
         mapping: What belongs together, as an `Alignment` or a map file; `"none"` for equal keys. If None, one
             is computed if the target lacks modules that the reference has.
         left: Key texts, of the model that runs, of tensors that are left in place.
-        leaves_misfits: Whether a tensor that has another shape than in `target` is left in place, too.
+        leaves_misfits: Whether a tensor that has another shape than in `target`, in the rows and tokens that
+            both were fed, is left in place, too.
         run: Further run metadata.
         source_path: Where the reference is going to be, for the run's metadata; by default where it is.
         progress: Shows what is being run.
@@ -102,6 +103,7 @@ def inject(
         source: Archive = trusted
         aligned: Aligned | None = None
         fed: Archive | None = None
+        fitted: Source | None = target
         needs_mapping = mapping is not None or not _has_sites_of(target_model.model, trusted)
         is_alike = target is None and not needs_mapping and _is_fed_alike(target_model, trusted)
         if mapping != NO_MAPPING and not is_alike:
@@ -117,9 +119,10 @@ def inject(
             source = trusted if aligned is None else reverse(aligned)
             rows = fed_in_common(trusted, tested)[1]
             fed = None if rows is tested else rows
+            fitted = rows
             source = with_finite_padding(source, rows)
-        if leaves_misfits and target is not None:
-            left = {*left, *_misfits(source, stack.enter_context(opened(target, reference=trusted)))}
+        if leaves_misfits and fitted is not None:
+            left = {*left, *_misfits(source, stack.enter_context(opened(fitted, reference=trusted)))}
         substitution = Substitution(
             source, inputs=inputs, outputs=outputs, steps=steps, calls=calls, left=left, fed=fed
         )
