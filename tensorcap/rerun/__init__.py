@@ -11,7 +11,7 @@ node's), `operation_replay` (what each operation of the graph makes of them) and
 """
 
 from tensorcap.rerun.injected_run import InjectedRun, run_injected
-from tensorcap.rerun.injection import inject, open_run, reverse
+from tensorcap.rerun.injection import fitted_to, inject, open_run, reverse
 from tensorcap.rerun.module_replay import replay
 from tensorcap.rerun.operation_mistakes import propose_operation_mistakes
 from tensorcap.rerun.operation_replay import OperationReplay, OperationReplays
@@ -30,6 +30,7 @@ __all__ = [
     "OperationValues",
     "OwnError",
     "Replay",
+    "fitted_to",
     "inject",
     "is_compiled",
     "open_run",
