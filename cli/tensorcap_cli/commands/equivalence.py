@@ -1,104 +1,276 @@
-"""`tcap equivalence`: the files that the Equivalence method exchanges."""
+"""`tcap equivalence`: the eight stages of the Equivalence method, on the folder of an experiment."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import click
 
-from tensorcap.wording import one_line
-from tensorcap_cli.commands.localize import localize_options, localize_sides
+from tensorcap_cli.commands.equivalence_files import archives_command, localize_files
 from tensorcap_cli.options.archives import json_option
-from tensorcap_cli.options.sections import Command
+from tensorcap_cli.options.run import tp_option
+from tensorcap_cli.options.sections import Command, Group, with_options
 from tensorcap_cli.text.output import print_json
+from tensorcap_cli.text.progress import StageLines
 
+if TYPE_CHECKING:
+    from tensorcap.equivalence import Experiment
 
-@click.command("equivalence", cls=Command, short_help="Write and read the files of the Equivalence method.")
-@click.argument("reference", metavar="[REF]", type=click.Path(), required=False)
-@click.argument("target", metavar="[TGT]", type=click.Path(), required=False)
-@click.option("--stage2", metavar="FILE", type=click.Path(), help="Write R of each module, as JSON.")
-@click.option("--stage3", metavar="FILE", type=click.Path(), help="Write the faults, as JSON.")
-@click.option(
-    "--from", "source", metavar="FILE", type=click.Path(), help="Read a stage 2 or 3 JSON; no archives."
+_folder_argument: Final = click.argument("folder", metavar="[DIR]", default=".", type=click.Path())
+_again_option: Final = click.option("--again", is_flag=True, help="Run it even if it is done.")
+_set_option: Final = click.option(
+    "--set",
+    "changes",
+    metavar="TABLE.NAME=VALUE",
+    multiple=True,
+    help="Change a setting in equivalence.toml, as run.dtype=float16; may be repeated.",
 )
-@localize_options
-@json_option
-def command(
-    reference: str | None,
-    target: str | None,
-    *,
-    stage2: str | None,
-    stage3: str | None,
-    source: str | None,
-    as_json: bool,
-    **options: Any,
-) -> None:
-    """Localize as `tcap localize` does, and write the result in the files of the Equivalence method.
+tau_r_option: Final = click.option(
+    "--tau-r", type=float, metavar="R", help="The same as --set limits.tau_r=R; 1.2 by default."
+)
+num_tokens_option: Final = click.option(
+    "--num-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="The same as --set run.num_tokens=N; 32 by default.",
+)
+_SHORTHANDS: Final = {"tau_r": "limits.tau_r", "num_tokens": "run.num_tokens"}  # options of settings
+_PARAMETERS: Final = (  # of `init`: option, metavar, help
+    (
+        "--source-model-path",
+        "MODEL",
+        "The trusted model: a Hugging Face model by folder or id, or FILE.py:FUNCTION.",
+    ),
+    ("--target-modeling-file", "FILE", "The code of the port; or a Hugging Face model by folder or id."),
+    (
+        "--target-causal-class",
+        "NAME",
+        "What in that file makes the port: a function that returns tensorcap.Workload.",
+    ),
+    ("--target-inner-class", "NAME", "The class of the port's inner model, for the record."),
+    ("--target-config-class", "NAME", "The class of the port's configuration, for the record."),
+    ("--compiled-model-path", "FILE", "The port compiled for a device, if there is one."),
+    ("--venv", "DIR", "The Python environment of the port's processes, if it is another one."),
+    ("--vllm-neuron-dir", "DIR", "A folder that the port's code is imported from."),
+)
+
+
+class _StageGroup(Group):
+    """Lists the stages in their order, apart from what is beside them."""
+
+    sections: ClassVar[Mapping[str, Sequence[str]]] = {
+        "Experiment": ("init", "status", "run"),
+        "Stages": ("tree", "localize"),
+        "Without an experiment": ("archives",),
+    }
+
+
+@click.group("equivalence", cls=_StageGroup, short_help="Validate a port in the stages of Equivalence.")
+def command() -> None:
+    """Validate a port by the Equivalence method: its stages, on the folder of one experiment.
 
     \b
-        tcap equivalence ref.h5 tgt.h5 --stage2 stage2.json --stage3 stage3.json
-        tcap equivalence ref.h5 --target-model port.py:target --stage3 stage3.json
+        tcap equivalence init exp --source-model-path llama/ \\
+            --target-modeling-file port.py --target-causal-class target
+        tcap equivalence run exp
+        tcap equivalence status exp
 
-    With --from such a file is read, and its faults are printed:
+    DIR is the folder, by default the working one. Its equivalence.toml names the source (the trusted model),
+    the target (the port), how both run, and the limits of the gates. Each stage writes the method's own
+    files, can be run alone, and is run again only if something that it depends on has changed.
 
-    \b
-        tcap equivalence --from stage2.json --stage3 stage3.json
-
-    Exit status: 0 nobody is accused, and nothing is wrong or missing; 1 somebody is, or something is; 2 wrong
-    usage; 3 an input file cannot be read.
+    Exit status: see the help of each command.
     """
-    if source is not None:
-        has_others = reference is not None or stage2 is not None
-        if has_others or any(options[name] for name in ("reference_model", "target_model", "target_repeat")):
-            raise click.UsageError("--from FILE is all that is read, expected --stage3 or --json at most.")
-        status = _print_faults(source, stage3, as_json=as_json)
-    elif reference is None or not (stage2 or stage3):
-        raise click.UsageError("Missing argument: expected REF and --stage2 or --stage3, or --from FILE.")
+
+
+@command.command("init", cls=Command, short_help="Write equivalence.toml.")
+@_folder_argument
+@with_options(*(click.option(name, metavar=kind, help=text) for name, kind, text in _PARAMETERS))
+@tp_option
+@click.option(
+    "--target-framework",
+    type=click.Choice(["torch", "neuron"]),
+    help="neuron for a port of parallel layers, as NxD Inference has them; torch by default.",
+)
+@_set_option
+@json_option
+def init_command(
+    folder: str,
+    *,
+    tp: int,
+    target_framework: str | None,
+    changes: tuple[str, ...],
+    as_json: bool,
+    **parameters: str | None,
+) -> None:
+    """Write equivalence.toml into DIR, and ask for those of the method's parameters that are not given.
+
+    Without a terminal nothing is asked: what is needed has to be given. Paths of files are kept relative to
+    DIR.
+
+    Exit status: 0 written; 1 something else is there; 2 wrong usage.
+    """
+    from tensorcap.equivalence import FILE, changed_settings, new_settings, write_settings
+
+    if sys.stdin.isatty():
+        for name, _, text in _PARAMETERS:
+            member = name[2:].replace("-", "_")
+            if parameters[member] is None:
+                click.echo(text, err=True)
+                parameters[member] = click.prompt(name[2:], default="", show_default=False, err=True)
+    path = Path(folder)
+    named = {name: value or "" for name, value in parameters.items()}
+    framework = target_framework or ("neuron" if tp > 1 else "torch")
+    run = {"tp": tp, "target_framework": framework}
+    settings = changed_settings(new_settings(path, named, run), _changes(changes))
+    path.mkdir(parents=True, exist_ok=True)
+    write_settings(path / FILE, settings)
+    if as_json:
+        print_json({"path": str(path / FILE)})
     else:
-        status = _write_stages(reference, target, stage2, stage3, options, as_json=as_json)
+        click.echo(f"{path / FILE}: written; next: tcap equivalence run {folder}")
+
+
+@command.command("status", cls=Command, short_help="Show how far each stage is.")
+@_folder_argument
+@json_option
+def status_command(folder: str, *, as_json: bool) -> None:
+    """Show each stage of DIR in a table: whether it is done, what it came to, and what to do next.
+
+    Exit status: 0 all gates so far are passed; 1 one failed; 2 wrong usage; 3 equivalence.toml cannot be
+    read.
+    """
+    from tensorcap.equivalence import Experiment, states
+    from tensorcap_cli.text.equivalence import print_states
+
+    listed = states(Experiment.open(folder))
+    if as_json:
+        print_json({"stages": [state.to_json() for state in listed]})
+    else:
+        print_states(listed)
+    click.get_current_context().exit(max((state.exit_status for state in listed), default=0))
+
+
+@command.command("run", cls=Command, short_help="Run the stages until a gate fails.")
+@_folder_argument
+@_set_option
+@json_option
+def run_command(folder: str, *, changes: tuple[str, ...], as_json: bool) -> None:
+    """Run stages 0 to 6 in DIR, one after the other, until a gate fails, and say what to do then.
+
+    What is done already is not done again.
+
+    Exit status: 0 all gates are passed; 1 one failed, or a model could not be run; 2 wrong usage; 3 an input
+    cannot be read.
+    """
+    from tensorcap.equivalence import run_stages
+    from tensorcap_cli.text.equivalence import print_state
+
+    experiment = _changed(folder, changes, {})
+    status, listed = 0, []
+    for state in run_stages(experiment, progress=StageLines()):
+        status = max(status, state.exit_status)
+        listed.append(state)
+        if not as_json:
+            print_state(state)
+    if as_json:
+        print_json({"stages": [state.to_json() for state in listed]})
     click.get_current_context().exit(status)
 
 
-def _write_stages(
-    reference: str,
-    target: str | None,
-    stage2: str | None,
-    stage3: str | None,
-    options: dict[str, Any],
-    *,
-    as_json: bool,
-) -> int:
-    from tensorcap.reports import equivalence
-    from tensorcap_cli.text.localization import print_localization
-    from tensorcap_formats.errors import UsageError
+def run_stage_command(
+    name: str, folder: str, *, changes: Sequence[str], again: bool, as_json: bool, **settings: Any
+) -> None:
+    """Run a stage, print what came of it, and end with its exit status.
 
-    localization, note = localize_sides(reference, target, options)
-    if not localization.own_errors:
-        raise UsageError(
-            "--stage2, --stage3: own errors are not known, expected --reference-model or --target-model"
-        )
-    components = equivalence.components(localization.own_errors, localization.suspects)
-    if stage2:
-        equivalence.write_stage(stage2, equivalence.stage2(components))
-    if stage3:
-        equivalence.write_stage(stage3, equivalence.stage3(equivalence.faults(components)))
-    print_localization(localization, note, as_json=as_json)
-    return localization.exit_status
+    Args:
+        name: Of the stage.
+        folder: Of the experiment.
+        changes: Settings to change first, as `--set` takes them.
+        again: Whether it is run even if it is done.
+        as_json: Whether to print JSON.
+        **settings: Values of options that are short for a setting, None if they are not given.
+    """
+    from tensorcap.equivalence import run_stage, stage_named
+    from tensorcap_cli.text.equivalence import print_state
 
-
-def _print_faults(source: str, stage3: str | None, *, as_json: bool) -> int:
-    from tensorcap.reports import equivalence
-
-    faults = equivalence.read_faults(source)
-    if stage3:
-        equivalence.write_stage(stage3, equivalence.stage3(faults))
+    experiment = _changed(folder, changes, settings)
+    state = run_stage(experiment, stage_named(name), again=again, progress=StageLines())
     if as_json:
-        from tensorcap_formats.json_values import json_value
+        print_json(state.to_json())
+    else:
+        print_state(state)
+    click.get_current_context().exit(state.exit_status)
 
-        print_json({"format": "tensorcap-faults", "version": 1, "faults": json_value(faults)})
-    elif not faults:
-        click.secho("No component failed.", fg="green", bold=True)
-    for place, fault in enumerate(faults if not as_json else (), 1):
-        click.secho(f"{place}. {one_line(fault.component)} ({fault.pattern})", fg="red", bold=True)
-        click.echo(f"   {fault.root_cause}: {one_line(fault.description)}")
-    return int(bool(faults))
+
+stage_options: Final = with_options(_folder_argument, _set_option, _again_option, json_option)
+
+
+@command.command("tree", cls=Command, short_help="0: the trees of modules of both sides.")
+@stage_options
+def tree_command(folder: str, **options: Any) -> None:
+    """Write the trees of modules of both sides: full, compressed, and as flat paths.
+
+    Compressed, modules below one parent that are of one type and built alike are one entry with all names.
+
+    Exit status: 0 written; 1 a model could not be built; 2 wrong usage; 3 an input cannot be read.
+    """
+    run_stage_command("tree", folder, **options)
+
+
+@command.command("localize", cls=Command, short_help="3: where faults begin, and their root causes.")
+@_folder_argument
+@click.option(
+    "--from", "source", metavar="FILE", type=click.Path(), help="Read a stage 2 or 3 JSON; no experiment."
+)
+@click.option("--stage3", metavar="FILE", type=click.Path(), help="Write the faults, as JSON.")
+@_set_option
+@_again_option
+@json_option
+def localize_command(
+    folder: str, *, source: str | None, stage3: str | None, as_json: bool, **options: Any
+) -> None:
+    """List the faults among the components of stage 2: the earliest step first, with root cause and hint.
+
+    With --from such a file is read, of this or the original tool, and its faults are printed:
+
+    \b
+        tcap equivalence localize --from stage2.json --stage3 stage3.json
+
+    Exit status: 0 no component failed; 1 one did; 2 wrong usage; 3 an input cannot be read.
+    """
+    if source is not None:
+        localize_files(source, stage3, as_json=as_json)
+    if stage3 is not None:
+        raise click.UsageError("--stage3 is for --from FILE; an experiment has its own.")
+    run_stage_command("localize", folder, as_json=as_json, **options)
+
+
+def _changed(folder: str, changes: Sequence[str], settings: Mapping[str, Any]) -> Experiment:
+    """Open an experiment after changing its settings."""
+    from tensorcap.equivalence import Experiment
+
+    named = {_SHORTHANDS[name]: value for name, value in settings.items() if value is not None}
+    return Experiment.open(folder).changed({**_changes(changes), **named})
+
+
+def _changes(texts: Sequence[str]) -> dict[str, Any]:
+    return dict(_parsed(texts))
+
+
+def _parsed(texts: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.UsageError(f"--set {text!r}: expected TABLE.NAME=VALUE, as run.dtype=float16.")
+        try:
+            yield name, json.loads(value)
+        except ValueError:
+            yield name, value
+
+
+command.add_command(archives_command)
