@@ -16,6 +16,7 @@ from tensorcap.metrics.logits import (
     LogitDifference,
     agreement,
     are_logits,
+    divergences,
     logit_metrics,
     shared_vocabulary,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "Totals",
     "agreement",
     "are_logits",
+    "divergences",
     "error_along",
     "exact_difference",
     "is_routing",

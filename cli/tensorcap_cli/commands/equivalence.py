@@ -64,7 +64,7 @@ class _StageGroup(Group):
 
     sections: ClassVar[Mapping[str, Sequence[str]]] = {
         "Experiment": ("init", "status", "run"),
-        "Stages": ("tree", "localize"),
+        "Stages": ("tree", "smoke", "localize", "forced"),
         "Without an experiment": ("archives",),
     }
 
@@ -222,6 +222,25 @@ def tree_command(folder: str, **options: Any) -> None:
     run_stage_command("tree", folder, **options)
 
 
+@command.command("smoke", cls=Command, short_help="1: greedy tokens of both sides.")
+@_folder_argument
+@num_tokens_option
+@_set_option
+@_again_option
+@json_option
+def smoke_command(folder: str, **options: Any) -> None:
+    """Let both sides generate, and hold their tokens and logits against each other: a sign of life, no proof.
+
+    Prompts are texts of run.prompts or the method's own, if the source is a Hugging Face model with a
+    tokenizer; else the token ids of the source's workload. Of a model that reads what follows a token, such
+    as an encoder, the logits of the prompts themselves are compared.
+
+    Exit status: 0 at least 30 % of tokens match (limits.token_match); 1 fewer do, logits are no numbers, or a
+    model could not be run; 2 wrong usage; 3 an input cannot be read.
+    """
+    run_stage_command("smoke", folder, **options)
+
+
 @command.command("localize", cls=Command, short_help="3: where faults begin, and their root causes.")
 @_folder_argument
 @click.option(
@@ -271,6 +290,27 @@ def _parsed(texts: Sequence[str]) -> Iterator[tuple[str, Any]]:
             yield name, json.loads(value)
         except ValueError:
             yield name, value
+
+
+@command.command("forced", cls=Command, short_help="5, 6: logits of models that are fed the same tokens.")
+@_folder_argument
+@num_tokens_option
+@tau_r_option
+@_set_option
+@_again_option
+@json_option
+def forced_command(folder: str, **options: Any) -> None:
+    """Feed the source's greedy tokens to the source, to its twin in the target's precision, and to the target.
+
+    All gates are decided, over all positions of all prompts: no logit is NaN or infinite; R p95 is below
+    limits.tau_r; cosine p5 at least limits.theta_cosine; the first choice the same at more than limits.top1
+    of the positions; and KL, once `tcap equivalence calibrate` has measured its limits. A failure says which
+    stage to go back to. The target runs with the patches of the folder.
+
+    Exit status: 0 all gates are passed; 1 one failed, or a model could not be run; 2 wrong usage; 3 an input
+    cannot be read.
+    """
+    run_stage_command("forced", folder, **options)
 
 
 command.add_command(archives_command)
