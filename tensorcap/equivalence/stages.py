@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from tensorcap.equivalence import token_stages, trees
+from tensorcap.equivalence import downstream_stage, token_stages, trees
 from tensorcap.equivalence.experiment import Experiment
 from tensorcap.equivalence.stage import Stage, StageResult
 from tensorcap_formats.json_values import json_value
@@ -16,6 +16,7 @@ STAGES: Final[tuple[Stage, ...]] = (  # in the order in which `tcap equivalence 
     trees.STAGE,
     token_stages.SMOKE,
     token_stages.FORCED,
+    downstream_stage.STAGE,
 )
 State = Literal["passed", "failed", "done", "to do"]
 
