@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from tensorcap.equivalence import trees
+from tensorcap.equivalence import captures, class_divergence, mapping, trees
 from tensorcap.equivalence.experiment import Experiment
 from tensorcap.equivalence.stage import Stage, StageResult
 from tensorcap_formats.json_values import json_value
@@ -14,6 +14,9 @@ from tensorcap_formats.progress import Progress, Silent
 
 STAGES: Final[tuple[Stage, ...]] = (  # in the order in which `tcap equivalence run` runs them
     trees.STAGE,
+    captures.STAGE,
+    mapping.STAGE,
+    class_divergence.STAGE,
 )
 State = Literal["passed", "failed", "done", "to do"]
 
