@@ -67,6 +67,7 @@ class Stage:
         sources: Paths of files outside the folder, or of a person's in it, that it depends on.
         edited_files: Those of its files that people edit, as globs: an edited one is not written over.
         is_optional: Whether `tcap equivalence run` leaves it out.
+        then: Names of stages that run next if its gate fails: the last one's gate stands for it.
         when_failed: What to do if its gate fails, as a sentence.
     """
 
@@ -80,6 +81,7 @@ class Stage:
     sources: Callable[[Experiment], tuple[Path, ...]] = _no_sources
     edited_files: tuple[str, ...] = ()
     is_optional: bool = False
+    then: tuple[str, ...] = ()
     when_failed: str = ""
 
     def files_in(self, experiment: Experiment) -> tuple[str, ...]:

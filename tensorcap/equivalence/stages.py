@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from tensorcap.equivalence import captures, class_divergence, mapping, trees
+from tensorcap.equivalence import (
+    captures,
+    class_divergence,
+    component_files,
+    components,
+    fault_localization,
+    mapping,
+    trees,
+)
 from tensorcap.equivalence.experiment import Experiment
 from tensorcap.equivalence.stage import Stage, StageResult
 from tensorcap_formats.json_values import json_value
@@ -17,6 +25,9 @@ STAGES: Final[tuple[Stage, ...]] = (  # in the order in which `tcap equivalence 
     captures.STAGE,
     mapping.STAGE,
     class_divergence.STAGE,
+    component_files.STAGE,
+    components.STAGE,
+    fault_localization.STAGE,
 )
 State = Literal["passed", "failed", "done", "to do"]
 
