@@ -14,6 +14,8 @@ from tensorcap_formats.errors import ReadError, UsageError
 from tensorcap_formats.output_path import publish_text
 
 PATCHES: Final = "patches"
+RECORDS: Final = ".stages"
+_DIGEST_BYTES: Final = 16
 _BLOCK_BYTES: Final = 1 << 20
 
 
@@ -106,6 +108,34 @@ class Experiment:
             file.write(text)
         return name
 
+    def write_editable(self, name: str, text: str) -> str:
+        """Write a file that people edit, unless somebody has, or has put one of his own there.
+
+        What is about to be written is noted before, so that an interrupted run is not taken for a person.
+
+        Returns:
+            The name.
+
+        Raises:
+            WriteError: It cannot be written.
+        """
+        if not self.is_edited(name):
+            self.write_text(self._note(name), f"{hashed(text.encode())}\n")
+            self.write_text(name, text)
+        return name
+
+    def is_edited(self, name: str) -> bool:
+        """Whether there is a file that is not as `write_editable` wrote it last."""
+        digest = self.digest(self.folder / name)
+        try:
+            noted = (self.folder / self._note(name)).read_text(encoding="utf-8").strip()
+        except OSError:
+            noted = ""
+        return digest not in ("", noted)
+
+    def _note(self, name: str) -> str:
+        return f"{RECORDS}/written/{name}.digest"
+
     def read_json(self, name: str, *, stage: str) -> Any:
         """Read a JSON file of the folder.
 
@@ -141,11 +171,11 @@ class Experiment:
         state = (status.st_size, status.st_mtime_ns)
         known = self._digests.get(path)
         if known is None or known[0] != state:
-            hashed = hashlib.blake2b(digest_size=16)
+            content = hashlib.blake2b(digest_size=_DIGEST_BYTES)
             with path.open("rb") as file:
                 while block := file.read(_BLOCK_BYTES):
-                    hashed.update(block)
-            known = self._digests[path] = (state, hashed.hexdigest())
+                    content.update(block)
+            known = self._digests[path] = (state, content.hexdigest())
         return known[1]
 
     def setting(self, name: str) -> Any:
@@ -156,8 +186,12 @@ class Experiment:
 
 def digest_of(value: Any) -> str:
     """The digest of a value of JSON."""
-    text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return hashed(json.dumps(value, sort_keys=True, default=str).encode())
+
+
+def hashed(content: bytes) -> str:
+    """The digest of some bytes."""
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def _files(folder: Path) -> Iterable[Path]:

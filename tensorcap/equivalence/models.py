@@ -153,10 +153,8 @@ def call_on_ranks(experiment: Experiment, function: str, **arguments: Any) -> No
         _function(function)(experiment, **arguments)
         return
     call = json.dumps([str(experiment.folder.absolute()), function, arguments])
-    venv = experiment.settings.parameters.venv
-    python = str(Path(venv) / "bin" / "python") if venv else sys.executable
     logs = [experiment.path(f"logs/rank{rank}.log") for rank in range(count)]
-    run_on_ranks([python, "-m", "tensorcap.equivalence.rank_process", call], logs)
+    run_on_ranks([python(experiment), "-m", "tensorcap.equivalence.rank_process", call], logs)
 
 
 def call_as_rank(call: str) -> None:
@@ -167,6 +165,12 @@ def call_as_rank(call: str) -> None:
     experiment = Experiment.open(folder)
     adapter_named(experiment.settings.run.target_framework).seed(experiment.settings.run.seed)
     _function(function)(experiment, **arguments)
+
+
+def python(experiment: Experiment) -> str:
+    """The Python in which processes of an experiment run."""
+    venv = experiment.settings.parameters.venv
+    return str(Path(experiment.resolve(venv)) / "bin" / "python") if venv else sys.executable
 
 
 def rank() -> int:

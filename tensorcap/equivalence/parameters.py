@@ -84,6 +84,7 @@ class RunSettings:
         prompts: Texts, for a Hugging Face model's own tokenizer; the original's if empty.
         options: Options of a Hugging Face model, as of `tcap capture torch`: `prompt`, `input_ids`, ….
         seed: Of the random generators.
+        plots: Whether stage 2 draws a picture of each component, which needs matplotlib.
     """
 
     target_framework: str = _described("torch, or neuron for a port of parallel layers.", "torch")
@@ -98,6 +99,7 @@ class RunSettings:
         default_factory=dict, metadata={"help": "Options of Hugging Face models, as of tcap capture torch."}
     )
     seed: int = _described("Of the random generators.", 0)
+    plots: bool = _described("Whether stage 2 draws a picture of each component.", True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +265,7 @@ def _members(where: str, kind: type[Any], values: object) -> dict[str, Any]:
         is_wrong = type(value) is not type(default)
         if is_wrong or (isinstance(value, float) and not math.isfinite(value)):
             expected = {str: "a text", int: "a whole number", float: "a number", tuple: "a list of texts"}
+            expected[bool] = "true or false"
             raise UsageError(
                 f"{where}: {name}: found {abbreviate(repr(value))}, expected "
                 f"{expected.get(type(default), 'a table')}"

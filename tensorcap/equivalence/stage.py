@@ -15,12 +15,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from tensorcap.equivalence.experiment import Experiment, digest_of
+from tensorcap.equivalence.experiment import RECORDS, Experiment, digest_of
 from tensorcap_formats.progress import Progress
 
 Gate = Literal["passed", "failed", "none"]
 _GATES: Final = get_args(Gate)
-_RECORDS: Final = ".stages"
 _FORMAT: Final = "tensorcap-equivalence-stage"
 _MEMBERS: Final = {"words": list, "next": list, "figures": dict, "inputs": dict, "files": dict, "gate": str}
 
@@ -68,6 +67,7 @@ class Stage:
         sources: Paths of files outside the folder, or of a person's in it, that it depends on.
         edited_files: Those of its files that people edit, as globs: an edited one is not written over.
         is_optional: Whether `tcap equivalence run` leaves it out.
+        then: Names of stages that run next if its gate fails: the last one's gate stands for it.
         when_failed: What to do if its gate fails, as a sentence.
     """
 
@@ -81,6 +81,7 @@ class Stage:
     sources: Callable[[Experiment], tuple[Path, ...]] = _no_sources
     edited_files: tuple[str, ...] = ()
     is_optional: bool = False
+    then: tuple[str, ...] = ()
     when_failed: str = ""
 
     def files_in(self, experiment: Experiment) -> tuple[str, ...]:
@@ -121,14 +122,9 @@ class Stage:
         )
 
     def edited(self, experiment: Experiment) -> tuple[str, ...]:
-        """Names of files that the stage wrote and a person has edited since."""
-        content = self._record(experiment)
-        written = {} if content is None else content["files"]
-        return tuple(
-            name
-            for name, digest in written.items()
-            if self._is_edited(name) and experiment.digest(experiment.folder / name) not in ("", digest)
-        )
+        """Names of files of the stage that a person has edited, or put there."""
+        names = (name for name in self.files_in(experiment) if self._is_edited(name))
+        return tuple(name for name in names if experiment.is_edited(name))
 
     def run_recorded(self, experiment: Experiment, progress: Progress) -> StageResult:
         """Run the stage, and write its record."""
@@ -145,7 +141,7 @@ class Stage:
             "inputs": inputs,
             "files": {name: experiment.digest(experiment.folder / name) for name in result.files},
         }
-        experiment.write_json(f"{_RECORDS}/{self.name}.json", content)
+        experiment.write_json(f"{RECORDS}/{self.name}.json", content)
         return result
 
     def _is_edited(self, name: str) -> bool:
@@ -153,7 +149,7 @@ class Stage:
 
     def _record(self, experiment: Experiment) -> dict[str, Any] | None:
         try:
-            text = (experiment.folder / _RECORDS / f"{self.name}.json").read_text(encoding="utf-8")
+            text = (experiment.folder / RECORDS / f"{self.name}.json").read_text(encoding="utf-8")
             content = json.loads(text)
         except (OSError, ValueError):
             return None

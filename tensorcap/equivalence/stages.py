@@ -6,7 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from tensorcap.equivalence import downstream_stage, token_stages, trees
+from tensorcap.equivalence import (
+    captures,
+    class_divergence,
+    component_files,
+    components,
+    downstream_stage,
+    fault_localization,
+    mapping,
+    token_stages,
+    trees,
+)
 from tensorcap.equivalence.experiment import Experiment
 from tensorcap.equivalence.stage import Stage, StageResult
 from tensorcap_formats.json_values import json_value
@@ -14,7 +24,13 @@ from tensorcap_formats.progress import Progress, Silent
 
 STAGES: Final[tuple[Stage, ...]] = (  # in the order in which `tcap equivalence run` runs them
     trees.STAGE,
+    captures.STAGE,
+    mapping.STAGE,
+    class_divergence.STAGE,
     token_stages.SMOKE,
+    component_files.STAGE,
+    components.STAGE,
+    fault_localization.STAGE,
     token_stages.FORCED,
     downstream_stage.STAGE,
 )

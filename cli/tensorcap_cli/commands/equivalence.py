@@ -64,7 +64,16 @@ class _StageGroup(Group):
 
     sections: ClassVar[Mapping[str, Sequence[str]]] = {
         "Experiment": ("init", "status", "run"),
-        "Stages": ("tree", "smoke", "localize", "forced", "downstream"),
+        "Stages": (
+            "tree",
+            "capture",
+            "map",
+            "class-divergence",
+            "smoke",
+            "localize",
+            "forced",
+            "downstream",
+        ),
         "Limits": ("calibrate",),
         "Without an experiment": ("archives",),
     }
@@ -221,6 +230,40 @@ def tree_command(folder: str, **options: Any) -> None:
     Exit status: 0 written; 1 a model could not be built; 2 wrong usage; 3 an input cannot be read.
     """
     run_stage_command("tree", folder, **options)
+
+
+@command.command("capture", cls=Command, short_help="0: a run of each side, which the rest is made of.")
+@stage_options
+def capture_command(folder: str, **options: Any) -> None:
+    """Capture a run of the source in the wide precision, and one of the target in that under test.
+
+    Exit status: 0 captured; 1 a model could not be built or run; 2 wrong usage; 3 an input cannot be read.
+    """
+    run_stage_command("capture", folder, **options)
+
+
+@command.command("map", cls=Command, short_help="0: which modules belong together.")
+@stage_options
+def map_command(folder: str, **options: Any) -> None:
+    """Align both sides, and write component_mapping.json, with variables and reasons.
+
+    The file is yours to edit: an edited one is never written over, and the later stages go by it.
+
+    Exit status: 0 written; 1 a model could not be run; 2 wrong usage; 3 an input cannot be read.
+    """
+    run_stage_command("map", folder, **options)
+
+
+@command.command("class-divergence", cls=Command, short_help="0: code that only a device runs.")
+@stage_options
+def class_divergence_command(folder: str, **options: Any) -> None:
+    """Find the classes and the code of the port that a CPU runs and the device does not, or several ranks.
+
+    The report has no gate: what it lists calls for a second test, on the device.
+
+    Exit status: 0 written; 1 a model could not be run; 2 wrong usage; 3 an input cannot be read.
+    """
+    run_stage_command("class-divergence", folder, **options)
 
 
 @command.command("smoke", cls=Command, short_help="1: greedy tokens of both sides.")
