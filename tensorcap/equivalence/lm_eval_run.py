@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,24 +72,36 @@ def run_tasks(model: TokenModel, tokenizer: Any, config: BenchConfig) -> tuple[t
 
 @contextmanager
 def _offline(folder: Path) -> Iterator[None]:
-    """Work in the folder of tasks, to whose files they refer, without the hub and without chatter."""
+    """Work in the folder of tasks, to whose files they refer, without the hub and without progress bars."""
     before = {name: os.environ.get(name) for name in _OFFLINE}
     where = Path.cwd()
-    log = logging.getLogger("lm_eval")
-    level = log.level
     os.environ.update(_OFFLINE)
-    log.setLevel(logging.ERROR)
     os.chdir(folder)
     try:
-        yield
+        with _silent_stderr():
+            yield
     finally:
         os.chdir(where)
-        log.setLevel(level)
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Drop what is written to the standard error stream, by programs that are started too."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as sink:
+        os.dup2(sink.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _import_harness() -> tuple[Any, Any]:

@@ -60,7 +60,7 @@ class RowMetrics:
 def compare_rows(source: Array, twin: Array | None, target: Array, *, where: str) -> RowMetrics:
     """Compare the logits of one position.
 
-    A logit that is -inf on all sides is one that all rule out, and is left out of norms.
+    A logit of -inf is a token that the source rules out: the others have to as well, and it is left out.
 
     Args:
         source: [V] float32 or float64, of the trusted model in the wide precision.
@@ -71,15 +71,15 @@ def compare_rows(source: Array, twin: Array | None, target: Array, *, where: str
     Raises:
         CaptureError: The source's or the twin's logits cannot be judged by.
     """
-    epsilon = _EPSILONS[source.dtype.name]
-    sides = [side.astype(np.float64) for side in (source, target, twin) if side is not None]
-    is_out = np.logical_and.reduce([np.isneginf(side) for side in sides])
-    s, t, *twins = (side[~is_out] for side in sides)
-    for name, side in zip((_SOURCE, _TWIN), (s, *twins), strict=False):
-        if not side.size or not np.isfinite(side).all():
+    is_out = np.isneginf(source)
+    trusted = ((_SOURCE, source), *(() if twin is None else ((_TWIN, twin),)))
+    for name, side in trusted:
+        if is_out.all() or not _is_finite_but(side, is_out):
             raise CaptureError(
                 f"{where}: the {name} gives logits that are not finite: nothing is judged by them"
             )
+    s, *twins = (side[~is_out].astype(np.float64) for _, side in trusted)
+    t = target[~is_out].astype(np.float64)
     norm = float(np.linalg.norm(s))
     if not norm:
         raise CaptureError(
@@ -87,10 +87,10 @@ def compare_rows(source: Array, twin: Array | None, target: Array, *, where: str
         )
     first = np.partition(s, -2)[-2:] if s.size > 1 else np.array([s[0], s[0]])
     margin = float(first[1] - first[0])
-    if not np.isfinite(t).all() or not (size := float(np.linalg.norm(t))):
+    if not _is_finite_but(target, is_out) or not (size := float(np.linalg.norm(t))):
         return RowMetrics(None, None, None, None, None, None, None, margin, None)
     error = float(np.linalg.norm(t - s))
-    r_ratio = None
+    r_ratio, epsilon = None, _EPSILONS[source.dtype.name]
     if twins:
         r_ratio = ratio_of(error / norm, float(np.linalg.norm(twins[0] - s)) / norm, epsilon).r
     cosine = 1.0 if not error else float(np.clip(np.dot(s, t) / norm / size, -1.0, 1.0))
@@ -105,6 +105,11 @@ def compare_rows(source: Array, twin: Array | None, target: Array, *, where: str
         margin,
         error / math.sqrt(s.size),
     )
+
+
+def _is_finite_but(values: Array, is_out: Array) -> bool:
+    """Whether values are finite, but for those that are to be -inf and are."""
+    return bool(np.where(is_out, np.isneginf(values), np.isfinite(values)).all())
 
 
 def error_directions(errors: Array) -> float:

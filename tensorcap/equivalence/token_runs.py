@@ -184,7 +184,7 @@ class SideRuns:
             ReadError: There is no such file, or it is none of runs.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 runs = tuple(
                     TokenRun(
                         Prompt(str(text), tuple(file[f"{number}/prompt"].tolist())),
