@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorcap.equivalence.bench_config import BenchConfig
 from tensorcap.equivalence.downstream import Score
-from tensorcap.workload import TokenModel
+from tensorcap.workload import TokenModel, replace_attribute
 from tensorcap_formats.errors import CaptureError, MissingPackageError, UsageError, missing_package
 
 _OFFLINE: Final = {  # set while lm-eval runs, and read when datasets is imported
@@ -23,6 +23,7 @@ _OFFLINE: Final = {  # set while lm-eval runs, and read when datasets is importe
     "TOKENIZERS_PARALLELISM": "false",
 }
 _MOST_TOKENS: Final = 256  # of an answer, if its task does not say
+_DESCRIBE: Final = "add_env_info"
 _NO_SCORE: Final = ("name", "alias", "sample_len")
 
 
@@ -106,11 +107,19 @@ def _silent_stderr() -> Iterator[None]:
 
 def _import_harness() -> tuple[Any, Any]:
     try:
-        from lm_eval.evaluator import simple_evaluate
+        from lm_eval import evaluator
         from lm_eval.tasks import TaskManager
     except ModuleNotFoundError as error:
         raise _missing(error) from error
-    return simple_evaluate, TaskManager
+
+    def evaluate(**arguments: Any) -> Any:
+        """Without a description of the machine, for which it starts a dozen programs."""
+        with ExitStack() as stack:
+            if _DESCRIBE in vars(evaluator):
+                stack.enter_context(replace_attribute(evaluator, _DESCRIBE, lambda _: lambda results: None))
+            return evaluator.simple_evaluate(**arguments)
+
+    return evaluate, TaskManager
 
 
 def _missing(error: ModuleNotFoundError) -> MissingPackageError:
