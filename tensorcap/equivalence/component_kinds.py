@@ -70,7 +70,7 @@ def find_components(source: Archive, target: Archive) -> tuple[Component, ...]:
     tested = {site: listed for site, listed in records.items() if listed}
     order = sorted(tested, key=lambda site: max(record.order for record in tested[site]))
     classes = {
-        ROOT_SITE if not path else path: module.short_class
+        path or ROOT_SITE: module.short_class
         for path, module in ((module.path, module) for module in source.info.modules.values())
     }
     components = [

@@ -8,7 +8,7 @@ baseline the same with its arguments put off by the precision's machine epsilon.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from tensorcap.alignment import sides
 from tensorcap.equivalence import captures, mapping
 from tensorcap.equivalence.component_kinds import Component, find_components, untested
 from tensorcap.equivalence.experiment import Experiment
+from tensorcap.equivalence.rank_sums import extra_roundings, target_modules
 from tensorcap.rerun import ComponentRun, perturbed, run_components
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -59,11 +60,13 @@ class Components:
         tested: The components, the simplest first.
         left_out: Modules of the source that are none, each with the reason.
         natural: Key texts of arguments that the port has no tensor for, so that the source's own stayed.
+        roundings: How many roundings more than the source each component makes, by its site.
     """
 
     tested: tuple[Component, ...]
     left_out: tuple[tuple[str, str], ...]
     natural: tuple[str, ...]
+    roundings: Mapping[str, float]
 
 
 def write_tensors(experiment: Experiment, target: str, folder: str, progress: Progress) -> Components:
@@ -79,7 +82,6 @@ def write_tensors(experiment: Experiment, target: str, folder: str, progress: Pr
         UsageError: Both sides have no component in common, or a model cannot be built.
         CaptureError: A run gave nothing.
     """
-    run = experiment.settings.run
     with ExitStack() as stack:
         original = stack.enter_context(open_archive(experiment.folder / captures.SOURCE))
         tested = stack.enter_context(open_archive(experiment.folder / target))
@@ -107,7 +109,10 @@ def write_tensors(experiment: Experiment, target: str, folder: str, progress: Pr
         ]
         for at, name in enumerate(FILES):
             _write(experiment.path(f"{folder}/{name}"), [(one[at], one[3]) for one in archives])
-        return Components(components, tuple(untested(trusted, components)), runs[0].natural)
+        left_out = tuple(untested(trusted, components))
+        modules = target_modules(seen, tested)
+        roundings = extra_roundings(sites, modules, experiment.settings.run.tp)
+        return Components(components, left_out, runs[0].natural, roundings)
 
 
 @contextmanager

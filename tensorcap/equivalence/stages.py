@@ -13,6 +13,7 @@ from tensorcap.equivalence import (
     components,
     fault_localization,
     mapping,
+    patches,
     trees,
 )
 from tensorcap.equivalence.experiment import Experiment
@@ -28,6 +29,7 @@ STAGES: Final[tuple[Stage, ...]] = (  # in the order in which `tcap equivalence 
     component_files.STAGE,
     components.STAGE,
     fault_localization.STAGE,
+    patches.STAGE,
 )
 State = Literal["passed", "failed", "done", "to do"]
 
@@ -117,11 +119,17 @@ def run_stage(
 
 
 def run_stages(experiment: Experiment, *, progress: Progress | None = None) -> Iterator[StageState]:
-    """Run all stages but optional ones, in order, until a gate fails; each as it is over."""
+    """Run all stages but optional ones, in order, until a gate fails; each as it is over.
+
+    If a gate fails, the stages that say why run too; if the last of them passes, as with a patch, it goes on.
+    """
     for stage in STAGES:
         if stage.is_optional:
             continue
         state = run_stage(experiment, stage, progress=progress)
         yield state
+        for name in stage.then if state.state == "failed" else ():
+            state = run_stage(experiment, stage_named(name), progress=progress)
+            yield state
         if state.state == "failed":
             return
