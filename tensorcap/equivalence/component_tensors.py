@@ -21,7 +21,7 @@ from tensorcap.equivalence import captures, mapping
 from tensorcap.equivalence.component_kinds import Component, find_components, untested
 from tensorcap.equivalence.experiment import Experiment
 from tensorcap.equivalence.rank_sums import extra_roundings, target_modules
-from tensorcap.rerun import ComponentRun, perturbed, run_components
+from tensorcap.rerun import ComponentRun, perturbed, run_components, with_equal_values
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key
@@ -85,7 +85,8 @@ def write_tensors(experiment: Experiment, target: str, folder: str, progress: Pr
     with ExitStack() as stack:
         original = stack.enter_context(open_archive(experiment.folder / captures.SOURCE))
         tested = stack.enter_context(open_archive(experiment.folder / target))
-        trusted, seen = sides(original, tested, experiment.folder / mapping.FILE)
+        trusted, mapped = sides(original, tested, experiment.folder / mapping.FILE)
+        seen = with_equal_values(original, (trusted, mapped))
         components = find_components(trusted, seen)
         sites = [component.site for component in components]
         runs: list[ComponentRun] = []
@@ -102,6 +103,7 @@ def write_tensors(experiment: Experiment, target: str, folder: str, progress: Pr
                     progress=progress,
                 )
             )
+        components = tuple(one for one in components if all(one.site in run.results for run in runs))
         archives = [
             (runs[0].results[component.site], runs[1].results[component.site], seen, key)
             for component in components
@@ -109,9 +111,9 @@ def write_tensors(experiment: Experiment, target: str, folder: str, progress: Pr
         ]
         for at, name in enumerate(FILES):
             _write(experiment.path(f"{folder}/{name}"), [(one[at], one[3]) for one in archives])
-        left_out = tuple(untested(trusted, components))
-        modules = target_modules(seen, tested)
-        roundings = extra_roundings(sites, modules, experiment.settings.run.tp)
+        left_out = tuple(untested(trusted, components, seen))
+        modules = target_modules(mapped, tested)
+        roundings = extra_roundings([one.site for one in components], modules, experiment.settings.run.tp)
         return Components(components, left_out, runs[0].natural, roundings)
 
 
