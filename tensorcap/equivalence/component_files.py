@@ -1,7 +1,7 @@
 """Stage 2, its files: a test of each component for pytest, which a person reads and edits.
 
-`tests/conftest.py` has what they share, `tests/test_NN_KIND.py` the components of one kind, the simplest kinds
-first, and `tests/components.json` what is known of each. The tensors lie in `captures/components`.
+`tests/conftest.py` has what they share, `tests/test_NN_KIND.py` the components of one kind, the simplest
+kinds first, and `tests/components.json` what is known of each. The tensors lie in `captures/components`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tensorcap_formats.progress import Progress
 TESTS: Final = "tests"
 COMPONENTS: Final = f"{TESTS}/components.json"
 TENSORS: Final = f"{captures.FOLDER}/components"
-_CONFTEST: Final = '''"""What the tests of components share; made by `tcap equivalence components`, and yours to edit.
+_CONFTEST: Final = '''"""What tests of components share; made by `tcap equivalence components`, yours to edit.
 
 `component(NAME)` starts the test of a component. `tensors(KEY)` of it are three arrays of float64 of one
-shape: the reference (the source in {wide}), the baseline ({low}) and the port,
-all on the arguments that the port's module was given. `compare` computes R, and `assert_passed` fails the test
-if an R is not below `tau_r`, which is that of equivalence.toml unless `compare` is given another one.
+shape: the reference (the source in {wide}), the baseline ({low}) and the
+port, all on the arguments that the port's module was given. `compare` computes R, and `assert_passed` fails
+the test if an R is not below `tau_r`: that of equivalence.toml, unless `compare` is given another one.
 
 If a result has another shape or layout on the port's side, align it before it is compared:
 
@@ -93,6 +93,7 @@ def _content(components: Components) -> dict[str, Any]:
                 "place": one.place,
                 "source_class": one.source_class,
                 "results": list(one.keys),
+                "extra_roundings": components.roundings[one.site],
             }
             for number, one in enumerate(components.tested)
         ],

@@ -70,7 +70,7 @@ def find_components(source: Archive, target: Archive) -> tuple[Component, ...]:
     tested = {site: listed for site, listed in records.items() if listed}
     order = sorted(tested, key=lambda site: max(record.order for record in tested[site]))
     classes = {
-        ROOT_SITE if not path else path: module.short_class
+        path or ROOT_SITE: module.short_class
         for path, module in ((module.path, module) for module in source.info.modules.values())
     }
     components = [
@@ -87,14 +87,30 @@ def find_components(source: Archive, target: Archive) -> tuple[Component, ...]:
     return tuple(sorted(components, key=lambda one: (KINDS.index(one.kind), one.place)))
 
 
-def untested(source: Archive, components: Sequence[Component]) -> Iterator[tuple[str, str]]:
-    """Modules of the source that are no components, each with the reason."""
+def untested(source: Archive, components: Sequence[Component], target: Archive) -> Iterator[tuple[str, str]]:
+    """Modules of the source that are no components, each with the reason.
+
+    Args:
+        source: The trusted archive, as `tensorcap.alignment.sides` gives it.
+        components: Those that are tested.
+        target: The target under its keys.
+    """
     known = {component.site for component in components}
-    never = {point.site for point in source.info.points if point.status == "never-called"}
+    with_results = {record.key.site for record in target.records if _is_result(record)}
+    called = {record.key.site for record in source.records if _is_result(record)}
     for site, module in source.info.modules.items():
-        if site not in known and (site not in never or module.parameters):
-            reason = "never called" if site in never else "has no counterpart with results that are floats"
-            yield site, reason
+        if site in known or (site not in called and not module.parameters):
+            continue
+        if site not in called:
+            yield site, "never called"
+        elif site in with_results:
+            yield site, "the port has no argument of it"
+        else:
+            yield site, "has no counterpart"
+
+
+def _is_result(record: Record) -> bool:
+    return record.key.slot.partition(".")[0] == "output" and record.dtype.kind == "float"
 
 
 def kind_of(site: str, classes: Mapping[str, str], sites: Sequence[str]) -> str:

@@ -38,7 +38,7 @@ class ComponentTest:
     result: ComponentResult
     tau_r: float
     _tensors: ComponentTensors
-    _settings: tuple[float, float]  # the reference's rounding, and the unit of the precision under test
+    _settings: tuple[float, str, float]  # the reference's rounding, the precision under test, extra roundings
     _plot: Path | None = None
     _messages: list[str] = field(default_factory=list)
 
@@ -60,9 +60,9 @@ class ComponentTest:
         Raises:
             UsageError: The shapes differ.
         """
-        epsilon, unit = self._settings
+        epsilon, dtype, roundings = self._settings
         compared = compare_three(*three, epsilon=epsilon)
-        passed, limit, verdict = judge(compared, self.tau_r if tau_r is None else tau_r, unit)
+        passed, limit, verdict = judge(compared, self.tau_r if tau_r is None else tau_r, dtype, roundings)
         if not passed:
             self._messages.append(f"R-ratio = {compared.ratio:.4f}  (threshold={limit:.3g}): {verdict}")
         known = self.result
@@ -121,7 +121,7 @@ class ComponentTests:
             ComponentResult(name, known.get("kind", ""), known.get("place")),
             limits.tau_r,
             self._tensors,
-            (min(epsilon, EPSILONS["float32"]), EPSILONS[run.dtype] / 2),
+            (min(epsilon, EPSILONS["float32"]), run.dtype, known.get("extra_roundings", 0.0)),
             plot,
         )
         request.node.user_properties.append((PROPERTY, test))

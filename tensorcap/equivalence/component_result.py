@@ -1,7 +1,7 @@
 """Results of component tests: R, the limit, and what both say; and the stage 2 file that holds them.
 
-In the method's file `results` have `component`, `r_ratio`, `passed`, `bc` and `sigma_ratio`, and `error`; ours
-further `kind`, `place` (in the order of execution), `limit`, `verdict`, `elements` and `metrics`.
+In the method's file `results` have `component`, `r_ratio`, `passed`, `bc` and `sigma_ratio`, and `error`;
+ours further `kind`, `place` (in the order of execution), `limit`, `verdict`, `elements` and `metrics`.
 """
 
 from __future__ import annotations
@@ -50,35 +50,48 @@ class ComponentResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def judge(three: ThreeTensors, tau_r: float, unit: float) -> tuple[bool, float, str]:
+def judge(three: ThreeTensors, tau_r: float, dtype: str, roundings: float = 0.0) -> tuple[bool, float, str]:
     """Judge the comparison of three tensors.
 
     1. A port that is not finite where the reference is has failed.
     2. Without an error of the baseline R says nothing: a port within one rounding passes.
-    3. Else R has to be below its limit, which is widened by how far so few elements may put it off by chance.
-       Below 1 it is told, and no failure.
+    3. Else R has to be below its limit: `tau_r`, widened by how far so few elements may put a ratio off by
+       chance (POL-30), and by the roundings that the port's layers have to make beyond the source's, of which
+       each adds its square. Below 1 it is told, and no failure.
 
     Args:
         three: The comparison.
-        tau_r: The limit of R of many elements.
-        unit: Half the distance from 1 to the next value in the precision under test.
+        tau_r: The limit of R of many elements that are rounded as often.
+        dtype: The precision under test.
+        roundings: How many roundings more than the source the port makes.
 
     Returns:
         Whether it passed, the limit of R, and what it says in words.
     """
+    precision = POLICY.precision(dtype)
     limit = tau_r * POLICY.widened_by(three.elements)
     if three.nonfinite:
-        return False, limit, f"{three.nonfinite} of {three.elements} elements finite on one side only"
+        return False, limit, f"{three.nonfinite} of {three.elements} elements are finite on one side only"
     if three.is_baseline_exact:
-        passed = three.relative_error <= unit
+        passed = three.relative_error <= precision.unit * math.sqrt(1 + roundings)
         how = "and so is the port" if three.ratio == 0 else f"the port is off by {three.relative_error:.2g}"
         return passed, limit, f"the source is exact here, {how}"
+    own = three.relative_error / three.ratio if three.ratio else math.inf  # the baseline's relative error
+    limit = math.hypot(limit, math.sqrt(roundings) * precision.rounding / own)
     passed = three.ratio < limit
     if three.ratio < PRECISE:
         return passed, limit, "rounds less than the source does in that precision: by itself no mistake"
-    if passed and three.ratio >= tau_r:
-        return passed, limit, f"above {tau_r:g} within chance, of {three.elements} elements"
-    return passed, limit, "as the precision alone makes it" if passed else f"R is not below {limit:.3g}"
+    if not passed:
+        return passed, limit, f"R is not below {limit:.3g}"
+    if three.ratio < tau_r:
+        return passed, limit, "as the precision alone makes it"
+    if roundings:
+        return (
+            passed,
+            limit,
+            f"above {tau_r:g} by the roundings of its sum over ranks, and of the bias after it",
+        )
+    return passed, limit, f"above {tau_r:g} within chance, of {three.elements} elements"
 
 
 def stage2_content(results: Sequence[ComponentResult]) -> dict[str, Any]:

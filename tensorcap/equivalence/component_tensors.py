@@ -8,7 +8,7 @@ baseline the same with its arguments put off by the precision's machine epsilon.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,8 @@ from tensorcap.alignment import sides
 from tensorcap.equivalence import captures, mapping
 from tensorcap.equivalence.component_kinds import Component, find_components, untested
 from tensorcap.equivalence.experiment import Experiment
-from tensorcap.rerun import ComponentRun, perturbed, run_components
+from tensorcap.equivalence.rank_sums import extra_roundings, target_modules
+from tensorcap.rerun import ComponentRun, perturbed, run_components, with_equal_values
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key
@@ -59,11 +60,13 @@ class Components:
         tested: The components, the simplest first.
         left_out: Modules of the source that are none, each with the reason.
         natural: Key texts of arguments that the port has no tensor for, so that the source's own stayed.
+        roundings: How many roundings more than the source each component makes, by its site.
     """
 
     tested: tuple[Component, ...]
     left_out: tuple[tuple[str, str], ...]
     natural: tuple[str, ...]
+    roundings: Mapping[str, float]
 
 
 def write_tensors(experiment: Experiment, target: str, folder: str, progress: Progress) -> Components:
@@ -79,11 +82,11 @@ def write_tensors(experiment: Experiment, target: str, folder: str, progress: Pr
         UsageError: Both sides have no component in common, or a model cannot be built.
         CaptureError: A run gave nothing.
     """
-    run = experiment.settings.run
     with ExitStack() as stack:
         original = stack.enter_context(open_archive(experiment.folder / captures.SOURCE))
         tested = stack.enter_context(open_archive(experiment.folder / target))
-        trusted, seen = sides(original, tested, experiment.folder / mapping.FILE)
+        trusted, mapped = sides(original, tested, experiment.folder / mapping.FILE)
+        seen = with_equal_values(original, (trusted, mapped))
         components = find_components(trusted, seen)
         sites = [component.site for component in components]
         runs: list[ComponentRun] = []
@@ -100,6 +103,7 @@ def write_tensors(experiment: Experiment, target: str, folder: str, progress: Pr
                     progress=progress,
                 )
             )
+        components = tuple(one for one in components if all(one.site in run.results for run in runs))
         archives = [
             (runs[0].results[component.site], runs[1].results[component.site], seen, key)
             for component in components
@@ -107,7 +111,10 @@ def write_tensors(experiment: Experiment, target: str, folder: str, progress: Pr
         ]
         for at, name in enumerate(FILES):
             _write(experiment.path(f"{folder}/{name}"), [(one[at], one[3]) for one in archives])
-        return Components(components, tuple(untested(trusted, components)), runs[0].natural)
+        left_out = tuple(untested(trusted, components, seen))
+        modules = target_modules(mapped, tested)
+        roundings = extra_roundings([one.site for one in components], modules, experiment.settings.run.tp)
+        return Components(components, left_out, runs[0].natural, roundings)
 
 
 @contextmanager

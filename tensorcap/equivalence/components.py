@@ -84,7 +84,10 @@ def _words(experiment: Experiment, results: Sequence[ComponentResult]) -> list[s
     ratios = [one.ratio for one in results if one.ratio is not None]
     tau_r = experiment.settings.limits.tau_r
     most = f", the largest R {max(ratios):.4g}" if ratios else ""
-    words = [f"{len(results) - len(failed)} of {counted(len(results), 'component')} below {tau_r:g}{most}."]
+    words = [f"{len(results) - len(failed)} of {counted(len(results), 'component')} pass{most}."]
+    above = [one for one in results if one.passed and one.ratio is not None and one.ratio >= tau_r]
+    for verdict in dict.fromkeys(one.verdict for one in above):
+        words.append(f"{some([one.component for one in above if one.verdict == verdict])}: {verdict}.")
     for one in failed[:_SHOWN]:
         ratio = "no R" if one.ratio is None else f"R {one.ratio:.4g}"
         words.append(f"{one.component}: {ratio}: {one.error or one.verdict}.")

@@ -60,8 +60,9 @@ class Experiment:
 
     @property
     def patches(self) -> tuple[Path, ...]:
-        """Files of patches of the target, in the order in which they are applied."""
-        return tuple(sorted((self.folder / PATCHES).glob("*.py")))
+        """Files of patches of the target, in the order in which they are applied; no skeletons."""
+        files = sorted((self.folder / PATCHES).glob("*.py"))
+        return tuple(file for file in files if self.is_edited(str(file.relative_to(self.folder))))
 
     def path(self, name: str) -> Path:
         """The path of a file of the folder; folders above it are made."""

@@ -101,6 +101,11 @@ class Side:
         return recipe.build(prepare=partial(apply_patches, self.experiment))
 
 
+def target_side(experiment: Experiment) -> Side:
+    """The target, with its patches if there are any."""
+    return Side(experiment, "target", is_patched=bool(experiment.patches))
+
+
 def model_files(experiment: Experiment) -> tuple[Path, ...]:
     """Files that both sides are made of, without patches."""
     return tuple(dict.fromkeys((*Side(experiment, "source").files, *Side(experiment, "target").files)))
@@ -138,7 +143,7 @@ def call_on_ranks(experiment: Experiment, function: str, **arguments: Any) -> No
     """Call `function(experiment, **arguments)` in a process for each rank of the target, at once.
 
     Each process has joined the others before; what it hands back it writes into files. Of one rank, it is
-    called in this process.
+    called in this process, unless there are patches, which classes of this process would keep.
 
     Args:
         experiment: The experiment.
@@ -149,7 +154,7 @@ def call_on_ranks(experiment: Experiment, function: str, **arguments: Any) -> No
         CaptureError: A process did not end with 0; the others were ended.
     """
     count = experiment.settings.run.tp
-    if count == 1:
+    if count == 1 and not experiment.patches:
         _function(function)(experiment, **arguments)
         return
     call = json.dumps([str(experiment.folder.absolute()), function, arguments])

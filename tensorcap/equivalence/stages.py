@@ -14,6 +14,7 @@ from tensorcap.equivalence import (
     downstream_stage,
     fault_localization,
     mapping,
+    patches,
     token_stages,
     trees,
 )
@@ -31,6 +32,7 @@ STAGES: Final[tuple[Stage, ...]] = (  # in the order in which `tcap equivalence 
     component_files.STAGE,
     components.STAGE,
     fault_localization.STAGE,
+    patches.STAGE,
     token_stages.FORCED,
     downstream_stage.STAGE,
 )
@@ -122,11 +124,17 @@ def run_stage(
 
 
 def run_stages(experiment: Experiment, *, progress: Progress | None = None) -> Iterator[StageState]:
-    """Run all stages but optional ones, in order, until a gate fails; each as it is over."""
+    """Run all stages but optional ones, in order, until a gate fails; each as it is over.
+
+    If a gate fails, the stages that say why run too; if the last of them passes, as with a patch, it goes on.
+    """
     for stage in STAGES:
         if stage.is_optional:
             continue
         state = run_stage(experiment, stage, progress=progress)
         yield state
+        for name in stage.then if state.state == "failed" else ():
+            state = run_stage(experiment, stage_named(name), progress=progress)
+            yield state
         if state.state == "failed":
             return

@@ -17,6 +17,7 @@ from tensorcap.rerun.component_runs import (
     module_results,
     perturbed,
     run_components,
+    with_equal_values,
 )
 from tensorcap.rerun.injected_run import InjectedRun, run_injected
 from tensorcap.rerun.injection import inject, open_run, reverse
@@ -52,4 +53,5 @@ __all__ = [
     "run_components",
     "run_injected",
     "shares_off",
+    "with_equal_values",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -19,10 +19,10 @@ from tensorcap.alignment import as_seen, fed_in_common
 from tensorcap.recording import Substitution
 from tensorcap.rerun.finite_padding import with_finite_padding
 from tensorcap.rerun.injection import open_run
-from tensorcap.rerun.substitutes import exchangeable, natural_arguments
+from tensorcap.rerun.substitutes import exchangeable, is_slot, natural_arguments
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode, encode
-from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
 from tensorcap_formats.view import ArchiveView
@@ -39,7 +39,8 @@ class ComponentRun:
     """What a model made of the target's arguments, while its runs are open.
 
     Attributes:
-        results: The archive that has a module's results, by site, under the reference's keys.
+        results: The archive that has a module's results, by site, under the reference's keys; of modules of
+            which the target has an argument.
         natural: Key texts of arguments of these modules that the target has no tensor for.
     """
 
@@ -63,7 +64,8 @@ def run_components(
         stack: Closes the runs.
         workload: The reference's model, in any precision, with its inputs and seed.
         original: The reference as it was captured.
-        sides: The reference and the target under its keys, as `tensorcap.alignment.sides` gives them.
+        sides: The reference and the target under its keys, as `tensorcap.alignment.sides` gives them, the
+            latter `with_equal_values`.
         sites: The modules.
         perturbation: How far each argument is put off, relative to each of its elements, no unit; the signs
             are random, the same each time.
@@ -83,7 +85,9 @@ def run_components(
     results: dict[str, Archive] = {}
     depths = depths_of(sites)
     for depth, chosen in enumerate(depths):
-        wanted = set(chosen)
+        wanted = {site for site in chosen if any(tested.get(key).key.site == site for key in keys)}
+        if not wanted:
+            continue
         substitution = Substitution(
             source,
             keys={key for key in keys if tested.get(key).key.site in {*wanted, ROOT_SITE}},
@@ -100,7 +104,7 @@ def run_components(
             only=sorted(wanted),
             inputs=False,
         )
-        results.update(dict.fromkeys(chosen, as_seen(seen, run)))
+        results.update(dict.fromkeys(wanted, as_seen(seen, run)))
     natural = (key for key in natural_arguments(original, keys) if original.get(key).key.site in results)
     return ComponentRun(results, tuple(natural))
 
@@ -122,6 +126,55 @@ def depths_of(sites: Collection[str]) -> Sequence[Sequence[str]]:
 def is_within(site: str, other: str) -> bool:
     """Whether a module lies within another one, by their paths."""
     return site != other and (other == ROOT_SITE or site.startswith(f"{other}."))
+
+
+def with_equal_values(original: Archive, sides: tuple[Archive, Archive]) -> Archive:
+    """The target, with tensors of modules that it has no counterpart of and another of the reference equals.
+
+    A mapping has one counterpart for what modules hand on as it is, though several return it, or are given
+    it. So an argument or a result that is bit for bit another tensor in the reference's run is taken of that
+    one's counterpart.
+
+    Args:
+        original: The reference as it was captured.
+        sides: The reference and the target under its keys, as `tensorcap.alignment.sides` gives them.
+    """
+    seen, tested = sides
+    known: dict[object, Record] = {}
+    missing: list[tuple[object, Record]] = []
+    for record in original.records:
+        text = record.key.text
+        if not (is_slot(record.key) and record.digest and _varies(record) and text in seen):
+            continue
+        identity = (record.digest, record.dtype.name, record.shape)
+        if text in tested and tested.get(text).shape == seen.get(text).shape:
+            known.setdefault(identity, tested.get(text))
+        else:
+            missing.append((identity, seen.get(text)))
+    equal = {
+        record.key: known[identity]
+        for identity, record in missing
+        if identity in known and known[identity].shape == record.shape
+    }
+    return _WithEqualValues(tested, equal) if equal else tested
+
+
+def _varies(record: Record) -> bool:
+    """Whether a tensor has two values that differ: constants are equal by chance."""
+    statistics = record.statistics
+    return statistics is not None and statistics.minimum != statistics.maximum
+
+
+class _WithEqualValues(ArchiveView):
+    """An archive with further records that have the values of others."""
+
+    def __init__(self, archive: Archive, equal: Mapping[Key, Record]) -> None:
+        further = [replace(record, key=key) for key, record in equal.items()]
+        texts = {key.text for key in equal}
+        kept = [record for record in archive.records if record.key.text not in texts]
+        sources = {record.key.text: (record,) for record in kept}
+        sources |= {key.text: (record,) for key, record in equal.items()}
+        super().__init__(archive, [*kept, *further], sources, is_direct=archive.is_direct)
 
 
 class _Perturbed(ArchiveView):

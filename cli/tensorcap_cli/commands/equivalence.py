@@ -70,7 +70,10 @@ class _StageGroup(Group):
             "map",
             "class-divergence",
             "smoke",
+            "component-tests",
+            "components",
             "localize",
+            "patch",
             "forced",
             "downstream",
         ),
@@ -283,6 +286,51 @@ def smoke_command(folder: str, **options: Any) -> None:
     model could not be run; 2 wrong usage; 3 an input cannot be read.
     """
     run_stage_command("smoke", folder, **options)
+
+
+@command.command("component-tests", cls=Command, short_help="2: write a test of each component.")
+@stage_options
+def component_tests_command(folder: str, **options: Any) -> None:
+    """Run the source on the arguments that the port's modules were given, and write a test of each component.
+
+    The tests are files for pytest, the simplest components first, and yours to edit: an edited one is never
+    written over.
+
+    Exit status: 0 written; 1 a model could not be run; 2 wrong usage; 3 an input cannot be read.
+    """
+    run_stage_command("component-tests", folder, **options)
+
+
+@command.command("components", cls=Command, short_help="2: R of each component.")
+@tau_r_option
+@stage_options
+def components_command(folder: str, **options: Any) -> None:
+    """Run the tests of all components, and write R of each into results/stage2.json.
+
+    R is the port's distance from the source in the wide precision, over that of the source in the precision
+    under test, both on the arguments that the port's module was given. It has to be below 1.2; below 1 it is
+    reported, and no failure. Each component has a picture in results/plots, of quantiles and distributions.
+    If the source cannot run in a wide precision, set run.reference_dtype to an empty text: its own arguments
+    are then put off by the machine epsilon, for a baseline.
+
+    Exit status: 0 all passed; 1 one failed, or a model could not be run; 2 wrong usage; 3 an input cannot be
+    read.
+    """
+    run_stage_command("components", folder, **options)
+
+
+@command.command("patch", cls=Command, short_help="4: patch the port, and show R before and after.")
+@stage_options
+def patch_command(folder: str, **options: Any) -> None:
+    """Write the skeleton of a patch for the first fault; once it is filled in, test the components again.
+
+    A patch is a file of yours in patches/, with functions apply_…, which are called before the port is built,
+    in each of its processes. The port's own files stay as they are.
+
+    Exit status: 0 all components pass with the patches; 1 not so, or nothing is filled in yet; 2 wrong usage;
+    3 an input cannot be read.
+    """
+    run_stage_command("patch", folder, **options)
 
 
 @command.command("localize", cls=Command, short_help="3: where faults begin, and their root causes.")
