@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
-LLAMA = LlamaConfig(
+_LLAMA: Any = LlamaConfig  # which is not annotated well
+_BERT: Any = BertConfig
+THETA = 10000.0
+LLAMA = _LLAMA(
     hidden_size=64,
     intermediate_size=128,
     num_hidden_layers=2,
@@ -28,7 +31,7 @@ LLAMA = LlamaConfig(
     eos_token_id=None,
     attn_implementation="eager",
 )
-BERT = BertConfig(
+BERT = _BERT(
     hidden_size=64,
     intermediate_size=128,
     num_hidden_layers=2,
@@ -42,12 +45,14 @@ BERT = BertConfig(
 
 def llama(dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
     """Transformers' decoder with random weights, made in a precision as `from_pretrained` makes it."""
-    return _in_precision(LlamaForCausalLM, LLAMA, dtype)
+    model: LlamaForCausalLM = _in_precision(LlamaForCausalLM, LLAMA, dtype)
+    return model
 
 
 def bert(dtype: torch.dtype = torch.float32) -> BertForMaskedLM:
     """Transformers' encoder, likewise."""
-    return _in_precision(BertForMaskedLM, BERT, dtype)
+    model: BertForMaskedLM = _in_precision(BertForMaskedLM, BERT, dtype)
+    return model
 
 
 def _in_precision(kind: Any, config: Any, dtype: torch.dtype) -> Any:
@@ -62,6 +67,11 @@ def _in_precision(kind: Any, config: Any, dtype: torch.dtype) -> Any:
     return model
 
 
+def split_heads(x: Tensor) -> Tensor:
+    """Heads [B, H, S, 16] of rows [B, S, 16 H]."""
+    return x.view(*x.shape[:2], -1, 16).transpose(1, 2)
+
+
 class Decoder(nn.Module):
     """A Llama: keys, values and queries in one product, attention by torch's own function."""
 
@@ -72,28 +82,30 @@ class Decoder(nn.Module):
             self.register_buffer(name.replace(".", "_"), value.clone())
 
     def weight(self, name: str) -> Tensor:
-        return getattr(self, f"{name}_weight".replace(".", "_"))  # type: ignore[no-any-return] # a buffer
+        weight: Tensor = getattr(self, f"{name}_weight".replace(".", "_"))
+        return weight
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         wide = x.float()
         mean_square = wide.square().mean(-1, keepdim=True)
-        return self.weight(name) * (wide * (mean_square + LLAMA.rms_norm_eps).rsqrt()).to(x.dtype)
+        normed: Tensor = (wide * (mean_square + LLAMA.rms_norm_eps).rsqrt()).to(x.dtype)
+        return self.weight(name) * normed
 
     def turn(self, x: Tensor) -> Tensor:
         """Heads [B, H, S, D] turned by their positions."""
         half = x.shape[-1] // 2
-        theta = 12000.0 if self.mistake == "theta" else LLAMA.rope_parameters["rope_theta"]
+        theta = 1.2 * THETA if self.mistake == "theta" else THETA
         frequencies = theta ** (-torch.arange(half) / half)
         angles = torch.arange(x.shape[-2])[:, None] * frequencies
         if self.mistake == "cache" and x.shape[-2] > 12:  # steps behind a prompt of 12 tokens
             angles[12:] -= frequencies
         cos, sin = (table.to(x.dtype) for table in (angles.cos(), angles.sin()))
-        left, right = x.split(half, -1)
+        left, right = x.chunk(2, -1)
         return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
 
     def attention(self, x: Tensor, name: str) -> Tensor:
         parts = [functional.linear(x, self.weight(f"{name}.{kind}_proj")) for kind in "qkv"]
-        q, k, v = (part.unflatten(-1, (-1, 16)).transpose(1, 2) for part in parts)
+        q, k, v = (split_heads(part) for part in parts)
         scale = 1.1 / math.sqrt(16) if self.mistake == "scale" and ".1." in name else None
         heads = functional.scaled_dot_product_attention(
             self.turn(q), self.turn(k), v, is_causal=True, enable_gqa=True, scale=scale
@@ -129,7 +141,8 @@ class Encoder(nn.Module):
             self.register_buffer(name.replace(".", "_"), value.clone())
 
     def parameter(self, name: str) -> Tensor:
-        return getattr(self, name.replace(".", "_"))  # type: ignore[no-any-return] # a buffer
+        value: Tensor = getattr(self, name.replace(".", "_"))
+        return value
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         return functional.linear(x, self.parameter(f"{name}.weight"), self.parameter(f"{name}.bias"))
@@ -148,9 +161,9 @@ class Encoder(nn.Module):
         x = self.norm(x, f"{prefix}.LayerNorm")
         for layer in ("bert.encoder.layer.0", "bert.encoder.layer.1"):
             parts = [self.linear(x, f"{layer}.attention.self.{kind}") for kind in ("query", "key", "value")]
-            heads = (part.unflatten(-1, (-1, 16)).transpose(1, 2) for part in parts)
+            q, k, v = (split_heads(part) for part in parts)
             is_causal = self.mistake == "causal" and ".1" in layer
-            attended = functional.scaled_dot_product_attention(*heads, is_causal=is_causal)
+            attended = functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
             attended = self.linear(attended.transpose(1, 2).flatten(2), f"{layer}.attention.output.dense")
             x = self.norm(x + attended, f"{layer}.attention.output.LayerNorm")
             wide = functional.gelu(self.linear(x, f"{layer}.intermediate.dense"))

@@ -240,7 +240,8 @@ def test_without_a_baseline_nothing_is_decided() -> None:
 def test_scores_are_read_as_they_were_written() -> None:
     scores = [score(0.6), score(3.5, "ppl,none", higher=False)]
     assert read_scores("a.json", json.loads(json.dumps(scores_json(scores)))) == tuple(scores)
-    for entries in (None, [{}], [{**scores_json(scores)[0], "rows": "10"}]):
+    spoiled: list[Any] = [None, [{}], [{**scores_json(scores)[0], "rows": "10"}]]
+    for entries in spoiled:
         with pytest.raises(UsageError, match=r"a\.json: holds no scores of stage 7"):
             read_scores("a.json", entries)
 
@@ -251,12 +252,11 @@ def folder(tmp_path: Path) -> Path:
     words = {word: number for number, word in enumerate(["<s>", "</s>", *map(str, range(62))])}
     tokenizer = Tokenizer(WordLevel(words, unk_token="<s>"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<s>"
-    )
+    fast_class: Any = PreTrainedTokenizerFast
+    fast = fast_class(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<s>")
     fast.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
+    model: Any = LlamaForCausalLM(
         LlamaConfig(
             hidden_size=64,
             intermediate_size=128,
@@ -268,7 +268,7 @@ def folder(tmp_path: Path) -> Path:
             bos_token_id=0,
             eos_token_id=1,
         )
-    ).eval()
+    )
     exp = tmp_path / "exp"
     (exp / "tasks").mkdir(parents=True)
     fast.save_pretrained(exp / "llama")

@@ -57,9 +57,9 @@ def token_model(model: Any, arguments: Any = None) -> TokenModel:
     return adapter_for(model).token_model(workload)
 
 
-def llama(**options: Any) -> LlamaForCausalLM:
+def llama(**options: Any) -> Any:
     torch.manual_seed(0)
-    return LlamaForCausalLM(
+    model: Any = LlamaForCausalLM(
         LlamaConfig(
             hidden_size=32,
             intermediate_size=64,
@@ -70,7 +70,8 @@ def llama(**options: Any) -> LlamaForCausalLM:
             initializer_range=0.3,
             **{"eos_token_id": None, **options},
         )
-    ).eval()
+    )
+    return model.eval()
 
 
 @pytest.mark.spec("EQV-40")
