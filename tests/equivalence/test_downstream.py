@@ -109,7 +109,7 @@ def bench(folder: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.spec("EQV-62")
+@pytest.mark.spec("EQL-40")
 def test_one_file_says_what_both_sides_run(tmp_path: Path) -> None:
     pytest.importorskip("yaml")
     config = BenchConfig.read(bench(tmp_path, f"{BENCH}run_hf_baseline: false\ntokenizer: llama\n"))
@@ -124,7 +124,7 @@ def test_one_file_says_what_both_sides_run(tmp_path: Path) -> None:
     assert (short.scenarios[0].limit, short.runs_source) == (200, True)
 
 
-@pytest.mark.spec("EQV-62")
+@pytest.mark.spec("EQL-40")
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
@@ -162,7 +162,7 @@ def test_a_file_that_makes_no_sense_is_refused(
         BenchConfig.read(bench(tmp_path, text))
 
 
-@pytest.mark.spec("EQV-63")
+@pytest.mark.spec("EQL-41")
 def test_tasks_with_data_elsewhere_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("yaml")
     config = BenchConfig.read(bench(tmp_path, BENCH))
@@ -186,7 +186,7 @@ def score(value: float, metric: str = "acc,none", rows: int = 100, *, higher: bo
     return Score("accuracy", "counting", metric, value, rows, higher)
 
 
-@pytest.mark.spec("EQV-64")
+@pytest.mark.spec("EQL-42")
 @pytest.mark.parametrize(
     ("source", "target", "passed"),
     [
@@ -203,7 +203,7 @@ def test_a_score_may_be_two_points_worse(source: float, target: float, passed: b
     assert result.passed is passed
 
 
-@pytest.mark.spec("EQV-64")
+@pytest.mark.spec("EQL-42")
 def test_what_is_no_share_decides_nothing() -> None:
     result = compare_scores(
         [score(12.5, "word_perplexity,none", higher=False)], [score(99.0, "word_perplexity,none")]
@@ -212,14 +212,14 @@ def test_what_is_no_share_decides_nothing() -> None:
     assert result.words[1].endswith("no share of 1, which decides nothing.")
 
 
-@pytest.mark.spec("EQV-64")
+@pytest.mark.spec("EQL-42")
 def test_answers_without_numbers_fail_whatever_the_scores_are() -> None:
     result = compare_scores([score(0.6)], [score(0.6)], undefined=3)
     assert result.passed is False
     assert result.words[0] == "Of 3 answers the target's logits are no finite numbers."
 
 
-@pytest.mark.spec("EQV-64")
+@pytest.mark.spec("EQL-42")
 def test_a_row_that_weighs_more_than_the_tolerance_is_told() -> None:
     result = compare_scores([score(0.6, rows=10)], [score(0.5, rows=10)])
     assert result.words[1] == (
@@ -227,7 +227,7 @@ def test_a_row_that_weighs_more_than_the_tolerance_is_told() -> None:
     )
 
 
-@pytest.mark.spec("EQV-65")
+@pytest.mark.spec("EQL-43")
 def test_without_a_baseline_nothing_is_decided() -> None:
     result = compare_scores(None, [score(0.1)])
     assert result.passed is None
@@ -298,7 +298,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("lm_eval") is None, reason="needs the extra downstream")
-@pytest.mark.spec("EQV-63", "EQV-64", "EQV-65", "EQV-66")
+@pytest.mark.spec("EQL-41", "EQL-42", "EQL-43", "EQL-44")
 def test_ten_rows_are_run_on_both_sides(folder: Path) -> None:
     paths = os.pathsep.join([*(str(ROOT / part) for part in (".", "formats", "cli")), *sys.path])
     done = subprocess.run(

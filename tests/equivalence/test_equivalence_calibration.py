@@ -56,7 +56,7 @@ def tested(tmp_path: Path) -> Path:
     return experiment(tmp_path / "tested", name="tested")
 
 
-@pytest.mark.spec("EQV-70", "EQV-72")
+@pytest.mark.spec("EQL-50", "EQL-52")
 def test_limits_are_the_documented_quantiles(tmp_path: Path, tested: Path) -> None:
     one = experiment(tmp_path / "one", name="one")
     other = experiment(tmp_path / "other", name="other", ratios=RATIOS * 0.5, kl=KL * 2)
@@ -75,7 +75,7 @@ def test_limits_are_the_documented_quantiles(tmp_path: Path, tested: Path) -> No
     )
 
 
-@pytest.mark.spec("EQV-70")
+@pytest.mark.spec("EQL-50")
 def test_a_limit_of_r_is_at_least_the_methods(tmp_path: Path, tested: Path) -> None:
     ports = [experiment(tmp_path / name, name=name, ratios=[1.0] * 30) for name in ("one", "other")]
     limits = calibrate(ports, under_test=tested)
@@ -83,7 +83,7 @@ def test_a_limit_of_r_is_at_least_the_methods(tmp_path: Path, tested: Path) -> N
     assert set(limits.tau_r_of_type.values()) == {1.2}
 
 
-@pytest.mark.spec("EQV-71")
+@pytest.mark.spec("EQL-51")
 def test_ports_that_fail_are_left_out(tmp_path: Path, tested: Path) -> None:
     good = [experiment(tmp_path / name, name=name) for name in ("one", "other")]
     failing = experiment(tmp_path / "failing", name="failing", failed="layers.1.mlp")
@@ -103,7 +103,7 @@ def test_ports_that_fail_are_left_out(tmp_path: Path, tested: Path) -> None:
         calibrate([good[0], failing], under_test=tested)
 
 
-@pytest.mark.spec("EQV-71")
+@pytest.mark.spec("EQL-51")
 def test_the_port_under_test_sets_no_limits_for_itself(tmp_path: Path, tested: Path) -> None:
     good = [experiment(tmp_path / name, name=name) for name in ("one", "other")]
     with pytest.raises(UsageError, match="is the experiment under test"):
@@ -116,7 +116,7 @@ def test_the_port_under_test_sets_no_limits_for_itself(tmp_path: Path, tested: P
         calibrate([*good, twice], under_test=tested)
 
 
-@pytest.mark.spec("EQV-72")
+@pytest.mark.spec("EQL-52")
 def test_few_values_set_no_limit(tmp_path: Path, tested: Path) -> None:
     ports = [
         experiment(tmp_path / name, name=name, ratios=[1.0] * 3, kl=KL[:1, :5]) for name in ("one", "other")
@@ -127,7 +127,7 @@ def test_few_values_set_no_limit(tmp_path: Path, tested: Path) -> None:
     assert "KL decides nothing: 10 positions are too few." in limits.words
 
 
-@pytest.mark.spec("EQV-73")
+@pytest.mark.spec("EQL-53")
 def test_the_command_sets_the_limits_of_the_experiment(tmp_path: Path, tested: Path) -> None:
     ports = [experiment(tmp_path / name, name=name) for name in ("one", "other")]
     arguments = ["equivalence", "calibrate", str(tested), *(f"--by={port}" for port in ports)]
@@ -144,7 +144,7 @@ def test_the_command_sets_the_limits_of_the_experiment(tmp_path: Path, tested: P
     assert missing.exit_code == 3
 
 
-@pytest.mark.spec("EQV-73")
+@pytest.mark.spec("EQL-53")
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [

@@ -83,7 +83,7 @@ def logits(runs: tuple[TokenRun, ...]) -> np.ndarray[Any, Any]:
     return np.concatenate([run.logits for run in runs]).astype(np.float64)
 
 
-@pytest.mark.spec("EQV-50", "EQV-57")
+@pytest.mark.spec("EQL-10", "EQL-30")
 def test_a_right_port_passes_although_its_free_tokens_part_at_near_ties() -> None:
     free, fed = stage_1(), stages_5_and_6()
     parted = [one for one in free.prompts if one.first_divergence is not None]
@@ -96,7 +96,7 @@ def test_a_right_port_passes_although_its_free_tokens_part_at_near_ties() -> Non
     assert [gate.passed for gate in fed.gates] == [True] * 4
 
 
-@pytest.mark.spec("EQV-50", "EQV-53", "EQV-57")
+@pytest.mark.spec("EQL-10", "EQL-13", "EQL-30")
 def test_gates_are_of_the_numbers_that_plain_numpy_gives() -> None:
     s, w, t = (logits(runs) for runs in (decoder_runs("source"), decoder_runs("twin"), forced(port())))
     ratios = np.linalg.norm(t - s, axis=1) / np.linalg.norm(w - s, axis=1)
@@ -119,7 +119,7 @@ def test_gates_are_of_the_numbers_that_plain_numpy_gives() -> None:
     assert stages_5_and_6().gates[1].limit == pytest.approx(1.2 * min(by_chance, below), rel=1e-9)
 
 
-@pytest.mark.spec("EQV-57", "EQV-58")
+@pytest.mark.spec("EQL-30", "EQL-31")
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_wrong_port_fails_and_is_led_back(mistake: str) -> None:
     result = stages_5_and_6(mistake)
@@ -130,7 +130,7 @@ def test_a_wrong_port_fails_and_is_led_back(mistake: str) -> None:
     assert MISTAKES[mistake] in result.way_back.text
 
 
-@pytest.mark.spec("EQV-52", "EQV-57")
+@pytest.mark.spec("EQL-12", "EQL-30")
 def test_nan_fails_everywhere_and_no_number_stands_for_it() -> None:
     result = stages_5_and_6("nan")
     assert [gate.passed for gate in result.gates] == [False] * 4
@@ -144,7 +144,7 @@ def test_nan_fails_everywhere_and_no_number_stands_for_it() -> None:
     )
 
 
-@pytest.mark.spec("EQV-52", "EQV-57")
+@pytest.mark.spec("EQL-12", "EQL-30")
 def test_one_nan_of_many_positions_fails() -> None:
     runs = list(forced(port()))
     spoiled = runs[2].logits.copy()
@@ -158,7 +158,7 @@ def test_one_nan_of_many_positions_fails() -> None:
     assert "first at prompt 3, position 5" in result.words[1]
 
 
-@pytest.mark.spec("EQV-58")
+@pytest.mark.spec("EQL-31")
 @pytest.mark.parametrize(
     ("components", "stage"), [("not run", 2), ("failed", 3), ("passed", 0)], ids=lambda value: str(value)
 )
@@ -168,14 +168,14 @@ def test_where_a_failure_leads_depends_on_the_components(components: Any, stage:
     assert way.stage == stage
 
 
-@pytest.mark.spec("EQV-58")
+@pytest.mark.spec("EQL-31")
 def test_each_failure_leads_back_to_a_stage() -> None:
     names = {name for way in WAYS_BACK for name in way.failed}
     limits = ForcedLimits(delta_kl=0.1, delta_kl_max=1.0)
     assert {gate.name for gate in replace(stages_5_and_6(), limits=limits).gates} == names
 
 
-@pytest.mark.spec("EQV-58")
+@pytest.mark.spec("EQL-31")
 def test_a_precision_that_is_not_enough_is_no_fault_of_the_port() -> None:
     rng = np.random.default_rng(3)
     source, noise = rng.normal(size=(40, 64)), rng.normal(size=(2, 40, 64))
@@ -188,7 +188,7 @@ def test_a_precision_that_is_not_enough_is_no_fault_of_the_port() -> None:
     assert "the precision is not enough" in result.way_back.text
 
 
-@pytest.mark.spec("EQV-59")
+@pytest.mark.spec("EQL-32")
 def test_kl_decides_once_there_are_measured_limits() -> None:
     result = stages_5_and_6()
     assert all("KL" not in gate.name for gate in result.gates)
@@ -199,7 +199,7 @@ def test_kl_decides_once_there_are_measured_limits() -> None:
     assert "probability is spread otherwise" in tight.way_back.text
 
 
-@pytest.mark.spec("EQV-43", "EQV-57")
+@pytest.mark.spec("EQL-4", "EQL-30")
 @pytest.mark.parametrize(("mistake", "passed"), [("", True), ("causal", False)], ids=["right", "causal mask"])
 def test_an_encoder_is_compared_at_the_positions_of_its_prompts(mistake: str, passed: bool) -> None:
     models: list[Callable[[], torch.nn.Module]] = [
@@ -217,14 +217,14 @@ def test_an_encoder_is_compared_at_the_positions_of_its_prompts(mistake: str, pa
     assert result.to_json()["teacher_forced"] is False
 
 
-@pytest.mark.spec("EQV-51")
+@pytest.mark.spec("EQL-11")
 def test_a_source_in_one_precision_has_no_denominator() -> None:
     source = decoder_runs("source")
     with pytest.raises(UsageError, match="R has no denominator"):
         compare_forced(source, source, forced(port()))
 
 
-@pytest.mark.spec("EQV-45")
+@pytest.mark.spec("EQL-6")
 def test_runs_of_unlike_prompts_or_tokens_are_refused() -> None:
     source, twin = decoder_runs("source"), decoder_runs("twin")
     with pytest.raises(UsageError, match="unlike prompts"):
@@ -236,7 +236,7 @@ def test_runs_of_unlike_prompts_or_tokens_are_refused() -> None:
         compare_generations([], [])
 
 
-@pytest.mark.spec("EQV-46", "EQV-47")
+@pytest.mark.spec("EQL-20", "EQL-21")
 def test_greedy_tokens_are_counted_position_by_position() -> None:
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(4, 8))
@@ -255,7 +255,7 @@ def test_greedy_tokens_are_counted_position_by_position() -> None:
     assert compare_generations([run(1, 2)], [run(1, 2)]).prompts[0].first_divergence is None
 
 
-@pytest.mark.spec("EQV-46", "EQV-47")
+@pytest.mark.spec("EQL-20", "EQL-21")
 @pytest.mark.parametrize(
     ("mistake", "token_match", "passed", "meaning"),
     [
@@ -276,7 +276,7 @@ def test_matches_and_cosines_have_a_meaning_together(
     assert bool(result.meaning[1]) is not passed
 
 
-@pytest.mark.spec("EQV-47")
+@pytest.mark.spec("EQL-21")
 def test_matching_tokens_of_unlike_logits_are_told() -> None:
     source = decoder_runs("source")
     odd = [replace(run, logits=np.where(run.logits > 3, run.logits, -run.logits)) for run in source]
@@ -285,7 +285,7 @@ def test_matching_tokens_of_unlike_logits_are_told() -> None:
     assert "Tokens match although logits do not agree" in result.meaning[0]
 
 
-@pytest.mark.spec("EQV-60")
+@pytest.mark.spec("EQL-33")
 def test_files_have_the_members_of_the_original() -> None:
     spread = {"type": "object", "required": ["mean"], "additionalProperties": {"type": ["number", "null"]}}
     numbers = {"type": "array", "items": {"type": ["number", "null"]}}

@@ -22,7 +22,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return np.asarray(e / e.sum())
 
 
-@pytest.mark.spec("EQV-50", "EQV-51")
+@pytest.mark.spec("EQL-10", "EQL-11")
 def test_metrics_of_a_position_are_those_of_plain_numpy() -> None:
     s, w, t = (side.astype(np.float64) for side in (SOURCE, TWIN, TARGET))
     row = compare_rows(SOURCE, TWIN, TARGET, where="here")
@@ -39,7 +39,7 @@ def test_metrics_of_a_position_are_those_of_plain_numpy() -> None:
     assert row.error == pytest.approx(math.sqrt(((t - s) ** 2).mean()))
 
 
-@pytest.mark.spec("EQV-52")
+@pytest.mark.spec("EQL-12")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_position_that_is_not_finite_has_no_numbers(value: float) -> None:
     target = TARGET.copy()
@@ -51,7 +51,7 @@ def test_a_position_that_is_not_finite_has_no_numbers(value: float) -> None:
     assert zero.cosine is None
 
 
-@pytest.mark.spec("EQV-52")
+@pytest.mark.spec("EQL-12")
 def test_a_token_that_all_sides_rule_out_is_left_out() -> None:
     masked = [np.append(side, np.float32(-np.inf)) for side in (SOURCE, TWIN, TARGET)]
     one, other = compare_rows(*masked, where="here"), compare_rows(SOURCE, TWIN, TARGET, where="here")
@@ -60,7 +60,7 @@ def test_a_token_that_all_sides_rule_out_is_left_out() -> None:
     assert not compare_rows(masked[0], masked[1], np.append(TARGET, np.float32(0)), where="here").is_defined
 
 
-@pytest.mark.spec("EQV-52")
+@pytest.mark.spec("EQL-12")
 @pytest.mark.parametrize(
     ("source", "twin", "message"),
     [
@@ -85,7 +85,7 @@ def test_nothing_is_judged_by_a_source_that_is_not_finite(
         compare_rows(sides[0], sides[1], target, where="prompt 2, position 0")
 
 
-@pytest.mark.spec("EQV-51")
+@pytest.mark.spec("EQL-11")
 def test_r_of_an_exact_baseline_is_infinite_and_of_two_exact_ones_is_one() -> None:
     assert compare_rows(SOURCE, SOURCE, TARGET, where="").r_ratio == math.inf
     same = compare_rows(SOURCE, SOURCE, SOURCE, where="")
@@ -96,7 +96,7 @@ def test_r_of_an_exact_baseline_is_infinite_and_of_two_exact_ones_is_one() -> No
     assert compare_rows(wide, near, far, where="").r_ratio == pytest.approx(2.0, rel=1e-6)
 
 
-@pytest.mark.spec("EQV-53")
+@pytest.mark.spec("EQL-13")
 def test_percentiles_are_numpys() -> None:
     values = RNG.lognormal(size=37)
     up, down = spread(values.tolist()), spread(values.tolist(), is_better_if_higher=True)
@@ -108,7 +108,7 @@ def test_percentiles_are_numpys() -> None:
     assert (up.mean, up.worst, down.worst) == pytest.approx((values.mean(), values.max(), values.min()))
 
 
-@pytest.mark.spec("EQV-52", "EQV-53")
+@pytest.mark.spec("EQL-12", "EQL-13")
 def test_an_undefined_position_is_worse_than_any_number() -> None:
     few = spread([1.0] * 19 + [None])  # 0.95 of 19 is 18.05: between the last number and none
     assert (few.mean, few.worst, few.tail, few.median) == (None, None, None, 1.0)
@@ -117,7 +117,7 @@ def test_an_undefined_position_is_worse_than_any_number() -> None:
     assert spread([None, None]).median is None
 
 
-@pytest.mark.spec("EQV-54")
+@pytest.mark.spec("EQL-14")
 def test_directions_of_errors_are_as_many_as_their_covariance_has() -> None:
     rng = np.random.default_rng(0)
     basis = np.linalg.qr(rng.normal(size=(400, 40)))[0]
@@ -129,7 +129,7 @@ def test_directions_of_errors_are_as_many_as_their_covariance_has() -> None:
     assert error_directions(np.outer(rng.normal(size=9), errors[0])) == pytest.approx(1.0)
 
 
-@pytest.mark.spec("EQV-55")
+@pytest.mark.spec("EQL-15")
 def test_padding_is_cut_by_a_configuration_only() -> None:
     assert shared_columns({"source": 256, "target": 256}, []).count == 256
     padded = shared_columns({"source": 256, "target": 320}, [256])
@@ -144,7 +144,7 @@ def test_padding_is_cut_by_a_configuration_only() -> None:
             shared_columns(widths, sizes)
 
 
-@pytest.mark.spec("EQV-56")
+@pytest.mark.spec("EQL-16")
 @pytest.mark.parametrize(
     ("value", "relation", "passed"),
     [

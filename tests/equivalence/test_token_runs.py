@@ -74,7 +74,7 @@ def llama(**options: Any) -> Any:
     return model.eval()
 
 
-@pytest.mark.spec("EQV-40")
+@pytest.mark.spec("EQL-1")
 def test_a_model_of_its_last_position_is_given_each_prefix() -> None:
     last, whole = LastRow(), LastRow(all_rows=True)
     tokens = [5, 9, 3, 11]
@@ -86,14 +86,14 @@ def test_a_model_of_its_last_position_is_given_each_prefix() -> None:
     assert last.seen[1] == ([[5, 9]], [[1, 1]], [[0, 1]])
 
 
-@pytest.mark.spec("EQV-40")
+@pytest.mark.spec("EQL-1")
 def test_prompts_are_the_workloads_own_without_what_its_mask_leaves_out() -> None:
     assert token_model(LastRow()).prompts == ((5, 9, 3, 11, 2), (1, 0, 4))
     positional = Workload(LastRow(), tuple(inputs().values()))
     assert adapter_for(positional.model).token_model(positional).prompts[1] == (1, 0, 4)
 
 
-@pytest.mark.spec("EQV-41")
+@pytest.mark.spec("EQL-2")
 def test_a_hugging_face_model_goes_on_through_its_cache() -> None:
     model = llama()
     lengths: list[int] = []
@@ -113,7 +113,7 @@ def test_a_hugging_face_model_goes_on_through_its_cache() -> None:
     assert one.vocabulary == 16
 
 
-@pytest.mark.spec("EQV-42")
+@pytest.mark.spec("EQL-3")
 def test_given_tokens_are_fed_whatever_the_model_would_choose() -> None:
     model = llama()
     one = token_model(model, {"input_ids": IDS})
@@ -126,7 +126,7 @@ def test_given_tokens_are_fed_whatever_the_model_would_choose() -> None:
     assert run.tokens == other
 
 
-@pytest.mark.spec("EQV-42")
+@pytest.mark.spec("EQL-3")
 def test_generation_ends_with_a_text() -> None:
     free = greedy_run(token_model(llama(), {"input_ids": IDS}), Prompt.of_tokens([5, 9, 3]), 6, vocabulary=16)
     ending = free.tokens[2]
@@ -137,7 +137,7 @@ def test_generation_ends_with_a_text() -> None:
     assert max(padded.tokens) < 4
 
 
-@pytest.mark.spec("EQV-43")
+@pytest.mark.spec("EQL-4")
 def test_an_encoder_is_told_from_a_decoder() -> None:
     torch.manual_seed(0)
     config = BertConfig(
@@ -165,7 +165,7 @@ class Returns(nn.Module):
         return self.result
 
 
-@pytest.mark.spec("EQV-44")
+@pytest.mark.spec("EQL-5")
 @pytest.mark.parametrize(
     ("result", "message"),
     [
@@ -182,7 +182,7 @@ def test_a_model_without_logits_is_refused(result: Any, message: str) -> None:
         token_model(Returns(result), {"input_ids": IDS}).begin([5, 9, 3])
 
 
-@pytest.mark.spec("EQV-44")
+@pytest.mark.spec("EQL-5")
 def test_hidden_states_are_no_logits_of_a_vocabulary() -> None:
     model = llama()
     model.lm_head = nn.Identity()
@@ -191,7 +191,7 @@ def test_hidden_states_are_no_logits_of_a_vocabulary() -> None:
         token_model(model, {"input_ids": IDS}).begin([5, 9, 3])
 
 
-@pytest.mark.spec("EQV-44")
+@pytest.mark.spec("EQL-5")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -209,7 +209,7 @@ def test_inputs_that_cannot_be_made_for_other_tokens_are_refused(arguments: Any,
         token_model(LastRow(), arguments)
 
 
-@pytest.mark.spec("EQV-45")
+@pytest.mark.spec("EQL-6")
 @pytest.mark.parametrize(
     ("prompts", "message"),
     [
