@@ -24,8 +24,8 @@ from tensorcap_formats.json_values import json_value
 from tensorcap_formats.progress import Progress, Silent
 
 STAGES: Final[tuple[Stage, ...]] = (  # in the order in which `tcap equivalence run` runs them
-    trees.STAGE,
     captures.STAGE,
+    trees.STAGE,
     mapping.STAGE,
     class_divergence.STAGE,
     token_stages.SMOKE,
