@@ -75,6 +75,7 @@ class Flow:
     rows: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     inputs: Mapping[str, Sequence[str]] = field(default_factory=dict)
     outputs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    _made_by: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, archive: Archive | None, rows: Iterable[Row]) -> Flow:
@@ -102,13 +103,20 @@ class Flow:
         for place, sources in edges.items():
             for source in sources:
                 outputs.setdefault(source, []).append(place)
-        return cls(nodes, by_place, {place: list(sources) for place, sources in edges.items()}, outputs)
+        inputs = {place: list(sources) for place, sources in edges.items()}
+        made_by = {
+            row.record.digest: place
+            for place, of_place in by_place.items()
+            for row in of_place
+            if place in nodes and row.record.digest and _is_output(row)
+        }
+        return cls(nodes, by_place, inputs, outputs, made_by)
 
     def around(self, row: Row) -> Neighbourhood | None:
         """Draw what a row's place takes, above it, and what takes its results, below; None without any."""
         if row.record.key.is_bare:
             return None
-        centre = row.record.key.where
+        centre = self._place(row)
         levels, more = {0: [centre]}, 0
         for edges, direction in ((self.inputs, -1), (self.outputs, 1)):
             known = {centre}
@@ -123,6 +131,11 @@ class Flow:
         if len(levels) == 1:
             return None
         return self._draw(levels, more)
+
+    def _place(self, row: Row) -> str:
+        """The place of a row; of a module whose ops are recorded, the op that made its result."""
+        place = row.record.key.where
+        return place if place in self.nodes else self._made_by.get(row.record.digest, place)
 
     def _nearest(self, place: str, edges: Mapping[str, Sequence[str]]) -> list[str]:
         """The places next to one that have rows: a view, which has none, is passed."""
@@ -158,7 +171,7 @@ class Flow:
 
     def _box(self, place: str, x: float, y: float, is_centre: bool) -> Box:
         rows = self.rows.get(place, ())
-        results = [row for row in rows if is_result(row.record.key)] or list(rows)
+        results = [row for row in rows if _is_output(row)] or list(rows)
         colour = min((row.colour for row in results), key=_SEVERITY.index, default="grey")
         node = self.nodes.get(place)
         site = place.partition("/")[2].partition("@")[0]
@@ -172,6 +185,11 @@ class Flow:
         row = results[0].number if results else None
         title = f"{shortened(place)}{line}"
         return Box(shortened(label, 18), title, _end(below), colour, row, x, y, is_centre)
+
+
+def _is_output(row: Row) -> bool:
+    """Whether a row is a result of its place: a module, or an op in one."""
+    return row.record.key.slot.partition(".")[0] == "output"
 
 
 def _end(text: str, limit: int = 20) -> str:

@@ -67,11 +67,13 @@ class Charts:
     Attributes:
         axes: Where the error lies; none of one side alone.
         histogram: Of both sides, or of one twice.
+        is_pair: Whether there are two sides.
         is_sampled: Whether they are of a sample of the elements.
     """
 
     axes: tuple[AxisErrors, ...]
     histogram: Histogram | None
+    is_pair: bool
     is_sampled: bool
 
 
@@ -261,7 +263,7 @@ def draw_charts(reader: TensorReader, sides: Sequence[Side]) -> Charts:
                 size = sides[0].record.shape[axis]
                 axes.append(AxisErrors(axis, size, one.bars, one.worst * step, one.share))
     histogram = draw_histogram(reference, target)
-    return Charts(tuple(axes), histogram, any(step > 1 for step in steps))
+    return Charts(tuple(axes), histogram, len(values) == 2, any(step > 1 for step in steps))
 
 
 def _steps(side: Side) -> list[int]:

@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from sys import intern
 from typing import Any, Final, Literal
 
 from tensorcap.comparison import (
@@ -107,24 +109,30 @@ def _row(number: int, record: Record, pair: Pair | None, own: float | None) -> R
         component = ""
     else:
         site = module_of(key.site)
-        module = module_path(site)
-        component = component_of(site)
+        module, component = _module_of(site)
         inner = key.site_call[len(site) :].removeprefix(":")
         name = f"{inner}/{key.slot}" if inner else key.slot
         name = f"{name} (step {key.step})" if key.step else name
     status = pair.status if pair else ""
+    name = name if len(name) <= WIDEST and name.isprintable() and "%" not in name else shortened(unescape(name))
     return Row(
         number,
         pair.key if pair else key.text,
         record,
         pair,
         module,
-        shortened(unescape(name)),
-        shortened(component, 40),
+        intern(name),
+        component,
         status,
         _colour(pair, record),
         own,
     )
+
+
+@lru_cache(maxsize=4096)
+def _module_of(site: str) -> tuple[str, str]:
+    """Path and component of a module's site: one object for all its rows."""
+    return module_path(site), shortened(component_of(site), 40)
 
 
 def _colour(pair: Pair | None, record: Record) -> Colour:

@@ -6,13 +6,15 @@ threads; each answers with a fragment of HTML, which the script puts in its plac
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import secrets
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -74,6 +76,7 @@ class Pages:
         )
         self._templates.filters["number"] = number_text
         self._templates.filters["quoted"] = quoted
+        self._templates.filters["end"] = end_of_path
 
     def app(self, token: str) -> Starlette:
         """An application that answers below the token, and with `not found` everywhere else."""
@@ -302,6 +305,8 @@ class Pages:
             self._version += 1
             self._reader.forget()
             old.close()
+        del old
+        _release_memory()
         return JSONResponse({"version": self._version}, headers=_HEADERS)
 
     def _inspection(self, subject: Subject, request: Request) -> Inspection:
@@ -319,8 +324,10 @@ class Pages:
 
 
 def _printed(value: Any) -> Any:
-    """Text without what is not printable; markup of ours as it is."""
-    return one_line(value) if type(value) is str else value
+    """Text with a space for what is not printable, such as a change of direction; markup of ours as it is."""
+    if type(value) is not str or value.isprintable():
+        return value
+    return "".join(c if c.isprintable() else " " for c in value)
 
 
 def choice_of(query: Mapping[str, str]) -> Choice:
@@ -356,6 +363,17 @@ def view_of(query: Mapping[str, str], inspection: Inspection) -> PlaneView:
 def quoted(path: str) -> str:
     """The path of a module as an attribute of HTML can hold it, whatever is in it."""
     return quote(path, safe="", errors="surrogatepass")
+
+
+def end_of_path(file: str) -> str:
+    """The last two folders and the name of a file.
+
+    Example:
+        >>> end_of_path("/usr/lib/python3/transformers/models/llama/modeling_llama.py")
+        '…/models/llama/modeling_llama.py'
+    """
+    parts = file.split("/")
+    return shortened(file if len(parts) <= 4 else "/".join(["…", *parts[-3:]]))
 
 
 def _unquoted(text: str) -> str:
@@ -457,6 +475,13 @@ def listen(port: int) -> socket.socket:
         ) from None
 
 
+def _release_memory() -> None:
+    """Give back to the system what comparing has freed: of 20,000 pairs some 35 MB, held for nothing."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # a C library without it
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def serve(
     listener: socket.socket, subject: Subject, *, mapping: Mapping_ = None, opened: Callable[[str], None]
 ) -> None:
@@ -471,6 +496,7 @@ def serve(
     token = secrets.token_urlsafe(24)
     pages = Pages(subject, mapping=mapping)
     # No access log: it would hold the token. No lifespan: nothing is started beside.
+    _release_memory()
     config = uvicorn.Config(
         pages.app(token), log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1
     )

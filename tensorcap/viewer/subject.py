@@ -349,9 +349,7 @@ def _injected(stack: ExitStack, folder: Path, source: ReportSource, trusted: Arc
         trusted = trusted.source
     compared = sides(trusted, tested, known)
     comparison = compare(*compared, mapping="none")
-    keys = {pair.key for pair in results_of(comparison)}
-    own = {key: error for key, error in source.own_errors.items() if key in keys}
-    return replace(source, comparison=comparison, own_errors=own)
+    return replace(source, comparison=comparison, own_errors={})
 
 
 @contextmanager
