@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from typing import Final
 import numpy as np
 
 from tensorcap.reports.html import draw_picture, finite_range
-from tensorcap.runs import read_window
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.errors import UsageError
@@ -19,7 +19,7 @@ from tensorcap_formats.view import ArchiveView
 
 CELLS: Final = 256  # of a map along each side: what is larger is folded
 _WHOLE: Final = 1 << 20  # elements of a plane that is read whole; of a larger one, rows are sampled
-_READS: Final = 3072  # of one side at most
+_READS: Final = 2048  # of one side at most
 _RUN_BYTES: Final = 1 << 17  # a longer run is not read for a few elements of it
 _LOADED: Final = 1 << 24  # elements of a tensor that can only be read whole
 
@@ -165,11 +165,7 @@ class TensorReader:
         ranges = [range(0, size, step) for size, step in zip(record.shape, steps, strict=True)]
         if not can_seek(side):
             return self._loaded(side)[tuple(slice(None, None, step) for step in steps)]
-        if ranges and ranges[-1].step > 1 and math.prod(map(len, ranges[:-1])) == 1:
-            return _read_drawn(archive, record, [0] * (len(ranges) - 1) + [ranges[-1]]).reshape(
-                [len(r) for r in ranges]
-            )
-        return read_window(archive, record, ranges)
+        return _read_lines(archive, record, ranges)
 
     def _loaded(self, side: Side) -> Array:
         kept = self._kept.get(side.name)
@@ -190,16 +186,16 @@ class TensorReader:
 
 
 def can_seek(side: Side) -> bool:
-    """Whether a part of a tensor costs no more to read than its bytes."""
+    """Whether parts of a tensor are read alone: if they cost no more than their bytes, or it is too large."""
     archive, record = side.archive, side.record
     if record.dtype.packed > 1:
         return False
     while isinstance(archive, ArchiveView) and not archive.is_direct:
         behind = archive.sources.get(record.key.text, ())
         if len(behind) != 1 or not record.digest or behind[0].digest != record.digest:
-            return False
+            return False  # it is computed, as a whole
         archive, record = archive.source, behind[0]
-    return archive.is_direct
+    return archive.is_direct or record.size > _LOADED
 
 
 def _read_drawn(archive: Archive, record: Record, window: Sequence[range | int]) -> Array:
@@ -226,6 +222,35 @@ def _read_drawn(archive: Archive, record: Record, window: Sequence[range | int])
     return decode(out.reshape([len(w) for w, _ in drawn]), record.dtype)
 
 
+def _read_lines(archive: Archive, record: Record, ranges: Sequence[range]) -> Array:
+    """Read a window line by line: a run of the last axis for each index of those before it."""
+    if not ranges:
+        return decode(archive.read_range(record, 0, 1).reshape(()), record.dtype)
+    strides = [math.prod(record.shape[axis + 1 :]) for axis in range(len(ranges))]
+    out = np.empty([len(r) for r in ranges], record.dtype.storage)
+    lines = out.reshape(-1, len(ranges[-1]))
+    for line, index in zip(lines, itertools.product(*ranges[:-1]), strict=True):
+        window: list[range | int] = [*index, ranges[-1]]
+        line[:] = _stored_line(archive, record, window, strides)
+    return decode(out, record.dtype)
+
+
+def _stored_line(
+    archive: Archive, record: Record, window: Sequence[range | int], strides: Sequence[int]
+) -> Array:
+    """Elements of the last axis: one run, or each alone if they are far apart."""
+    *index, along = window
+    assert isinstance(along, range)
+    start = sum(i * s for i, s in zip(index, strides, strict=False) if isinstance(i, int))
+    span = along[-1] + 1
+    if along.step == 1 or span * record.dtype.itemsize <= _RUN_BYTES:
+        return archive.read_range(record, start, start + span)[:: along.step]
+    out = np.empty(len(along), record.dtype.storage)
+    for at, i in enumerate(along):
+        archive.read_into(record, start + i, out[at : at + 1])
+    return out
+
+
 def _steps(view: PlaneView, itemsize: int) -> tuple[int, int]:
     """How many rows and columns apart elements are read: 1 and 1, unless that takes too much.
 
@@ -248,7 +273,9 @@ def _steps(view: PlaneView, itemsize: int) -> tuple[int, int]:
     return steps[view.rows], steps[view.columns]
 
 
-def read_maps(reader: TensorReader, sides: Sequence[Side], view: PlaneView) -> Maps:
+def read_maps(
+    reader: TensorReader, sides: Sequence[Side], view: PlaneView, worst: Sequence[int] | None = None
+) -> Maps:
     """Read a view of one side or of both, folded to at most 256 cells along each side.
 
     A cell of reference and target is its first element; that of the difference is its largest, so that one
@@ -258,6 +285,7 @@ def read_maps(reader: TensorReader, sides: Sequence[Side], view: PlaneView) -> M
         reader: What reads.
         sides: Reference and target, or the one that has values.
         view: The view, which fits all sides.
+        worst: Index of the largest error, as far as it is known: a sample shows it if it is in the view.
 
     Raises:
         UsageError: Values were not kept, or cannot be read in parts.
@@ -271,7 +299,30 @@ def read_maps(reader: TensorReader, sides: Sequence[Side], view: PlaneView) -> M
     if len(sides) == 2:
         difference = _fold(difference_of(*read), tall, wide)
         planes = {"reference": planes["reference"], "difference": difference, "target": planes["target"]}
+        if steps != (1, 1) and worst is not None:
+            _show_worst(reader, sides, view, (steps[0] * tall, steps[1] * wide), planes, worst)
     return Maps(planes, (steps[0] * tall, steps[1] * wide), steps != (1, 1))
+
+
+def _show_worst(
+    reader: TensorReader,
+    sides: Sequence[Side],
+    view: PlaneView,
+    cell: tuple[int, int],
+    planes: dict[str, Array],
+    worst: Sequence[int],
+) -> None:
+    """Put the largest error into its cell of a sampled difference, if the view has it."""
+    index = (0,) * (len(view.shape) - len(worst)) + tuple(worst)
+    others = [axis for axis in range(len(index)) if axis not in (view.rows, view.columns)]
+    r0, r1, c0, c1 = view.box
+    row, column = index[view.rows], index[view.columns]
+    if any(index[axis] != view.at[axis] for axis in others) or not (r0 <= row < r1 and c0 <= column < c1):
+        return
+    one = PlaneView.of(view.shape, view.rows, view.columns, index, (row, row + 1, column, column + 1))
+    error = difference_of(*(reader.plane(side, one, (1, 1)) for side in sides))
+    planes["difference"] = planes["difference"].copy()
+    planes["difference"][(row - r0) // cell[0], (column - c0) // cell[1]] = error[0, 0]
 
 
 def difference_of(reference: Array, target: Array) -> Array:

@@ -114,7 +114,9 @@ def _row(number: int, record: Record, pair: Pair | None, own: float | None) -> R
         name = f"{inner}/{key.slot}" if inner else key.slot
         name = f"{name} (step {key.step})" if key.step else name
     status = pair.status if pair else ""
-    name = name if len(name) <= WIDEST and name.isprintable() and "%" not in name else shortened(unescape(name))
+    name = (
+        name if len(name) <= WIDEST and name.isprintable() and "%" not in name else shortened(unescape(name))
+    )
     return Row(
         number,
         pair.key if pair else key.text,

@@ -53,6 +53,7 @@ _HEADERS: Final = {  # nothing is loaded from elsewhere; markup in a name could 
 _HOSTS: Final = ("127.0.0.1", "localhost")
 _MOST_ROWS: Final = 500  # of one answer
 _LONGEST_PATH: Final = 4096
+_LONGEST_MESSAGE: Final = 500  # characters
 _LISTED: Final = 200  # archives beside the reference that are offered
 _SUFFIXES: Final = (".h5", ".zarr", ".safetensors", ".hdf5", ".npz", ".npy", ".pt", ".max", ".gguf", ".onnx")
 
@@ -122,7 +123,7 @@ class Pages:
 
     def _failure(self, error: Exception) -> Response:
         hint = getattr(error, "hint", None)
-        text = one_line(f"{error}{f' {hint}' if hint else ''}")
+        text = shortened(f"{error}{f' {hint}' if hint else ''}", _LONGEST_MESSAGE)
         status = 404 if isinstance(error, LookupError) else 422
         return PlainTextResponse(text, status_code=status, headers=_HEADERS)
 
@@ -217,7 +218,7 @@ class Pages:
         if inspection.drawn:
             try:
                 with self._reading(subject, inspection):
-                    maps = read_maps(self._reader, inspection.drawn, view)
+                    maps = read_maps(self._reader, inspection.drawn, view, inspection.worst_index)
                 drawn = pictures(maps, log="log" in request.query_params)
             except (TensorcapError, OSError) as error:
                 reason = f"The values cannot be read: {error}."
@@ -233,7 +234,7 @@ class Pages:
             raise HTTPException(404, "no values")
         view = view_of(request.query_params, inspection)
         with self._reading(subject, inspection):
-            maps = read_maps(self._reader, inspection.drawn, view)
+            maps = read_maps(self._reader, inspection.drawn, view, inspection.worst_index)
         planes = np.stack(list(maps.planes.values())).astype("<f8")
         return Response(planes.tobytes(), media_type="application/octet-stream", headers=_HEADERS)
 

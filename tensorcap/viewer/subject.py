@@ -28,7 +28,6 @@ from tensorcap.reports.html import (
 )
 from tensorcap.viewer.flow import Flow
 from tensorcap.viewer.rows import (
-    Choice,
     Module,
     Row,
     Scale,
