@@ -1,4 +1,4 @@
-"""All that the inspector says of one row: statistics side by side, metrics, where the error lies, findings."""
+"""All that the inspector says of one row: statistics side by side, metrics, errors by axis, findings."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ Known = tuple[str, Archive | None, Record]
 def _records(subject: Subject, row: Row) -> list[Known]:
     archives: Sequence[Archive | None] = subject.archives or (None, None)
     if row.pair is None:
-        return [("reference", archives[0], row.record)]
+        return [("values", archives[0], row.record)]
     sides = (
         ("reference", archives[0], row.pair.reference),
         ("target", archives[-1], row.pair.target),

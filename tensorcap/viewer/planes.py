@@ -326,9 +326,9 @@ def _show_worst(
 
 
 def difference_of(reference: Array, target: Array) -> Array:
-    """The absolute difference; 0 where both are NaN, or one infinity; infinite where one side is not finite."""
+    """The absolute difference: 0 where both are NaN or one infinity, infinite where one is not finite."""
     with np.errstate(all="ignore"):
-        difference = np.abs(target - reference)
+        difference: Array = np.abs(target - reference)
     if not np.isfinite(difference).all():
         alike = (reference == target) | (np.isnan(reference) & np.isnan(target))
         with np.errstate(all="ignore"):  # of float32 values a finite difference may be beyond float32

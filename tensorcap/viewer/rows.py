@@ -21,6 +21,7 @@ from tensorcap.comparison import (
     peak_of,
     shade,
 )
+from tensorcap.reports.html import number_text
 from tensorcap.reports.layer_report import component_of
 from tensorcap.wording import one_line
 from tensorcap_formats.archive import Archive
@@ -29,7 +30,7 @@ from tensorcap_formats.records import Record
 
 Colour = Literal["green", "yellow", "red", "grey"]
 METRICS: Final[Mapping[str, str]] = {  # by name: what it is
-    **METRIC_TEXTS,
+    **{str(name): text for name, text in METRIC_TEXTS.items()},
     "relative": "norm of t - r over the norm of r",
     "cosine": "cosine of the angle between both",
 }
@@ -171,6 +172,11 @@ class Scale:
             return 1.0 if difference is None else difference.cosine
         return metric_values(difference).get(metric)  # type: ignore[call-overload,no-any-return] # others have none
 
+    def text(self, row: Row, metric: str) -> str:
+        """The value of a metric in three digits, "" for none."""
+        value = self.value(row, metric)
+        return "" if value is None else "∞" if value == math.inf else number_text(value)
+
     def colour(self, row: Row, metric: str) -> Shade | None:
         """The colour of a metric's value: for a glance, and no verdict."""
         value = self.value(row, metric)
@@ -183,7 +189,8 @@ class Scale:
     def dissimilarity(self, row: Row, metric: str) -> float:
         """How far a row is from its reference by a metric: larger is worse; errors for the size of values."""
         value = self.value(row, metric)
-        if value is None or math.isnan(value):
+        difference = row.pair.difference if row.pair else None
+        if value is None or math.isnan(value) or (difference is not None and difference.mask_mismatches):
             return math.inf
         if metric in _HIGHER_IS_BETTER:
             return -value

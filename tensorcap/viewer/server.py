@@ -28,7 +28,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import Request  # noqa: TC002 - as all that handlers are made of
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -36,7 +36,7 @@ from starlette.staticfiles import StaticFiles
 from tensorcap.diagnosis import diagnose
 from tensorcap.reports.html import HEIGHT, WIDTH, number_text, place_of
 from tensorcap.viewer.inspector import Inspection, draw_charts, inspect, row_of
-from tensorcap.viewer.planes import PlaneView, TensorReader, pictures, read_maps
+from tensorcap.viewer.planes import Maps, Picture, PlaneView, TensorReader, pictures, read_maps
 from tensorcap.viewer.rows import METRICS, ORDERS, Choice, Row, shortened
 from tensorcap.viewer.source_texts import Excerpt
 from tensorcap.viewer.subject import Mapping_, Subject, open_subject
@@ -156,11 +156,7 @@ class Pages:
             position = next((i for i, row in enumerate(chosen) if str(row.number) == query["around"]), -1)
             first = max(0, position - count // 2)
         scores = [
-            (
-                row,
-                number_text(subject.scale.value(row, choice.metric)),
-                subject.scale.colour(row, choice.metric),
-            )
+            (row, subject.scale.text(row, choice.metric), subject.scale.colour(row, choice.metric))
             for row in chosen[first : first + max(0, count)]
         ]
         return self._html(
@@ -214,7 +210,9 @@ class Pages:
 
     def _drawn(self, subject: Subject, inspection: Inspection, view: PlaneView, request: Request) -> Any:
         """The maps of a view as HTML, or why there are none."""
-        maps, drawn, reason = None, (), inspection.missing
+        maps: Maps | None = None
+        drawn: tuple[Picture, ...] = ()
+        reason = inspection.missing
         if inspection.drawn:
             try:
                 with self._reading(subject, inspection):
@@ -272,10 +270,10 @@ class Pages:
 
     def _diagnosis(self, subject: Subject, request: Request) -> Response:
         row = row_of(subject, request.path_params["number"])
-        if row.pair is None or len(subject.archives) < 2:
+        if row.pair is None or len(subject.archives) != 2:
             raise HTTPException(404, "nothing to diagnose")
         with subject.reading:
-            result = diagnose(*subject.archives, row.key)
+            result = diagnose(subject.archives[0], subject.archives[1], row.key)
         return self._html("diagnosis.html", result=result)
 
     def _state(self, subject: Subject, request: Request) -> Response:

@@ -67,7 +67,7 @@ class SuspectLine:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A file as it was when it was opened: what tells that another one is in its place, or that it changed."""
+    """A file as it was when it was opened, to tell if it changes or another one is in its place."""
 
     path: Path
     state: tuple[int, ...] | None
@@ -221,7 +221,8 @@ class Subject:
             return verdict_of(self.source)
         (archive,) = self.archives
         model = archive.info.model_class.rpartition(".")[2]
-        return f"{counted(len(self.rows), 'tensor')}{f' of {model}' if model else ''}, and nothing to compare with."
+        of = f" of {model}" if model else ""
+        return f"{counted(len(self.rows), 'tensor')}{of}, and nothing to compare with."
 
     @cached_property
     def suspects(self) -> tuple[SuspectLine, ...]:

@@ -55,6 +55,8 @@ const rowAt = at => rows.firstElementChild?.children[at - rows.firstElementChild
 function mark() {
   for (const old of document.querySelectorAll('.row[aria-selected]')) old.removeAttribute('aria-selected')
   for (const row of document.querySelectorAll(`.row[data-number="${shown}"]`)) row.setAttribute('aria-selected', 'true')
+  const module = decodeURIComponent($('within').dataset.module ?? '')
+  for (const row of rows.querySelectorAll('.row')) row.classList.toggle('lit', row.querySelector('.module').textContent === module && !!module)
   const row = rowAt(position)
   if (!wanted || !row) return
   wanted = false
@@ -188,8 +190,9 @@ async function open(number) {
   }
   values = undefined
   pins()
-  light()
+  point()
   $('within').dataset.module = $('shown').dataset.module
+  mark()
   clearTimeout(open.later)
   open.later = setTimeout(() => showBeside(number), PATIENCE) // a reader who walks on does not wait for it
 }
@@ -215,8 +218,8 @@ $('text').onclick = event => {
   if (button.dataset.side) showSource.side = button.dataset.side
   showSource(button.dataset.module === undefined ? '' : `&module=${encodeURIComponent(button.dataset.module)}`)
 }
-// The ops of the module that is selected light up in the list, and its place on the curves.
-function light() {
+// Where it is on the curves
+function point() {
   const curve = $('curves')
   if (curve) ask('place', `place/${shown}`, answer => answer.json()).then(x => {
     for (const line of curve.querySelectorAll('.here')) line.setAttribute('d', x === null || x === undefined ? '' : `M${x},0V400`)
