@@ -77,6 +77,7 @@ class Pages:
         )
         self._templates.filters["number"] = number_text
         self._templates.filters["quoted"] = quoted
+        self._templates.filters["short"] = shortened
         self._templates.filters["end"] = end_of_path
 
     def app(self, token: str) -> Starlette:

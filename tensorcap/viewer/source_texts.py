@@ -110,9 +110,10 @@ def _first(lines: Sequence[str], pattern: re.Pattern[str]) -> int | None:
 
 @lru_cache(maxsize=64)
 def _coloured(text: str) -> tuple[str, ...]:
-    """The lines of Python source as HTML; all text is escaped."""
+    """The lines of Python source as HTML: escaped, with spaces for what is not printable."""
+    text = "".join(c if c.isprintable() or c in "\t\n" else " " for c in text)
     if len(text) > _LONGEST:
-        return tuple(escape(line) for line in text.splitlines())
+        return tuple(escape(line) for line in text.removesuffix("\n").split("\n"))
     from pygments import lex
     from pygments.lexers.python import PythonLexer
     from pygments.token import STANDARD_TYPES
@@ -125,4 +126,4 @@ def _coloured(text: str) -> tuple[str, ...]:
                 lines.append("")
             if part:
                 lines[-1] += f'<span class="{style}">{escape(part)}</span>' if style else escape(part)
-    return tuple(lines[: len(text.splitlines())])
+    return tuple(lines if lines[-1] else lines[:-1])
