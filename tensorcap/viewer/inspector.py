@@ -257,7 +257,7 @@ def draw_charts(reader: TensorReader, sides: Sequence[Side]) -> Charts:
     axes: list[AxisErrors] = []
     if len(values) == 2:
         difference = difference_of(reference, target).astype(np.float64, copy=False)
-        for axis, step in enumerate(steps):
+        for axis, step in enumerate(steps) if difference.any() else ():
             if difference.shape[axis] > 1:
                 one = errors_along(difference, axis)
                 size = sides[0].record.shape[axis]

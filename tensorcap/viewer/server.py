@@ -256,8 +256,8 @@ class Pages:
         query = request.query_params
         side = 1 if query.get("side") == "target" and len(subject.archives) > 1 else 0
         module = _module_on(subject, row, side)
-        shown = _unquoted(query["module"]) if "module" in query else module
-        excerpt, why = _excerpt(subject, row, side, module, shown)
+        wanted = _unquoted(query["module"]) if "module" in query else None
+        excerpt, shown, why = _excerpt(subject, row, side, module, wanted)
         classes = subject.class_names[side] if subject.class_names else {}
         return self._html(
             "source.html",
@@ -428,25 +428,34 @@ def _module_on(subject: Subject, row: Row, side: int) -> str:
     return row.module if key.is_bare else module_path(module_of(key.site))
 
 
-def _excerpt(subject: Subject, row: Row, side: int, module: str, shown: str) -> tuple[Excerpt | None, str]:
-    """The text to show, and why there is none."""
+def _excerpt(
+    subject: Subject, row: Row, side: int, module: str, wanted: str | None
+) -> tuple[Excerpt | None, str, str]:
+    """The text to show, the module that it is of, and why there is none.
+
+    1. Of an op it is the function that ran it, if nothing else is wanted.
+    2. Else it is the class of the module that is wanted, or of the row's own.
+    3. If that has no text and none was wanted, it is the nearest module around it that has, where it calls.
+    """
     if not subject.texts:
-        return None, "A saved comparison has no source text. Open both archives to see it."
+        return None, module, "A saved comparison has no source text. Open both archives to see it."
     texts, classes = subject.texts[side], subject.class_names[side]
-    if shown == module and side == 0:
-        node = subject.flow.nodes.get(row.record.key.where)
-        excerpt = texts.of_line(node.file, node.line) if node is not None else None
+    node = subject.flow.nodes.get(row.record.key.where) if side == 0 and wanted is None else None
+    if node is not None and (of_op := texts.of_line(node.file, node.line)) is not None:
+        return of_op, module, ""
+    around = [module]
+    while around[-1]:
+        around.append(around[-1].rpartition(".")[0])
+    for shown in around if wanted is None else [wanted]:
+        is_around = shown != module and (not shown or module.startswith(f"{shown}."))
+        child = module[len(shown) :].lstrip(".") if is_around else ""
+        excerpt = texts.of_module(classes.get(shown, ""), child)
         if excerpt is not None:
-            return excerpt, ""
-    name = classes.get(shown, "")
-    child = module[len(shown) :].lstrip(".") if module.startswith(f"{shown}.") or not shown else ""
-    excerpt = texts.of_module(name, child if shown != module else "")
-    if excerpt is not None:
-        return excerpt, ""
+            return excerpt, shown, ""
     if not texts.by_name:
-        return None, "The archive has no source text: it is of a run whose code was not at hand."
-    what = shortened(name) or "this module"
-    return None, f"The archive has no source text of {what}."
+        return None, module, "The archive has no source text: its run's code was not at hand."
+    name = shortened(classes.get(wanted if wanted is not None else module, "")) or "this module"
+    return None, wanted if wanted is not None else module, f"The archive has no source text of {name}."
 
 
 def _crumbs(module: str, classes: Mapping[str, str]) -> list[tuple[str, str, str]]:

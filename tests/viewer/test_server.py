@@ -254,7 +254,8 @@ def test_source_is_that_of_the_archive_with_the_line_marked(page: Page) -> None:
     assert "~/pkg.py</bdi>:13, where it calls fc" in block
     assert marked("?module=block") == "13 return self.fc(x)"
     assert marked("?module=") == "3 return self.block(x)"
-    assert "no source text of pkg.Linear" in page.get("row/1/source")
+    assert "no source text of pkg.Linear" in page.get("row/1/source?module=block.fc")
+    assert marked() == "13 return self.fc(x)"  # its own class has no text: where the module around calls it
     own = page.get("row/2/source")
     assert ":12, where its call begins" in own
     assert "side open" in own
@@ -368,3 +369,26 @@ def test_what_has_no_values_says_so(tmp_path: Path, page_of: Callable[..., Page]
     assert "no source text" in saved.get("row/1/source")
     saved.get("row/1/diagnosis", status=404)
     saved.get("row/1/values", status=404)
+
+
+@pytest.mark.spec("VIEW-40")
+def test_a_target_of_other_names_and_layout_is_drawn_in_the_references(
+    tmp_path: Path, page_of: Callable[..., Page]
+) -> None:
+    wide = GENERATOR.standard_normal((6, 16)).astype(np.float32)
+    reference = write_archive(tmp_path / "ref.h5", {"0/mlp.fc/output": wide})
+    target = write_archive(tmp_path / "tgt.h5", {"0/ffn.linear/output": wide.T.copy() + np.float32(1)})
+    mapping = tmp_path / "map.toml"
+    mapping.write_text(
+        '[[pair]]\nreference = "mlp.fc/output"\ntarget = "ffn.linear/output"\nsteps = ["transpose 0 1"]\n'
+    )
+    page = Page.__new__(Page)
+    page.pages = Pages(open_subject(reference, target, mapping=mapping))
+    page.client = TestClient(page.pages.app(TOKEN), base_url="http://127.0.0.1")
+    text = page.get("row/0")
+    assert "transpose 0 1" in text
+    assert "0/ffn.linear/output" in text
+    values = np.frombuffer(page.client.get(f"/{TOKEN}/row/0/values").content, "<f8").reshape(3, 6, 16)
+    np.testing.assert_allclose(values[1], 1, rtol=1e-6)
+    assert values[0].tolist() == wide.astype("f8").tolist()
+    page.pages.close()

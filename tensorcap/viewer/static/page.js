@@ -21,14 +21,11 @@ async function ask(purpose, url, read = answer => answer.text()) {
     return undefined
   }
 }
-function fail(text) {
-  $('failure').hidden = !text
-  $('failure').textContent = text
-}
+const fail = text => Object.assign($('failure'), { hidden: !text, textContent: text })
 const query = form => new URLSearchParams(new FormData(form))
 
 // Navigator: a window of rows around what is seen
-let position = -1, total = 0, seen = 0, wanted = false, reordered = false, shown = '', nextRed = -1
+let position = -1, total = 0, seen = 0, wanted = false, reordered = false, shown = '', nextRed = -1, arriving
 async function showRows(more = '') {
   const first = Math.max(0, Math.floor(list.scrollTop / HEIGHT) - MARGIN)
   const count = Math.ceil(list.clientHeight / HEIGHT) + 2 * MARGIN
@@ -62,9 +59,10 @@ function mark() {
   wanted = false
   open(row.dataset.number)
 }
-function select(at) {
+async function select(at, step = 0) {
+  for (let last; reordered && last !== arriving; await last) last = arriving // whose first or next row is meant
   if (!total) return
-  position = Math.min(Math.max(at, 0), total - 1)
+  position = Math.min(Math.max((at ?? position) + step, 0), total - 1)
   wanted = true
   const top = position * HEIGHT, height = list.clientHeight
   if (top < list.scrollTop) list.scrollTop = top
@@ -73,17 +71,16 @@ function select(at) {
   if (wanted) showRows()
 }
 // Another order or selection: what is open stays marked where it now stands, if it does.
-async function choose() {
+function choose() {
   wanted = false
   reordered = true
-  await showRows()
+  return arriving = showRows()
 }
 // Something that is not in view, or not even in the list: open it, and go there.
 async function goTo(number) {
   if (number === undefined || number === '') return
   await open(number)
-  reordered = true
-  await showRows()
+  choose()
 }
 list.onscroll = () => {
   if (Math.abs(list.scrollTop - seen) < HEIGHT * MARGIN / 2 && rowAt(Math.floor(list.scrollTop / HEIGHT))) return
@@ -153,7 +150,7 @@ tree.onclick = event => {
   if (row) open(row.dataset.number)
   stand(row ?? event.target.closest('summary'))
 }
-function stand(at) {
+function stand(at) { // in the tree
   tree.querySelector('.here')?.classList.remove('here')
   at?.classList.add('here')
   at?.scrollIntoView({ block: 'nearest' })
@@ -381,12 +378,13 @@ $('help').onclick = () => {
 onkeydown = event => {
   if (event.ctrlKey || event.altKey || event.metaKey) return
   if (event.target.matches('input:not([type=checkbox]), select')) {
+    if (event.key === 'Escape' && event.target === choice.text) choose(choice.text.value = '')
     if (event.key === 'Escape' || (event.key === 'Enter' && !event.target.form.matches('#second'))) event.target.blur()
     return
   }
   const inTree = !tree.hidden
   if (inTree && (event.key in STEPS || event.key.startsWith('Arrow'))) walkTree(event.key)
-  else if (event.key in STEPS) select(position + STEPS[event.key])
+  else if (event.key in STEPS) select(undefined, STEPS[event.key])
   else if (event.key === 'Enter' && !event.target.matches('button, summary')) inTree ? walkTree('ArrowRight') : select(Math.max(position, 0))
   else if (event.key in KEYS) KEYS[event.key]()
   else return
