@@ -180,7 +180,8 @@ class Flow:
         if node is not None:
             label, below = node.op.removeprefix("aten."), ".".join(parts[-2:])
         else:
-            label, below = unescape(point) or parts[-1], ".".join(parts[-3:-1])
+            own = 2 if parts[-1].isdigit() else 1  # a number says nothing without its list
+            label, below = unescape(point) or ".".join(parts[-own:]), ".".join(parts[-own - 2 : -own])
         line = f", {node.file}:{node.line}" if node is not None and node.file else ""
         row = results[0].number if results else None
         title = f"{shortened(place)}{line}"

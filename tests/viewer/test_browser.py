@@ -7,6 +7,7 @@ own browsers are not needed. With `TCAP_SHOTS=FOLDER` each test leaves pictures 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import threading
@@ -334,6 +335,22 @@ def test_a_second_run_is_opened_closed_and_opened_again_after_it_changed(
     expect(page.locator(".verdict")).to_contain_text("nothing to compare with")
 
 
+def test_a_browser_that_loses_the_server_says_so_and_goes_on_when_it_is_back(
+    serve: Callable[..., Served], plain: tuple[Path, Path]
+) -> None:
+    one = serve(*plain)
+    one.press("Home")
+    expect(one.page.locator("#shown h2")).to_be_visible()
+    one.page.context.set_offline(True)
+    one.press("End")
+    expect(one.page.locator("#failure")).to_have_text("The server does not answer. Trying again …")
+    one.page.context.set_offline(False)
+    one.press("Home")
+    expect(one.page.locator("#failure")).to_be_hidden()
+    expect(one.page.locator("#shown h2")).to_have_text(f"0/{WRONG}/output")
+    one.complaints.clear()  # the browser tells of requests that found nobody
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 800])
 def test_nothing_is_wider_than_the_screen(
@@ -345,3 +362,52 @@ def test_nothing_is_wider_than_the_screen(
     expect(one.page.locator("#charts figure")).to_have_count(4)
     assert one.page.evaluate("() => document.documentElement.scrollWidth") == width
     one.shoot(f"page-{scheme}-{width}")
+
+
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a verification of a real torch model, with the wrong activation in its second layer."""
+    torch = pytest.importorskip("torch")
+    import tensorcap
+
+    def workload(*, wrong: bool) -> Any:
+        torch.manual_seed(0)
+        layers = [torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.SiLU()) for _ in range(3)]
+        if wrong:
+            layers[1][1] = torch.nn.GELU(approximate="tanh")
+        return tensorcap.Workload(
+            torch.nn.Sequential(*layers).eval(), (torch.linspace(-2, 2, 64).reshape(4, 16),)
+        )
+
+    folder = tmp_path_factory.mktemp("verified") / "report"
+    tensorcap.verify(workload(wrong=False), workload(wrong=True), folder)
+    return folder
+
+
+@pytest.mark.spec("VIEW-1", "VIEW-25")
+def test_a_verification_has_own_errors_and_the_curves_of_the_injected_run(
+    serve: Callable[..., Served], verified: Path
+) -> None:
+    one = serve(verified)
+    page = one.page
+    free, injected = (page.locator(f".run[data-run={run}]") for run in ("free", "injected"))
+    expect(free).to_be_visible()
+    expect(injected).to_be_hidden()
+    one.press("i")
+    expect(injected).to_be_visible()
+    expect(free).to_be_hidden()
+    # Of the injected run the guilty module alone errs, and the one around it, which returns its result.
+    heights = [
+        float(height)
+        for path in injected.locator(".dots").all()
+        for height in re.findall(r"M[\d.]+,([\d.]+)h0", path.get_attribute("d") or "")
+    ]
+    assert sum(height < 180 for height in heights) == 2
+    one.press("o", "o", "o")
+    expect(page.locator("[name=sort]")).to_have_value("own error")
+    one.press("Home")
+    one.expect_open("1.1/output")
+    expect(page.locator("#text .hll")).to_contain_text("def forward(self, input: Tensor)")
+    page.locator("#text .side", has_text="target").click()
+    expect(page.locator("#text .crumb.open")).to_contain_text("GELU")
+    one.shoot("verified")
