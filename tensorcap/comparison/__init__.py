@@ -10,7 +10,14 @@ then what decides: `exact`, `thresholds`, `calibration`, `judge` with `policy` a
 """
 
 from tensorcap.comparison.agreement import explain_as
-from tensorcap.comparison.bands import METRIC_TEXTS, SYNC_METRICS, Bands, SyncMetric
+from tensorcap.comparison.bands import (
+    METRIC_TEXTS,
+    SYNC_METRICS,
+    Bands,
+    SyncMetric,
+    metric_values,
+    peak_of,
+)
 from tensorcap.comparison.baseline import label_of
 from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import CALIBRATED, Calibration, kind_of
@@ -140,7 +147,9 @@ __all__ = [
     "kind_of",
     "label_of",
     "metric_named",
+    "metric_values",
     "paired",
+    "peak_of",
     "points_of",
     "quantised_modules",
     "rank_text",
