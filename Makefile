@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := hf,zarr,compress
 
-.PHONY: demo test test-slow test-files test-neuron zoo ablate golden upgrades trained check clean
+.PHONY: demo test test-slow test-files test-browser test-neuron zoo ablate golden upgrades trained check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -20,6 +20,11 @@ test-slow: $(VENV)/.installed-max $(VENV)/.installed-coreai
 test-files: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[gguf,onnx]'
 	$(BIN)/python -m pytest -q tests/formats/test_gguf.py tests/formats/test_onnx.py
+
+# The page of tcap view in the system's Chromium (Debian: apt-get install chromium), without any network but loopback.
+test-browser: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet playwright
+	$(BIN)/python tests/viewer/loopback.py $(BIN)/python -m pytest -q tests/viewer/test_browser.py
 
 # NxD Inference, whose sources are not ours to ship: SRC is a folder with checkouts of aws-neuron/neuronx-distributed
 # and aws-neuron/neuronx-distributed-inference. They need transformers 4.57, and so an environment of their own.

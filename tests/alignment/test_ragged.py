@@ -156,13 +156,13 @@ def test_several_modules_at_the_end_may_have_last_tokens_only(tmp_path: Path) ->
 @pytest.mark.parametrize("token", [-1, 2], ids=["last", "another"])
 def test_what_a_head_of_last_tokens_was_given_is_compared_with_that_token(tmp_path: Path, token: int) -> None:
     renamed = {text.replace("/layers", "/model.layers"): array for text, array in full().items()}
-    one = {**renamed, "0/lm_head/input.x": HIDDEN["layers.3"]}
+    one = {**renamed, "0/lm_head/input.input": HIDDEN["layers.3"]}
     chosen = HIDDEN["layers.3"][:, [token]]
-    other = {**full(), "0/lm_head/input.input_": chosen, "0/lm_head/output": LOGITS[:, -1:]}
+    other = {**full(), "0/lm_head/input.input": chosen, "0/lm_head/output": LOGITS[:, -1:]}
     reference, target = write_archive(tmp_path / "r.h5", one), write_archive(tmp_path / "t.h5", other)
     alignment = align(reference, target).alignment
     found = compare(reference, target, mapping=alignment, rtol=0.0, atol=0.0)
-    pair = next(pair for pair in found.pairs if pair.key == "0/lm_head/input.x")
+    pair = next(pair for pair in found.pairs if pair.key == "0/lm_head/input.input")
     assert pair.origin is not None
     assert pair.origin.steps[-2:] == ("valid_tokens", "last_token")
     assert pair.status == ("identical" if token == -1 else "diverged")

@@ -31,6 +31,7 @@ MODELS = {
     "Qwen3": (81, 19, ()),
     "Mistral": (73, 19, ()),
     "Mixtral": (61, 101, ("SkipMode",)),
+    "padded": (64, 98, ("SkipMode",)),  # Mixtral on prompts of unlike lengths
     "Qwen3Moe": (69, 101, ("SkipMode", "ModuleMarkerStart.forward_impl", "ModuleMarkerEnd.forward_impl")),
 }
 PAIRS = {

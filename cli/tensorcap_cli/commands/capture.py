@@ -25,6 +25,7 @@ from tensorcap_cli.options.run import (
     like_option,
     make_recipe,
     run_options,
+    tp_option,
 )
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.options.time_limit import time_limit_option
@@ -208,13 +209,7 @@ def coreai_command(
 
 @command.command("neuron", cls=RanksCommand)
 @click.argument("model", metavar="[MODEL]", required=False)
-@click.option(
-    "--tp",
-    type=click.IntRange(min=1),
-    default=1,
-    metavar="N",
-    help="Ranks that hold the model together, a process each; 1 by default, in this process.",
-)
+@tp_option
 @recording_options
 @like_option
 @function_options

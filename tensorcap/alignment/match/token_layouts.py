@@ -8,13 +8,12 @@ that says what was seen.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Final
 
 from tensorcap.alignment.links import Gatherings, Link, place_of
-from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
+from tensorcap.alignment.mapping import SIDE_NAMES, Alignment, Entry
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_each, resolve_fitting
 from tensorcap.alignment.tokens import LAST, VALID, TokenAlignment, TokenRule
 from tensorcap.wording import conjugated, counted
@@ -28,7 +27,6 @@ _EXPLANATIONS: Final = {  # of the steps on tokens, in the order in which they a
     (VALID,): "the tokens that both sides have",
     (VALID, LAST): "the last token of each sequence, which is all that one side has",
 }
-_SIDES: Final = (attrgetter("reference"), attrgetter("target"))
 _TIMES: Final = 3  # as many tensors must lack the axis as have it: a rule holds throughout a run
 
 
@@ -65,8 +63,8 @@ def match_tokens(mapping: ResolvedMapping) -> ResolvedMapping:
        removed.
     3. The first steps with which all tensors of the entry fit are taken; `last_token` only if it holds to
        the end of the run.
-    4. The argument that alone is left of a module on both sides gets the steps of its result: a head that
-       makes logits of the last token is given that token.
+    4. Arguments of the same calls that no entry has, since their shapes differ, get an entry with the steps
+       of the result.
     """
     if mapping.alignment.tokens is not None:
         return mapping
@@ -96,15 +94,58 @@ def match_tokens(mapping: ResolvedMapping) -> ResolvedMapping:
                 entries[number] = entry
             unlike = [number for number in unlike if number not in fitting]
     pairs = zip(mapping.alignment.entries, entries, strict=True)
-    gathered = [number for number, (before, entry) in enumerate(pairs) if entry is not before]
-    if not gathered:
-        return original
-    arguments = list(_arguments_of(gathered, entries, mapping))
-    if not arguments:
-        return mapping.with_entries(entries)
-    left_over = tuple(_left_over_of(mapping.alignment.left_over, arguments))
-    alignment = replace(mapping.alignment, entries=(*entries, *arguments), left_over=left_over)
-    return resolve(alignment, mapping.reference, mapping.target)
+    if all(entry is before for before, entry in pairs):
+        return _with_arguments(original)
+    return _with_arguments(mapping.with_entries(entries))
+
+
+def _with_arguments(mapping: ResolvedMapping) -> ResolvedMapping:
+    """Add an entry for each argument of equal names of which the tokens are matched as those of its result.
+
+    The values of such arguments are no evidence: a tensor of fewer tokens has other statistics.
+    """
+    ours, theirs = (_arguments(archive) for archive in (mapping.reference, mapping.target))
+    linked = [
+        {place_of(record) for link in mapping.links for record in side(link)}
+        for side in (lambda link: link.reference, lambda link: link.target)
+    ]
+    trial: dict[int, Entry] = {}
+    for entry, links in zip(mapping.alignment.entries, mapping.links_by_entry, strict=True):
+        if not entry.token_steps or not any(link.gathers for link in links):
+            continue
+        sites = {(link.reference[0].key.site, link.target[0].key.site) for link in links}
+        for one, other in sorted(sites):
+            for slot in ours.get(one, ()):
+                places = f"{one}/{slot}", f"{other}/{slot}"
+                is_free = not any(place in side for place, side in zip(places, linked, strict=True))
+                if is_free and slot in theirs.get(other, ()):
+                    reason = f"an argument of a result that has {_EXPLANATIONS[entry.token_steps]}"
+                    own = Entry(places[:1], places[1:], steps=entry.steps, evidence="rule", reason=reason)
+                    trial[len(trial)] = own
+    fitting = [trial[number] for number in _find_gathered(trial, mapping)]
+    if not fitting:
+        return mapping
+    placed = (
+        {place for entry in fitting for place in entry.reference},
+        {place for entry in fitting for place in entry.target},
+    )
+    left_over = []
+    for left in mapping.alignment.left_over:
+        places = tuple(p for p in left.places if p not in placed[SIDE_NAMES.index(left.side)])
+        if places:
+            left_over.append(replace(left, places=places))
+    alignment = replace(mapping.alignment, left_over=tuple(left_over))
+    entries = (*alignment.entries, *fitting)
+    return resolve(replace(alignment, entries=entries), mapping.reference, mapping.target)
+
+
+def _arguments(archive: Archive) -> dict[str, list[str]]:
+    """The slots of the arguments of each module but the model itself."""
+    slots: dict[str, dict[str, None]] = {}
+    for record in archive.records:
+        if record.key.slot.startswith("input") and record.key.site != ROOT_SITE and not record.key.rank:
+            slots.setdefault(record.key.site, {})[record.key.slot] = None
+    return {site: [*names] for site, names in slots.items()}
 
 
 def _by_slots(mapping: ResolvedMapping) -> ResolvedMapping:
@@ -129,57 +170,6 @@ def _by_slots(mapping: ResolvedMapping) -> ResolvedMapping:
             continue
         entries += [replace(entry, reference=(one,), target=(other,)) for one, other in pairs]
     return mapping.with_entries(entries)
-
-
-def _arguments_of(
-    numbers: Iterable[int], entries: Sequence[Entry], mapping: ResolvedMapping
-) -> Iterator[Entry]:
-    """Pair what modules were given of whose results some tokens are compared, if it is one tensor of floats.
-
-    Args:
-        numbers: Numbers of the entries of such results.
-        entries: All entries.
-        mapping: Their links, and both archives.
-    """
-    mapped = [{record.key.text for link in mapping.links for record in link.reference}]
-    mapped.append({record.key.text for link in mapping.links for record in link.target})
-    archives = mapping.reference, mapping.target
-    for number in numbers:
-        links = mapping.links_by_entry[number]
-        sites = [{r.key.site for link in links for r in side(link)} for side in _SIDES]
-        places = [
-            list(dict.fromkeys(place_of(record) for record in _floats_given(archive, of_side, known)))
-            for archive, of_side, known in zip(archives, sites, mapped, strict=True)
-        ]
-        if any(len(of_side) != 1 for of_side in (*sites, *places)):
-            continue
-        (reference,), (target,) = places
-        reason = f"what the two were given, alone of its kind; {entries[number].reason.rpartition('; ')[2]}"
-        steps = entries[number].steps
-        entry = Entry((reference,), (target,), steps=steps, evidence="rule", reason=reason)
-        if _find_gathered({0: entry}, mapping):
-            yield entry
-
-
-def _floats_given(archive: Archive, sites: Collection[str], known: Collection[str]) -> Iterator[Record]:
-    """The floats that modules were given, which are not mapped yet; not those of the model itself."""
-    for record in archive.records:
-        key = record.key
-        is_argument = key.site in sites and key.slot.partition(".")[0] == "input" and key.site != ROOT_SITE
-        if is_argument and record.dtype.kind == "float" and key.text not in known:
-            yield record
-
-
-def _left_over_of(left_over: Iterable[LeftOver], entries: Sequence[Entry]) -> Iterator[LeftOver]:
-    """What is left over although entries pair some of it."""
-    paired = {
-        "reference": {place for entry in entries for place in entry.reference},
-        "target": {place for entry in entries for place in entry.target},
-    }
-    for left in left_over:
-        places = tuple(place for place in left.places if place not in paired[left.side])
-        if places:
-            yield replace(left, places=places)
 
 
 def _find_gathered(trial: Mapping[int, Entry], mapping: ResolvedMapping) -> list[int]:
