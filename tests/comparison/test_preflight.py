@@ -393,8 +393,11 @@ def test_forms_of_a_class_for_ranks_are_no_other_class(look: Look) -> None:
     q, o = ("q", f"{layers}.ColumnParallelLinear"), ("o", f"{layers}.RowParallelLinear")
     assert "modules" in look(ours, tree(q, o, ("gate", "torch.nn.Linear"))).equal
     assert not any(item.explains for item in look(ours, tree(q, o, ("gate", o[1]))).items)
-    quantised = tree(q, o, ("gate", f"{layers}.QuantizedColumnParallel"))
-    assert [item.name for item in look(ours, quantised).items if item.explains] == ["gate"]
+    ours = tree(*((f"{i}.gate", "torch.nn.Linear") for i in range(3)))
+    quantised = tree(
+        *((f"{i}.gate", f"{layers}.QuantizedColumnParallel" if i == 1 else o[1]) for i in range(3))
+    )
+    assert [item.name for item in look(ours, quantised).items if item.explains] == ["1.gate"]
 
 
 @pytest.mark.spec("PRE-7")
