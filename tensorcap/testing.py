@@ -64,7 +64,8 @@ def assert_matches(
         The comparison, if it is green.
 
     Raises:
-        AssertionError: It is not, on all ranks of a run of several; the text names the first divergence, the counts and how to look further.
+        AssertionError: It is not; the text names the first divergence, the counts and how to look further.
+            Of a run of several ranks that joined each other, all of them raise it.
         TensorcapError: The archives cannot be read or the target cannot be run.
     """
     compared_by = {"rtol": rtol, "atol": atol, "only": only, "exclude": exclude, **options}
@@ -116,9 +117,7 @@ def _capture(reference: Archive, target: Any, inputs: Any, path: Path) -> _Captu
     adapter = adapter_for(made.model)
     workload = adapter.adopt(made, {})
     path = Path(adapter.gather_texts(str(path))[0])
-    capture = capture_workload(
-        workload, path, only=scope.include, exclude=scope.exclude, inputs=scope.inputs
-    )
+    capture = capture_workload(workload, path, only=scope.include, exclude=scope.exclude, inputs=scope.inputs)
     own = capture.path or path
     ranks = adapter.gather_texts(str(own))
     shared = rank_pattern(rank_path(path, 0)) if len(ranks) > 1 else own

@@ -176,8 +176,9 @@ class Adapter(Protocol):
     `prepare`, `perturb`, `run`), the capture (`tap`, `record_inputs`, `watch_roots`, `process_rank`), and the
     references' (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python
     code. The last group has defaults, for adapters that derive from this class, and so have `process_rank`,
-    `gather_texts`, `decompose`, `operation_graph`, `program_workload`, `program_mappings` and `program_operations`, and
-    `load` and `adopt`, which are for frameworks that run files, or models of another one that they convert.
+    `gather_texts`, `decompose`, `operation_graph`, `program_workload`, `program_mappings` and
+    `program_operations`, and `load` and `adopt`, which are for frameworks that run files, or models of
+    another one that they convert.
 
     Attributes:
         decompositions: The framework's own name, if its models are compiled from exported graphs: a

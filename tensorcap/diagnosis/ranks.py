@@ -200,7 +200,7 @@ def _propose_missing_sum(
         if further is not None:
             yield Hypothesis(
                 "reduce-missing",
-                f"{count} ranks hold terms, which add up to the reference, and should each hold the sum{aside}",
+                f"{count} ranks hold terms, which add up to the reference, and each should hold that{aside}",
                 total,
                 context.r + (count - 1) * further,
                 count * context.r,
@@ -250,7 +250,7 @@ def _other_rules(rule: Rule, count: int) -> Iterator[tuple[Rule, str, str, str]]
     if rule.parts != (1,):
         each = len(rule.parts) if len(rule.parts) > 1 else rule.parts[0]
         yield (
-            replace(rule, parts=(1,)),
+            replace(rule, parts=(1,), part_copies=()),
             "fused-cut",
             f"each of {count} ranks was given one piece of a tensor of {each} parts, and takes it for its "
             "piece of each part",

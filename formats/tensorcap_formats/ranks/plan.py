@@ -245,6 +245,7 @@ class _Planner:
             return shards
         for group in unequal:
             self._note_unequal(ordered, rule, known.known, group, labels)
+        self._compare_part_copies(ordered, rule, known.known)
         self._check_shape(shards, rule, known.known, shape)
         return MergedTensor(ordered, known, shape)
 
@@ -286,6 +287,19 @@ class _Planner:
             f"same{_distance(self._members, shards, usual, others[0])}"
         )
         self._add(shards, "unequal", text, ranks if is_majority else (shards.ranks[usual], *ranks))
+
+    def _compare_part_copies(self, shards: Shards, rule: MeshRule, known: str) -> None:
+        """Say if ranks hold a part unlike of which each has copies of its own."""
+        (first, *others) = rule.rules
+        if others or not first.part_copies:
+            return
+        pair = first.unlike_copies(self._members.read(shards))
+        if pair is not None:
+            one, other = (shards.ranks[number] for number in pair)
+            text = (
+                f"rank {other} holds another part than rank {one}, where {rule.text} ({known}) says the same"
+            )
+            self._add(shards, "unequal", text, (one, other))
 
     def _check_shape(self, shards: Shards, rule: MeshRule, known: str, shape: Shape) -> None:
         if rule.shape is not None and rule.shape != shape:

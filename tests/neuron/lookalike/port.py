@@ -79,6 +79,12 @@ def _planted(plant: Callable[[Any], None], **options: Any) -> Callable[[], tenso
     return function
 
 
+def _fused(model: Any) -> None:
+    """No mistake: queries, keys and values of each attention are one projection."""
+    for layer in model.layers:
+        layer.self_attn.qkv_proj.fuse()
+
+
 def _wrong_shard(model: Any) -> None:
     rank, count = rank_and_count()
     layer = model.layers[1].self_attn.qkv_proj.q_proj
@@ -139,6 +145,7 @@ class _WrongOrder(GroupQueryAttention_QKV):
 
 
 rounded_terms = _planted(_rounded_terms)
+fused = _planted(_fused)
 wrong_shard = _planted(_wrong_shard)
 missing_reduce = _planted(_missing_reduce)
 unreduced = _planted(_unreduced)
