@@ -306,7 +306,7 @@ def _exchanged_parts(sharding: _Sharding) -> Hypothesis | None:
         "rank-parts",
         f"ranks have other parts than their own: {shown}{', …' if len(wrong) > _TERMS else ''}",
         np.split(joined, starts, sharding.axis)[wholes[2]],
-        log_alternatives=len(wrong) * math.log(len(members) ** 2),
+        log_alternatives=len(wrong) * math.log(len(members)),
         hint="A rank loads another one's shard: its number, or the order of ranks in a group.",
         facts={"parts": [list(pair) for pair in wrong[:_TERMS]]},
     )

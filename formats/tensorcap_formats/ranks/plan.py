@@ -233,7 +233,8 @@ class _Planner:
             self._require_values(ordered, rule)
             groups = rule.copies(count)
         except UsageError as error:
-            by_rank = f"; {_shapes_text(shards)}" if len(set(shards.shapes)) > 1 else ""
+            is_told = count > 2 and len(set(shards.shapes)) > 1  # of two it is plain
+            by_rank = f"; {_shapes_text(shards)}" if is_told else ""
             self._leave(shards, f"{error} ({known.known}){by_rank}", "shape")
             return shards
         unequal = [group for group in groups if len({labels[i] for i in group}) > 1]
