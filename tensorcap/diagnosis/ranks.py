@@ -292,7 +292,7 @@ def _exchanged_parts(sharding: _Sharding) -> Hypothesis | None:
         return None
     members = [ranks[0] for ranks in rule.distinct(count)]
     sources = [
-        min(members, key=lambda rank, piece=theirs[own]: (relative_error(piece, ours[rank]), rank != own))
+        _nearest(theirs[own], ours, members, own)
         for own in members
         if all(ours[rank].shape == theirs[own].shape for rank in members)
     ]
@@ -310,3 +310,8 @@ def _exchanged_parts(sharding: _Sharding) -> Hypothesis | None:
         hint="A rank loads another one's shard: its number, or the order of ranks in a group.",
         facts={"parts": [list(pair) for pair in wrong[:_TERMS]]},
     )
+
+
+def _nearest(piece: Values, pieces: Sequence[Values], ranks: Sequence[int], own: int) -> int:
+    """The rank whose piece of the reference is nearest to another piece; of equally near ones its own."""
+    return min(ranks, key=lambda rank: (relative_error(piece, pieces[rank]), rank != own))

@@ -71,7 +71,7 @@ class Mxfp4(nn.Module):
         return functional.linear(x, torch.from_numpy(self.values()))
 
 
-def model() -> nn.Sequential:
+def model() -> Any:
     torch.manual_seed(0)
     layers = (nn.Linear(64, 128, bias=False), nn.ReLU(), nn.Linear(128, 64, bias=False), nn.ReLU())
     return nn.Sequential(*layers, nn.Linear(64, 96, bias=False)).eval()
@@ -83,8 +83,8 @@ def captured(folder: Path, name: str, net: nn.Module) -> Path:
     return path
 
 
-def port(**layers: nn.Module) -> nn.Module:
-    net: Any = copy.deepcopy(model())
+def port(**layers: nn.Module) -> Any:
+    net = copy.deepcopy(model())
     for name, layer in {"0": Int8(net[0]), "2": Int8(net[2]), "4": Mxfp4(net[4]), **layers}.items():
         net[int(name)] = layer
     return net

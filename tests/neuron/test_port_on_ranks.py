@@ -302,7 +302,8 @@ def test_a_port_is_injected_verified_and_bisected(folder: Path, port: Any) -> No
     tensorcap.inject(folder / "ref.h5", adapter.prepare(port.epsilon()), folder / "own.h5")
     pairs = tensorcap.compare(folder / "ref.h5", folder / "own.h5").pairs
     assert [p.key for p in pairs if p.status in ("suspect", "diverged")] == [
-        "0/model.layers.0.input_layernorm/output"
+        "0/model.layers.0.input_layernorm/output",
+        "0/model.layers.0.self_attn/input.hidden_states",  # the same tensor, before it was replaced
     ]
 
 

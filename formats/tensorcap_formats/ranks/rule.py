@@ -79,16 +79,25 @@ class Rule:
             options = dict(word.split("=") for word in words[1:])
             if len(options) != len(words) - 1:
                 raise ValueError
-            parts = tuple(int(part) for part in options.pop("parts", "1").split(","))
-            copies = tuple(int(part) for part in options.pop("copies", "1").split(","))
-            numbers = {name: int(value) for name, value in options.items()}
-            if min(*parts, *copies, *numbers.values(), 1) < 1:
+            parts, copies = (
+                tuple(int(part) for part in options.pop(name, "1").split(",")) for name in ("parts", "copies")
+            )
+            rounds, cut = int(options.pop("rounds", "1")), options.pop("cut", None)
+            size = None if cut is None else int(cut)
+            is_of_parts = len(copies) > 1
+            if options or min(*parts, *copies, rounds, 1 if size is None else size) < 1:
                 raise ValueError
-            if len(copies) == 1:
-                return cls(kind, int(words[0]), parts, copies[0], **numbers)
-            if len(copies) != len(parts) or "rounds" in numbers:
+            if is_of_parts and (len(copies) != len(parts) or rounds > 1):
                 raise ValueError
-            return cls(kind, int(words[0]), parts, part_copies=copies, **numbers)
+            return cls(
+                kind,
+                int(words[0]),
+                parts,
+                1 if is_of_parts else copies[0],
+                rounds,
+                size,
+                copies if is_of_parts else (),
+            )
         except (ValueError, IndexError, TypeError):
             raise UsageError(f"rule {abbreviate(text)!r} is none, expected one of: {_FORMS}") from None
 
