@@ -200,7 +200,7 @@ def _propose_missing_sum(
         if further is not None:
             yield Hypothesis(
                 "reduce-missing",
-                f"{count} ranks hold terms, which add up to the reference, and each should hold that{aside}",
+                f"{count} ranks hold terms that add up to the reference, and should each hold the sum{aside}",
                 total,
                 context.r + (count - 1) * further,
                 count * context.r,

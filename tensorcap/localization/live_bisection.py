@@ -28,7 +28,7 @@ from tensorcap.alignment import (
 )
 from tensorcap.comparison import POLICY, Comparison, Divergence, Pair, compare
 from tensorcap.recording import Substitution
-from tensorcap.rerun import reverse
+from tensorcap.rerun import fitted_to, reverse
 from tensorcap.runs import PartialArchive, is_inner, is_result, ops_of
 from tensorcap.session import capture_workload
 from tensorcap_formats.archive import Archive
@@ -235,11 +235,13 @@ class _Search:
         self._full = 0.0  # error with everything grafted
         free = stack.enter_context(open_archive(self._capture("free.h5", -1, injectable=("output",))))
         aligned = aligned_if_needed(reference, free, mapping)
-        rows = fed_in_common(reference, free)[1]
-        self._fed = None if rows is free else rows  # which rows and tokens runs with grafts are of
         self._is_computed = mapping is None and aligned is not None
         self._mapping: Alignment | str = NO_MAPPING if aligned is None else aligned.alignment
-        self._source = reference if aligned is None else reverse(aligned)
+        rows = fed_in_common(reference, free)[1]
+        self._mapped = reference if aligned is None else reverse(aligned)
+        self._source, self._fed = fitted_to(
+            workload.model, self._mapped, rows, free
+        )  # runs with grafts get them
         self._precision = POLICY.precision_of_runs(reference.info, free.info, None)
         grafts = {record.key.text for record in self._source.records}
         self._results = [r for r in free.records if r.key.text in grafts and _is_graftable(r)]
@@ -376,7 +378,7 @@ class _Search:
 
     def _sites_in_reference(self, wrong: Key) -> tuple[str, ...]:
         """The modules of the reference that make a result of the target, and those around them."""
-        records = self._source.sources[wrong.text] if isinstance(self._source, ArchiveView) else ()
+        records = self._mapped.sources[wrong.text] if isinstance(self._mapped, ArchiveView) else ()
         sites = dict.fromkeys([record.key.site for record in records] or [wrong.site])
         return tuple(dict.fromkeys(s for site in sites for s in (site, site.rpartition(".")[0] or ROOT_SITE)))
 

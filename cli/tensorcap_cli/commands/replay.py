@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from tensorcap_cli.options.archives import compute_dtype_option, json_option, map_option
+from tensorcap_cli.options.neuron_sources import neuron_sources_option
 from tensorcap_cli.options.run import (
     make_target,
     reference_model_option,
@@ -32,6 +33,7 @@ from tensorcap_cli.text.progress import StageLines
 @click.option("--twin/--no-twin", default=True, help="Run the model in TGT's precision too; on by default.")
 @run_options
 @click.option("--all", "show_all", is_flag=True, help="The own error and R of every result of a leaf.")
+@neuron_sources_option
 @json_option
 def command(
     reference: str,

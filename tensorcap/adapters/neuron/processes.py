@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, Final
 
 from torch import distributed
@@ -18,11 +20,11 @@ class _Made:
 
     Attributes:
         variables: Names of variables of the environment.
-        is_group: Whether the process group.
+        join: The function by which processes join, if there is a group that was made here.
     """
 
     variables: list[str] = field(default_factory=list)
-    is_group: bool = False
+    join: Callable[..., None] | None = None
 
     def set(self, name: str, value: str) -> None:
         """Set a variable that is not there."""
@@ -37,8 +39,9 @@ _made: Final = _Made()
 def join_ranks() -> None:
     """Join the other ranks that the environment names, as launchers do; alone, be the only rank.
 
-    NxD asks for a process group even for one rank, and NxDI for a variable that says that a CPU runs. Models
-    need the group for as long as they run, so that it lasts until the process ends, or `leave_ranks`.
+    NxD asks for a process group even for one rank, and NxDI for a variable that says that a CPU runs. An
+    application that joins by itself later, in `to_cpu`, finds that done. Models need the group for as long as
+    they run, so that it lasts until the process ends, or `leave_ranks`.
     """
     _made.set("NXD_CPU_MODE", "1")
     if not distributed.is_available() or distributed.is_initialized():
@@ -52,9 +55,7 @@ def join_ranks() -> None:
         store = make_store("127.0.0.1", 0, world_size=1, is_master=True)  # at a port that is free
         _made.set("MASTER_PORT", str(store.port))
         distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    if not _made.is_group:
-        atexit.register(leave_ranks)
-    _made.is_group = True
+    _join_once()
 
 
 def leave_ranks() -> None:
@@ -65,7 +66,24 @@ def leave_ranks() -> None:
     for name in _made.variables:
         os.environ.pop(name, None)
     _made.variables.clear()
-    if _made.is_group and distributed.is_initialized():
-        distributed.destroy_process_group()
-    _made.is_group = False
+    if _made.join is not None:
+        distributed.init_process_group = _made.join
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+    _made.join = None
     atexit.unregister(leave_ranks)
+
+
+def _join_once() -> None:
+    """Have calls that would join over gloo again return, as long as this process is in the group."""
+    if _made.join is not None:
+        return
+    join = _made.join = distributed.init_process_group
+    atexit.register(leave_ranks)
+
+    @wraps(join)
+    def join_unless_joined(backend: Any = None, *args: Any, **kwargs: Any) -> None:
+        if not (distributed.is_initialized() and backend in (None, "gloo")):
+            join(backend, *args, **kwargs)
+
+    distributed.init_process_group = join_unless_joined
