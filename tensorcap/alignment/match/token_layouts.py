@@ -101,8 +101,8 @@ def _with_arguments(mapping: ResolvedMapping) -> ResolvedMapping:
     """
     ours, theirs = (_arguments(archive) for archive in (mapping.reference, mapping.target))
     linked = [
-        {place_of(record) for link in mapping.links for record in side(link)}
-        for side in (lambda link: link.reference, lambda link: link.target)
+        {place_of(record) for link in mapping.links for record in (link.target if i else link.reference)}
+        for i in range(len(SIDE_NAMES))
     ]
     trial: dict[int, Entry] = {}
     for entry, links in zip(mapping.alignment.entries, mapping.links_by_entry, strict=True):
@@ -126,9 +126,9 @@ def _with_arguments(mapping: ResolvedMapping) -> ResolvedMapping:
     )
     left_over = []
     for left in mapping.alignment.left_over:
-        places = tuple(p for p in left.places if p not in placed[SIDE_NAMES.index(left.side)])
-        if places:
-            left_over.append(replace(left, places=places))
+        rest = tuple(place for place in left.places if place not in placed[SIDE_NAMES.index(left.side)])
+        if rest:
+            left_over.append(replace(left, places=rest))
     alignment = replace(mapping.alignment, left_over=tuple(left_over))
     entries = (*alignment.entries, *fitting)
     return resolve(replace(alignment, entries=entries), mapping.reference, mapping.target)
