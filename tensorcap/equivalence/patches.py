@@ -19,7 +19,7 @@ from tensorcap.equivalence.component_tensors import write_tensors
 from tensorcap.equivalence.experiment import PATCHES, Experiment
 from tensorcap.equivalence.models import MODEL_SETTINGS
 from tensorcap.equivalence.parallel_modules import target_modules
-from tensorcap.equivalence.stage import Stage, StageResult
+from tensorcap.equivalence.stage import Gate, Stage, StageResult
 from tensorcap.wording import counted, some
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import open_archive
@@ -85,7 +85,7 @@ def patch_port(experiment: Experiment, progress: Progress) -> StageResult:
     gone = [one.component for one in before if one.component not in {other.component for other in after}]
     if gone:
         words.append(f"Not in the patched port, and so not tested: {some(gone)}.")
-    gate = "failed" if failed or not after else "passed"
+    gate: Gate = "failed" if failed or not after else "passed"
     return StageResult(gate, tuple(words), (FILE, STAGE2, captures.PATCHED))
 
 
