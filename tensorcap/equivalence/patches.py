@@ -34,8 +34,8 @@ _SKELETON: Final = '''"""A patch of {cls}, for {component}.
 
 {description}
 
-`apply_{name}_patch` is called before the port is built, in each of its processes; it may be called often, and
-patches once. The port's own files stay as they are.
+The function is called before the port is built, in each of its processes; it may be called often, and patches
+once. The port's own files stay as they are.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def patch_port(experiment: Experiment, progress: Progress) -> StageResult:
     if gone:
         words.append(f"Not in the patched port, and so not tested: {some(gone)}.")
     gate: Gate = "failed" if failed or not after else "passed"
-    return StageResult(gate, tuple(words), (FILE, STAGE2, captures.PATCHED))
+    further = () if gate == "passed" else ("Edit the patches, and run tcap equivalence patch again.",)
+    return StageResult(gate, tuple(words), (FILE, STAGE2, captures.PATCHED), further)
 
 
 def _write_skeleton(experiment: Experiment) -> StageResult:
@@ -171,5 +172,4 @@ STAGE: Final = Stage(
     sources=lambda experiment: experiment.patches,
     edited_files=(f"{PATCHES}/*.py",),
     is_optional=True,
-    when_failed="Edit the patch, and run tcap equivalence patch again.",
 )
