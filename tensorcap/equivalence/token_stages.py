@@ -134,6 +134,8 @@ def forced_comparison(experiment: Experiment, progress: Progress) -> ForcedCompa
         ),
         components=_components(experiment),
         generates=source.generates,
+        is_perturbed=_has_no_wider(experiment),
+        dtype=experiment.settings.run.dtype,
     )
 
 
@@ -174,9 +176,14 @@ def _twin_runs(experiment: Experiment, source: SideRuns) -> SideRuns:
     """The source in the target's precision, or, if it has no wider one, on perturbed inputs."""
     run = experiment.settings.run
     workload = Side(experiment, "source").build(run.dtype)
-    if run.reference_dtype in ("", run.dtype):
+    if _has_no_wider(experiment):
         workload = adapter_for(workload.model).perturb(workload, run.dtype)
     return _repeat(_token_model(workload), source, is_forced=True)
+
+
+def _has_no_wider(experiment: Experiment) -> bool:
+    """Whether the source runs in no wider precision than the target, so that two tensors have to do."""
+    return experiment.settings.run.reference_dtype in ("", experiment.settings.run.dtype)
 
 
 def _target_runs(experiment: Experiment, folder: str, *, is_forced: bool) -> SideRuns:

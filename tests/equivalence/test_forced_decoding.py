@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tensorcap.adapters import adapter_for
+from tensorcap.adapters.torch.modules import cast_model
 from tensorcap.equivalence import (
     ForcedComparison,
     ForcedLimits,
@@ -215,6 +216,42 @@ def test_an_encoder_is_compared_at_the_positions_of_its_prompts(mistake: str, pa
     assert result.passed is passed
     assert len(result.rows) == 48
     assert result.to_json()["teacher_forced"] is False
+
+
+@pytest.mark.spec("EQL-11", "EQL-30")
+@pytest.mark.parametrize(("mistake", "passed"), [("", True), ("scale", False)], ids=["right", "scale"])
+def test_a_port_in_float32_may_add_up_in_another_order(mistake: str, passed: bool) -> None:
+    wide = llama()
+    cast_model(wide, torch.float64)
+    source = [greedy_run(token_model(wide), prompt, TOKENS, vocabulary=256) for prompt in PROMPTS]
+    models = token_model(llama()), token_model(Decoder(llama().state_dict(), mistake))
+    twin, target = ([forced_run(model, run.prompt, run.tokens) for run in source] for model in models)
+    result = compare_forced(source, twin, target, dtype="float32")
+    assert source[0].logits.dtype == np.float64
+    assert result.passed is passed
+    s, w = (np.concatenate([run.logits for run in runs]) for runs in (source, twin))
+    own = np.median(np.linalg.norm(w - s, axis=1) / np.linalg.norm(s, axis=1))
+    assert result.gates[1].limit == pytest.approx(math.hypot(1.2 * result.scatter, 4e-6 / own))
+    assert "which another order of sums makes alone" in " ".join(result.words)
+
+
+@pytest.mark.spec("EQL-34")
+@pytest.mark.parametrize(
+    ("mistake", "passed"), [("", True), ("activation", False)], ids=["right", "activation"]
+)
+def test_without_a_wider_precision_r_is_of_perturbed_inputs(mistake: str, passed: bool) -> None:
+    model = llama(torch.bfloat16)
+    ids = torch.tensor([prompt.tokens for prompt in PROMPTS])
+    perturbed = adapter_for(model).perturb(Workload(llama(torch.bfloat16), {"input_ids": ids}), "bfloat16")
+    source = [greedy_run(token_model(model), prompt, TOKENS, vocabulary=256) for prompt in PROMPTS]
+    twin, target = (
+        [forced_run(one, run.prompt, run.tokens) for run in source]
+        for one in (adapter_for(model).token_model(perturbed), port(mistake))
+    )
+    result = compare_forced(source, twin, target, is_perturbed=True, dtype="bfloat16")
+    assert result.passed is passed
+    assert result.words[-1].startswith("The source has no wider precision: R is relative to")
+    assert "rounds less" not in " ".join(result.words)
 
 
 @pytest.mark.spec("EQL-11")
