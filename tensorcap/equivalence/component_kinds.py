@@ -25,7 +25,7 @@ KINDS: Final = (  # from the simplest to the most composed
     "layer",
     "model",
 )
-_ROTARY: Final = re.compile(r"rotary|rope(?![a-z])|position_?emb", re.IGNORECASE)
+_ROTARY: Final = re.compile(r"rotary|rope(?![a-z])", re.IGNORECASE)
 _NORM: Final = re.compile(r"norm\d*$|norm(?=[_.\d])|^ln_|(?<![a-z])ln(?![a-z])", re.IGNORECASE)
 _EMBEDDING: Final = re.compile(r"embed", re.IGNORECASE)
 _ATTENTION: Final = re.compile(r"attn|attention", re.IGNORECASE)

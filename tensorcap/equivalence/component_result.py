@@ -56,8 +56,9 @@ def judge(three: ThreeTensors, tau_r: float, dtype: str, roundings: float = 0.0)
     1. A port that is not finite where the reference is has failed.
     2. Without an error of the baseline R says nothing: a port within one rounding passes.
     3. Else R has to be below its limit: `tau_r`, widened by how far so few elements may put a ratio off by
-       chance (POL-30), and by the roundings that the port's layers have to make beyond the source's, of which
-       each adds its square. Below 1 it is told, and no failure.
+       chance (POL-30), and by what adds up with it as squares do: the roundings that the port's layers have
+       to make beyond the source's; in a wide precision, whose sums are rounded as often as they have terms,
+       what another order of these makes (`wide_noise` of the policy). Below 1 it is told, and no failure.
 
     Args:
         three: The comparison.
@@ -77,7 +78,8 @@ def judge(three: ThreeTensors, tau_r: float, dtype: str, roundings: float = 0.0)
         how = "and so is the port" if three.ratio == 0 else f"the port is off by {three.relative_error:.2g}"
         return passed, limit, f"the source is exact here, {how}"
     own = three.relative_error / three.ratio if three.ratio else math.inf  # the baseline's relative error
-    limit = math.hypot(limit, math.sqrt(roundings) * precision.rounding / own)
+    order = POLICY.noise(precision) if precision.is_wide else 0.0
+    limit = math.hypot(limit, math.sqrt(roundings) * precision.rounding / own, order / own)
     passed = three.ratio < limit
     if three.ratio < PRECISE:
         return passed, limit, "rounds less than the source does in that precision: by itself no mistake"
@@ -85,6 +87,8 @@ def judge(three: ThreeTensors, tau_r: float, dtype: str, roundings: float = 0.0)
         return passed, limit, f"R is not below {limit:.3g}"
     if three.ratio < tau_r:
         return passed, limit, "as the precision alone makes it"
+    if order:
+        return passed, limit, f"above {tau_r:g} as another order of sums makes it in {dtype}"
     if roundings:
         return (
             passed,

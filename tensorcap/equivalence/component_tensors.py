@@ -3,7 +3,8 @@
 They lie in three archives of equal keys, so that a test needs no model: `reference.h5`, the source in the
 wide precision; `baseline.h5`, in the precision under test; `port.h5`, what the port made. If the source
 cannot run in a wide precision (the two-tensor way), the reference is the source in that under test, and the
-baseline the same with its arguments put off by the precision's machine epsilon.
+baseline the same with its arguments put off by the precision's machine epsilon. What is of padding is NaN in
+all three.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tensorcap.alignment import sides
+from tensorcap.comparison import Padding
 from tensorcap.equivalence import captures, mapping
 from tensorcap.equivalence.component_kinds import Component, find_components, untested
 from tensorcap.equivalence.experiment import Experiment
-from tensorcap.equivalence.rank_sums import extra_roundings, target_modules
+from tensorcap.equivalence.parallel_modules import extra_roundings, given_unlike, target_modules
 from tensorcap.rerun import ComponentRun, perturbed, run_components, with_equal_values
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import Array
+from tensorcap_formats.dtypes import Array, dtype
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
 from tensorcap_formats.progress import Progress
@@ -87,7 +89,8 @@ def write_tensors(experiment: Experiment, target: str, folder: str, progress: Pr
         tested = stack.enter_context(open_archive(experiment.folder / target))
         trusted, mapped = sides(original, tested, experiment.folder / mapping.FILE)
         seen = with_equal_values(original, (trusted, mapped))
-        components = find_components(trusted, seen)
+        unlike = given_unlike(seen, tested)
+        components = tuple(one for one in find_components(trusted, seen) if one.site not in unlike)
         sites = [component.site for component in components]
         runs: list[ComponentRun] = []
         for precision, share in _ways(experiment):
@@ -109,12 +112,18 @@ def write_tensors(experiment: Experiment, target: str, folder: str, progress: Pr
             for component in components
             for key in component.keys
         ]
+        padding = Padding(trusted, mapped)
+        left_out = {key: padding.left_out(trusted.get(key)) for *_, key in archives}
         for at, name in enumerate(FILES):
-            _write(experiment.path(f"{folder}/{name}"), [(one[at], one[3]) for one in archives])
-        left_out = tuple(untested(trusted, components, seen))
+            path = experiment.path(f"{folder}/{name}")
+            _write(path, [(one[at], one[3], left_out[one[3]]) for one in archives])
+        others = [
+            (site, "ranks were given unlike arguments" if site in unlike else reason)
+            for site, reason in untested(trusted, components, seen)
+        ]
         modules = target_modules(mapped, tested)
         roundings = extra_roundings([one.site for one in components], modules, experiment.settings.run.tp)
-        return Components(components, left_out, runs[0].natural, roundings)
+        return Components(components, tuple(others), runs[0].natural, roundings)
 
 
 @contextmanager
@@ -169,15 +178,20 @@ def _ways(experiment: Experiment) -> Sequence[tuple[str, float]]:
     return (run.dtype, 0.0), (run.dtype, EPSILONS[run.dtype])
 
 
-def _write(path: Path, results: Sequence[tuple[Archive, str]]) -> None:
-    """Write results into an archive, in their order."""
+def _write(path: Path, results: Sequence[tuple[Archive, str, Array | None]]) -> None:
+    """Write results into an archive, in their order; what is of padding as NaN."""
     writer = Writer(path, run={"notes": ["results of components, for their tests"]})
     try:
-        for archive, text in results:
-            if text in archive:
-                record = archive.get(text)
-                bits = np.ascontiguousarray(archive.read(record))
-                writer.add(Key.parse(text), bits, record.dtype, record.shape)
+        for archive, text, left_out in results:
+            if text not in archive:
+                continue
+            record = archive.get(text)
+            bits, logical = np.ascontiguousarray(archive.read(record)), record.dtype
+            if left_out is not None and left_out.shape == record.shape:
+                wide = np.float64 if logical.name == "float64" else np.float32
+                bits = np.where(left_out, np.nan, archive.load(record)).astype(wide)
+                logical = dtype(bits.dtype.name)
+            writer.add(Key.parse(text), bits, logical, record.shape)
     except BaseException:
         writer.abandon(discard=True)
         raise

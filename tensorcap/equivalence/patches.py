@@ -18,7 +18,7 @@ from tensorcap.equivalence.component_result import ComponentResult, read_results
 from tensorcap.equivalence.component_tensors import write_tensors
 from tensorcap.equivalence.experiment import PATCHES, Experiment
 from tensorcap.equivalence.models import MODEL_SETTINGS
-from tensorcap.equivalence.rank_sums import target_modules
+from tensorcap.equivalence.parallel_modules import target_modules
 from tensorcap.equivalence.stage import Stage, StageResult
 from tensorcap.wording import counted
 from tensorcap_formats.errors import UsageError

@@ -24,8 +24,8 @@ from tensorcap_formats.json_values import json_value
 from tensorcap_formats.progress import Progress, Silent
 
 STAGES: Final[tuple[Stage, ...]] = (  # in the order in which `tcap equivalence run` runs them
-    trees.STAGE,
     captures.STAGE,
+    trees.STAGE,
     mapping.STAGE,
     class_divergence.STAGE,
     token_stages.SMOKE,
@@ -118,6 +118,8 @@ def run_stage(
     if result is None:
         for needed in stage.needs:
             run_stage(experiment, needed, progress=progress)
+        result = None if again else stage.result(experiment)  # if what it needs came to the same as before
+    if result is None:
         progress.stage(f"stage {stage.number}, {stage.name}: {stage.title}")
         result = stage.run_recorded(experiment, progress)
     return StageState(stage, result, stage.edited(experiment))

@@ -26,7 +26,7 @@ class ThreeTensors:
     """How far a target and a baseline lie from a reference.
 
     Attributes:
-        elements: How many elements each has.
+        elements: How many elements were compared.
         ratio: R, no unit; 0 if the target is exact, infinite if only the baseline is.
         bhattacharyya: BC, the overlap of both distributions of errors, from 0 to 1; None if there are none.
         sigma_ratio: Root mean square of the target's errors over that of the baseline's; None if the baseline
@@ -92,7 +92,7 @@ def compare_three(
     distance, own = float(np.linalg.norm(of_port)), float(np.linalg.norm(of_low))
     is_exact = own <= epsilon * norm
     return ThreeTensors(
-        int(arrays[0].size),
+        int(compared.sum()),
         math.inf if nonfinite else _ratio(distance, max(own, epsilon * norm)),
         bhattacharyya(of_low, of_port) if distance or own else None,
         None if is_exact else distance / own,

@@ -65,8 +65,8 @@ class _StageGroup(Group):
     sections: ClassVar[Mapping[str, Sequence[str]]] = {
         "Experiment": ("init", "status", "run"),
         "Stages": (
-            "tree",
             "capture",
+            "tree",
             "map",
             "class-divergence",
             "smoke",

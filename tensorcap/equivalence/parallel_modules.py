@@ -1,4 +1,4 @@
-"""How much more than its source a port of parallel layers rounds: sums over ranks, and the bias after them.
+"""What ranks add to a port: roundings of sums and of a bias after them, and arguments that should be alike.
 
 A `RowParallelLinear` rounds the partial sum of each rank, each addition of the reduction, and the sum with
 the bias, where a plain linear layer rounds once. A right port in low precision has an R of 1.2 to 1.5 there.
@@ -6,12 +6,14 @@ the bias, where a plain linear layer rounds once. A right port in low precision 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from tensorcap.rerun import is_within
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import ModuleInfo
+from tensorcap_formats.view import ArchiveView
 
 _SUMMING: Final = "RowParallel"  # in the names of classes that add up ranks
 
@@ -24,15 +26,38 @@ def target_modules(seen: Archive, target: Archive) -> Mapping[str, ModuleInfo]:
         target: The target as it was captured.
     """
     modules: dict[str, ModuleInfo] = {}
-    sources = getattr(seen, "sources", {})
     for record in seen.records:
-        if record.key.slot.partition(".")[0] != "output":
-            continue
-        for source in sources.get(record.key.text, (record,)):
-            module = target.info.modules.get(source.key.site)
-            if module is not None:
-                modules.setdefault(record.key.site, module)
+        if record.key.slot.partition(".")[0] == "output":
+            for source in _origins(seen, record):
+                module = target.info.modules.get(source.key.site)
+                if module is not None:
+                    modules.setdefault(record.key.site, module)
     return modules
+
+
+def given_unlike(seen: Archive, target: Archive) -> Collection[str]:
+    """Sites of the source whose module in the target was given another tensor on each rank, as by a mistake.
+
+    Args:
+        seen: The target under the source's keys.
+        target: The target as it was merged.
+    """
+    ranks = target.info.ranks
+    problems = {problem.key for problem in ranks.problems} if ranks else set()
+    return {
+        record.key.site
+        for record in seen.records
+        if problems and record.key.slot.startswith("input")
+        if any(source.key.text in problems for source in _origins(seen, record))
+    }
+
+
+def _origins(view: Archive, record: Record) -> Sequence[Record]:
+    """The records of the archive that views were made of, which a record of the last view is made of."""
+    if not isinstance(view, ArchiveView):
+        return (record,)
+    sources = view.sources.get(record.key.text, ())
+    return [origin for source in sources for origin in _origins(view.source, source)]
 
 
 def extra_roundings(
