@@ -130,7 +130,7 @@ def test_few_values_set_no_limit(tmp_path: Path, tested: Path) -> None:
 @pytest.mark.spec("EQL-53")
 def test_the_command_sets_the_limits_of_the_experiment(tmp_path: Path, tested: Path) -> None:
     ports = [experiment(tmp_path / name, name=name) for name in ("one", "other")]
-    arguments = ["equivalence", "calibrate", str(tested), *(f"--by={port}" for port in ports)]
+    arguments = ["equivalence", "calibrate", str(tested), *(f"--passing={port}" for port in ports)]
     result = CliRunner().invoke(main, arguments, prog_name="tcap")
     assert result.exit_code == 0, result.output
     assert result.output.startswith("Limits of 2 ports that pass: ")
@@ -140,7 +140,7 @@ def test_the_command_sets_the_limits_of_the_experiment(tmp_path: Path, tested: P
     config = read_config(tested / "equiv_config.json")
     assert config is not None
     assert config.delta_kl == limits.delta_kl
-    missing = CliRunner().invoke(main, [*arguments[:3], "--by=none"], prog_name="tcap")
+    missing = CliRunner().invoke(main, [*arguments[:3], "--passing=none"], prog_name="tcap")
     assert missing.exit_code == 3
 
 
