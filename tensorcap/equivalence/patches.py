@@ -20,7 +20,7 @@ from tensorcap.equivalence.experiment import PATCHES, Experiment
 from tensorcap.equivalence.models import MODEL_SETTINGS
 from tensorcap.equivalence.parallel_modules import target_modules
 from tensorcap.equivalence.stage import Stage, StageResult
-from tensorcap.wording import counted
+from tensorcap.wording import counted, some
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import open_archive
 from tensorcap_formats.progress import Progress
@@ -82,6 +82,9 @@ def patch_port(experiment: Experiment, progress: Progress) -> StageResult:
         f"{counted(len(after), 'component')} pass, {sum(one.passed for one in before)} did before."
     ]
     words += _side_by_side(before, after)
+    gone = [one.component for one in before if one.component not in {other.component for other in after}]
+    if gone:
+        words.append(f"Not in the patched port, and so not tested: {some(gone)}.")
     gate = "failed" if failed or not after else "passed"
     return StageResult(gate, tuple(words), (FILE, STAGE2, captures.PATCHED))
 
