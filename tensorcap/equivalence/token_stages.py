@@ -90,11 +90,12 @@ def run_forced(experiment: Experiment, progress: Progress) -> StageResult:
     result = forced_comparison(experiment, progress)
     files = [experiment.write_json(FORCED_FILE, result.to_json())]
     words = list(result.words)
-    try:
-        plot_forced(experiment.path(FORCED_PLOT), result)
-        files.append(FORCED_PLOT)
-    except MissingPackageError as error:
-        words.append(f"{error}.")
+    if experiment.settings.run.plots:
+        try:
+            plot_forced(experiment.path(FORCED_PLOT), result)
+            files.append(FORCED_PLOT)
+        except MissingPackageError as error:
+            words.append(f"{error}.")
     way = result.way_back
     figures = {gate.name: gate.value for gate in result.gates}
     return StageResult(
@@ -270,6 +271,6 @@ FORCED: Final = Stage(
     "logits of three models that are fed the source's tokens (5 and 6)",
     run_forced,
     (FORCED_FILE, FORCED_PLOT),
-    settings=(*_RUN_SETTINGS, "limits.tau_r", "limits.theta_cosine", "limits.top1"),
+    settings=(*_RUN_SETTINGS, "run.plots", "limits.tau_r", "limits.theta_cosine", "limits.top1"),
     sources=_forced_sources,
 )

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -139,6 +140,9 @@ def test_the_command_sets_the_limits_of_the_experiment(tmp_path: Path, tested: P
     assert limits.delta_kl_max == pytest.approx(0.033)
     config = read_config(tested / "equiv_config.json")
     assert config is not None
+    schemas = json.loads((Path(__file__).parents[2] / "specs/equivalence-logits.schema.json").read_text())
+    content = json.loads((tested / "equiv_config.json").read_text())
+    jsonschema.validate(content, {**schemas, "$ref": "#/$defs/equiv_config"})
     assert config.delta_kl == limits.delta_kl
     missing = CliRunner().invoke(main, [*arguments[:3], "--passing=none"], prog_name="tcap")
     assert missing.exit_code == 3

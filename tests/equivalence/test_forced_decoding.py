@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -29,6 +30,7 @@ from tensorcap.workload import TokenModel, Workload
 from tensorcap_formats.errors import UsageError
 from tests.equivalence.own_models import Decoder, Encoder, bert, llama
 
+SCHEMAS = json.loads((Path(__file__).parents[2] / "specs/equivalence-logits.schema.json").read_text())
 TOKENS = 24
 PROMPTS = [
     Prompt.of_tokens(row)
@@ -323,26 +325,27 @@ def test_matching_tokens_of_unlike_logits_are_told() -> None:
 
 
 @pytest.mark.spec("EQL-33")
-def test_files_have_the_members_of_the_original() -> None:
-    spread = {"type": "object", "required": ["mean"], "additionalProperties": {"type": ["number", "null"]}}
-    numbers = {"type": "array", "items": {"type": ["number", "null"]}}
-    members = {"r_ratio": spread, "cosine": spread, "kl": spread}
-    prompt = {
-        "required": [*members, "prompt", "num_positions", "top1_agreement"],
-        "properties": {**members, **{f"per_position_{name}": numbers for name in members}},
+@pytest.mark.parametrize("mistake", ["", "nan", "cache"])
+def test_files_are_those_of_their_schemas(mistake: str) -> None:
+    free, fed = stage_1(mistake).to_json(), stages_5_and_6(mistake).to_json()
+    for content, kind in ((free, "stage1"), (fed, "teacher_forced")):
+        jsonschema.validate(json.loads(json.dumps(content)), {**SCHEMAS, "$ref": f"#/$defs/{kind}"})
+
+
+@pytest.mark.spec("EQL-33")
+def test_schemas_are_also_those_of_the_originals_files() -> None:
+    metrics = {
+        "r_ratio": {"mean": 1.0, "p95": 1.1, "max": 1.2},
+        "cosine": {"mean": 0.99, "min": 0.98, "p5": 0.985},
+        "kl": {"mean": 0.01, "p95": 0.02, "max": 0.03},
     }
-    schema = {
-        "required": ["per_prompt", "aggregate"],
-        "properties": {
-            "per_prompt": {"type": "array", "items": prompt},
-            "aggregate": {
-                "required": [*members, "condition_b_passed", "num_positions"],
-                "properties": {**members, "condition_b_passed": {"type": "boolean"}},
-            },
-        },
-    }
-    for mistake in ("", "nan"):
-        jsonschema.validate(json.loads(json.dumps(stages_5_and_6(mistake).to_json())), schema)
-    matching = stage_1().to_json()["token_matching"]
-    assert {"match_rate", "matching_tokens", "total_tokens_compared", "per_prompt_results"} == set(matching)
-    assert {"prompt", "match_rate", "first_divergence_idx"} <= set(matching["per_prompt_results"][0])
+    prompt = {"prompt": "Water freezes at", "num_positions": 1, **metrics, "top1_agreement": 1.0}
+    positions = {"per_position_cosine": [0.99], "per_position_kl": [0.01], "per_position_r_ratio": [1.0]}
+    aggregate = {"condition_b_passed": True, **metrics, "num_positions": 1}
+    forced = {"per_prompt": [{**prompt, **positions}], "aggregate": aggregate}
+    matching = {"match_rate": 0.5, "per_prompt_results": [{"prompt": "Water freezes at", "match_rate": 0.5}]}
+    for content, kind in (
+        (forced, "teacher_forced"),
+        ({"token_matching": matching, "passed": True}, "stage1"),
+    ):
+        jsonschema.validate(content, {**SCHEMAS, "$ref": f"#/$defs/{kind}"})
