@@ -47,6 +47,7 @@ _FINITE: Final = "positions whose logits are not finite"
 _R, _COSINE, _FIRST = "R p95", "cosine p5", "top-1 agreement"
 _KL, _KL_MAX = "KL p95", "largest KL"
 _P95: Final = 1.645  # of a normal distribution
+_P95_ERROR: Final = 2.11  # standard error of that of one value: sqrt(0.95 * 0.05) over the density there
 _PRECISE: Final = 0.95  # mean R below which the port rounds visibly less than the source does
 
 
@@ -224,17 +225,20 @@ class ForcedComparison:
 
     @property
     def scatter(self) -> float:
-        """By which factor R's 95th percentile lies above its median by chance alone, at least 1, no unit.
+        """By which factor chance may put R's 95th percentile above its median, at least 1, no unit.
 
-        Of two independent errors of `n` directions, the ratio of squared norms is distributed as F(n, n),
-        whose logarithm has a variance of 4 / n (Fisher 1924): R's 95th percentile is `exp(1.645 / sqrt(n))`
-        times its median. Errors that both sides have in common make it less, below the median as above, where
-        no mistake shows; so the smaller of both counts.
+        1. Of two independent errors of n directions, the ratio of squared norms is distributed as F(n, n),
+           whose logarithm has a variance of 4 / n (Fisher 1924): ln R has a deviation of 1 / sqrt(n).
+        2. Errors that both sides have in common make it less, below the median as above, where no mistake
+           shows: the smaller of both counts.
+        3. The 95th percentile of a normal distribution lies 1.645 deviations above its median, and that of m
+           positions is known to within 2.11 / sqrt(m), its standard error, of which two are allowed.
         """
         one = self.r_ratio
         if one.median is None or not one.best_tail or not math.isfinite(one.median):
             return 1.0
-        return min(one.median / one.best_tail, math.exp(_P95 / math.sqrt(self.directions)))
+        deviation = min(math.log(one.median / one.best_tail) / _P95, 1 / math.sqrt(self.directions))
+        return math.exp(deviation * (_P95 + 2 * _P95_ERROR / math.sqrt(len(self.rows))))
 
     @property
     def r_limit(self) -> float:
@@ -325,7 +329,7 @@ class ForcedComparison:
             )
             words.append(
                 f"R: median {median:.3g}, which means: {label_of(median)}; the limit of R p95 is "
-                f"{self.limits.tau_r:g} times {self.scatter:.3g}, by which chance puts it above the median"
+                f"{self.limits.tau_r:g} times {self.scatter:.3g}, by which chance may put it above the median"
                 f"{order}."
             )
         if mean is not None and mean < _PRECISE and not self.is_perturbed:
