@@ -1,4 +1,4 @@
-"""All stages on a decoder and an encoder of our own against transformers': right ones, and one mistake in each."""
+"""All stages on a decoder and an encoder of our own against transformers', right and with a mistake each."""
 
 from __future__ import annotations
 
