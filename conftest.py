@@ -9,6 +9,13 @@ from hypothesis import HealthCheck, settings
 # To collect is to import: also modules of the source, for their doctests.
 NEEDED_BY = {
     "jinja2": ["tests/cli/test_report.py", "tests/reports"],
+    "playwright": ["tests/viewer/test_browser.py"],
+    "starlette": [
+        "tensorcap/viewer/server.py",
+        "tests/cli/test_view.py",
+        "tests/viewer/test_server.py",
+        "tests/viewer/test_browser.py",
+    ],
     "torch": [
         "tensorcap/adapters/huggingface",
         "tensorcap/adapters/neuron",

@@ -184,10 +184,12 @@ class Adapter(Protocol):
         decompositions: The framework's own name, if its models are compiled from exported graphs: a
             reference whose nodes are those that were compiled is captured with it (CAP-191); else empty.
         settings: Names of the options of a run that are the framework's own.
+        is_of_one_shape: Whether its models run on inputs of one shape alone, to which they are padded.
     """
 
     decompositions: ClassVar[str] = ""
     settings: ClassVar[tuple[str, ...]] = ()
+    is_of_one_shape: ClassVar[bool] = False
 
     def list_sites(self, model: Any, *, eager: bool = False) -> list[Site]:
         """List all sites, the model itself first, in the order of the module tree.

@@ -17,7 +17,7 @@ from tensorcap.workload.metadata import (
 from tensorcap.workload.patch import replace_attribute
 from tensorcap.workload.port import Port, load_port
 from tensorcap.workload.script import Script, as_main, compile_script
-from tensorcap.workload.sources import NAMED, class_name, file_of, find_sources
+from tensorcap.workload.sources import NAMED, class_name, file_of, find_functions, find_sources
 from tensorcap.workload.token_model import TokenModel
 from tensorcap.workload.workload import (
     FRAMEWORKS,
@@ -45,6 +45,7 @@ __all__ = [
     "describe_process",
     "environment",
     "file_of",
+    "find_functions",
     "find_sources",
     "jsonable",
     "load_file",
