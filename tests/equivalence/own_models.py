@@ -72,6 +72,13 @@ def split_heads(x: Tensor) -> Tensor:
     return x.view(*x.shape[:2], -1, 16).transpose(1, 2)
 
 
+def embedding(weight: Tensor) -> nn.Embedding:
+    """A table of given weights."""
+    table = nn.Embedding(weight.shape[0], weight.shape[1], dtype=weight.dtype)
+    table.weight.data.copy_(weight)
+    return table
+
+
 def linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
     """A layer of given weights."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, dtype=weight.dtype)
@@ -91,7 +98,8 @@ class Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
         mean_square = wide.square().mean(-1, keepdim=True)
-        return self.weight * (wide * (mean_square + LLAMA.rms_norm_eps).rsqrt()).to(x.dtype)
+        normed: Tensor = (wide * (mean_square + LLAMA.rms_norm_eps).rsqrt()).to(x.dtype)
+        return self.weight * normed
 
 
 class SelfAttention(nn.Module):
@@ -156,7 +164,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        fed: Tensor = self.mlp(self.norm2(x))
+        return x + fed
 
 
 class Decoder(nn.Module):
@@ -166,7 +175,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.mistake = mistake
         first = mistake if mistake in ("theta", "cache") else ""
-        self.embed = nn.Embedding.from_pretrained(weights["model.embed_tokens.weight"].clone())
+        self.embed = embedding(weights["model.embed_tokens.weight"])
         self.blocks = nn.ModuleList(
             Block(weights, f"model.layers.{number}", wrong) for number, wrong in enumerate((first, mistake))
         )
@@ -229,7 +238,7 @@ class Encoder(nn.Module):
         super().__init__()
         prefix, head = "bert.embeddings", "cls.predictions"
         self.words, self.types, self.positions = (
-            nn.Embedding.from_pretrained(weights[f"{prefix}.{kind}_embeddings.weight"].clone())
+            embedding(weights[f"{prefix}.{kind}_embeddings.weight"])
             for kind in ("word", "token_type", "position")
         )
         self.norm = layer_norm(weights, f"{prefix}.LayerNorm")
