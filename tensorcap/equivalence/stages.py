@@ -11,9 +11,11 @@ from tensorcap.equivalence import (
     class_divergence,
     component_files,
     components,
+    downstream_stage,
     fault_localization,
     mapping,
     patches,
+    token_stages,
     trees,
 )
 from tensorcap.equivalence.experiment import Experiment
@@ -26,10 +28,13 @@ STAGES: Final[tuple[Stage, ...]] = (  # in the order in which `tcap equivalence 
     trees.STAGE,
     mapping.STAGE,
     class_divergence.STAGE,
+    token_stages.SMOKE,
     component_files.STAGE,
     components.STAGE,
     fault_localization.STAGE,
     patches.STAGE,
+    token_stages.FORCED,
+    downstream_stage.STAGE,
 )
 State = Literal["passed", "failed", "done", "to do"]
 

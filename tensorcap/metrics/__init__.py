@@ -16,6 +16,7 @@ from tensorcap.metrics.logits import (
     LogitDifference,
     agreement,
     are_logits,
+    divergences,
     logit_metrics,
     shared_vocabulary,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "agreement",
     "are_logits",
     "compare_three",
+    "divergences",
     "error_along",
     "exact_difference",
     "is_routing",

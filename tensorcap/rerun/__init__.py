@@ -20,7 +20,7 @@ from tensorcap.rerun.component_runs import (
     with_equal_values,
 )
 from tensorcap.rerun.injected_run import InjectedRun, run_injected
-from tensorcap.rerun.injection import inject, open_run, reverse
+from tensorcap.rerun.injection import fitted_to, inject, open_run, reverse
 from tensorcap.rerun.module_replay import replay
 from tensorcap.rerun.operation_mistakes import propose_operation_mistakes
 from tensorcap.rerun.operation_replay import OperationReplay, OperationReplays
@@ -40,6 +40,7 @@ __all__ = [
     "OperationValues",
     "OwnError",
     "Replay",
+    "fitted_to",
     "inject",
     "is_compiled",
     "is_within",

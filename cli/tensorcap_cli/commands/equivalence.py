@@ -69,11 +69,15 @@ class _StageGroup(Group):
             "tree",
             "map",
             "class-divergence",
+            "smoke",
             "component-tests",
             "components",
             "localize",
             "patch",
+            "forced",
+            "downstream",
         ),
+        "Limits": ("calibrate",),
         "Without an experiment": ("archives",),
     }
 
@@ -265,6 +269,25 @@ def class_divergence_command(folder: str, **options: Any) -> None:
     run_stage_command("class-divergence", folder, **options)
 
 
+@command.command("smoke", cls=Command, short_help="1: greedy tokens of both sides.")
+@_folder_argument
+@num_tokens_option
+@_set_option
+@_again_option
+@json_option
+def smoke_command(folder: str, **options: Any) -> None:
+    """Let both sides generate, and hold their tokens and logits against each other: a sign of life, no proof.
+
+    Prompts are texts of run.prompts or the method's own, if the source is a Hugging Face model with a
+    tokenizer; else the token ids of the source's workload. Of a model that reads what follows a token, such
+    as an encoder, the logits of the prompts themselves are compared.
+
+    Exit status: 0 at least 30 % of tokens match (limits.token_match); 1 fewer do, logits are no numbers, or a
+    model could not be run; 2 wrong usage; 3 an input cannot be read.
+    """
+    run_stage_command("smoke", folder, **options)
+
+
 @command.command("component-tests", cls=Command, short_help="2: write a test of each component.")
 @stage_options
 def component_tests_command(folder: str, **options: Any) -> None:
@@ -359,6 +382,93 @@ def _parsed(texts: Sequence[str]) -> Iterator[tuple[str, Any]]:
             yield name, json.loads(value)
         except ValueError:
             yield name, value
+
+
+@command.command("forced", cls=Command, short_help="5, 6: logits of models that are fed the same tokens.")
+@_folder_argument
+@num_tokens_option
+@tau_r_option
+@_set_option
+@_again_option
+@json_option
+def forced_command(folder: str, **options: Any) -> None:
+    """Feed the source's greedy tokens to the source, to its twin in the target's precision, to the target.
+
+    All gates are decided, over all positions of all prompts: no logit is NaN or infinite; R p95 is below
+    limits.tau_r; cosine p5 at least limits.theta_cosine; the first choice the same at more than limits.top1
+    of the positions; and KL, once `tcap equivalence calibrate` has measured its limits. A failure says which
+    stage to go back to. The target runs with the patches of the folder. specs/equivalence-knowledge.md says
+    what the numbers mean.
+
+    Exit status: 0 all gates are passed; 1 one failed, or a model could not be run; 2 wrong usage; 3 an input
+    cannot be read.
+    """
+    run_stage_command("forced", folder, **options)
+
+
+@command.command("downstream", cls=Command, short_help="7: scores of tasks, by lm-eval.")
+@_folder_argument
+@click.option(
+    "--tolerance",
+    type=float,
+    metavar="LOSS",
+    help="The same as --set limits.tolerance=LOSS; 0.02 by default.",
+)
+@_set_option
+@_again_option
+@json_option
+def downstream_command(folder: str, **options: Any) -> None:
+    """Run the tasks of DIR/bench_config.yaml on both sides, and hold the scores against each other.
+
+    Tasks are lm-eval's, in YAML files of yours with data in local files: nothing is downloaded.
+
+    \b
+        benchmarks:
+          lm_eval:
+            accuracy: {tasks: [arithmetic], limit: 200, use_chat: false}
+        task_path: tasks            # YAML files of tasks, and their data
+        run_hf_baseline: true       # false: take the source's scores of before
+
+    Needs lm-eval: pip install 'tensorcap[downstream]'.
+
+    Exit status: 0 no score is worse by more than 2 points (limits.tolerance), or there is no baseline; 1 one
+    is, logits are no numbers, or a task could not be run; 2 wrong usage; 3 an input cannot be read.
+    """
+    run_stage_command("downstream", folder, **options)
+
+
+@command.command("calibrate", cls=Command, short_help="Set limits by ports that pass.")
+@_folder_argument
+@click.option(
+    "--passing",
+    "folders",
+    metavar="DIR",
+    type=click.Path(),
+    multiple=True,
+    required=True,
+    help="An experiment of a port that is known to be good; at least two.",
+)
+@json_option
+def calibrate_command(folder: str, *, folders: tuple[str, ...], as_json: bool) -> None:
+    """Set limits.tau_r, limits.delta_kl and limits.delta_kl_max of DIR by ports that pass.
+
+    tau_r is the 0.99 quantile of R of all components, at least 1.2; delta_kl the 0.95 quantile of KL of all
+    positions, and delta_kl_max the 0.99 quantile of the largest KL of each prompt, both times 1.1. All else
+    is constant. Ports that fail are left out; the port under test is refused. DIR/equiv_config.json says what
+    the limits are of; KL is a gate from then on.
+
+    Exit status: 0 set; 2 wrong usage, or too few ports pass; 3 an experiment cannot be read.
+    """
+    from tensorcap.equivalence import CONFIG, Experiment, calibrate
+
+    limits = calibrate(folders, under_test=folder)
+    experiment = Experiment.open(folder).changed(limits.settings)
+    experiment.write_json(CONFIG, limits.to_json())
+    if as_json:
+        print_json({**limits.to_json(), "path": str(experiment.folder / CONFIG)})
+        return
+    for words in limits.words:
+        click.echo(words)
 
 
 command.add_command(archives_command)

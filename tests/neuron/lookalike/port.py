@@ -113,6 +113,13 @@ def _halves(model: Any) -> None:
         getattr(layer, kind).data.copy_(whole.chunk(count)[rank])
 
 
+def _rounded_terms(model: Any) -> None:
+    """No mistake: terms are rounded to bfloat16 and added up in it, as many libraries do."""
+    for layer in model.modules():
+        if isinstance(layer, RowParallelLinear):
+            layer.reduce_dtype = torch.bfloat16
+
+
 def _epsilon(model: Any) -> None:
     model.layers[0].input_layernorm.variance_epsilon = 1e-6
 
@@ -133,6 +140,7 @@ class _WrongOrder(GroupQueryAttention_QKV):
         return torch.cat([tensor] * copies)
 
 
+rounded_terms = planted(_rounded_terms)
 wrong_shard = planted(_wrong_shard)
 missing_reduce = planted(_missing_reduce)
 unreduced = planted(_unreduced)
