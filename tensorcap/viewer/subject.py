@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from tensorcap.alignment import MappingSource, sides
-from tensorcap.comparison import Bands, compare
+from tensorcap.comparison import Bands, SyncPoint, compare, has_sync_points
+from tensorcap.comparison import points_of as points_of_program
 from tensorcap.localization import joined_modules
 from tensorcap.reports.html import (
     MAP,
@@ -45,7 +46,7 @@ from tensorcap_formats.output_path import is_locked, journal_path
 from tensorcap_formats.view import ArchiveView
 from tensorcap_formats.writing import is_growing, open_growing
 
-Mapping_ = MappingSource | Literal["none"] | None
+MappingChoice = MappingSource | Literal["none"] | None
 _INJECTED: Final = Path("with_injection") / "target.h5"  # of the folder of a verification
 _MOST_NOTES: Final = 8
 
@@ -205,6 +206,18 @@ class Subject:
         return tuple(sorted({row.component for row in self.rows if row.component}))
 
     @cached_property
+    def points(self) -> Mapping[str, SyncPoint]:
+        """The sync point of each key, if one of the runs is of a compiled program."""
+        if (
+            self.source is None
+            or len(self.archives) != 2
+            or not has_sync_points(self.archives[0], self.archives[1])
+        ):
+            return {}
+        points = points_of_program(self.source.comparison, self.archives[0], self.archives[1]).points
+        return {point.key: point for point in points if point.key}
+
+    @cached_property
     def flow(self) -> Flow:
         """What is computed of what in the reference's run."""
         return Flow.of(self.archives[0] if self.archives else None, self.rows)
@@ -270,7 +283,7 @@ def open_subject(
     reference: str | os.PathLike[str],
     target: str | os.PathLike[str] | None = None,
     *,
-    mapping: Mapping_ = None,
+    mapping: MappingChoice = None,
 ) -> Subject:
     """Open what is to be looked at, and compare it.
 
@@ -311,7 +324,7 @@ def _of_pair(
     stack: ExitStack,
     reference: str | os.PathLike[str],
     target: str | os.PathLike[str] | None,
-    mapping: Mapping_,
+    mapping: MappingChoice,
 ) -> Subject:
     if target is None:
         source = stack.enter_context(source_of(reference, None, mapping=mapping))

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensorcap.comparison import Pair
 from tensorcap.viewer import Subject, open_subject
-from tensorcap.viewer.rows import METRICS, Choice, shortened
+from tensorcap.viewer.rows import METRICS, Choice, rows_of_pairs, shortened
 from tests.support.archives import write_archive
 
 X = np.random.default_rng(3).standard_normal((4, 16)).astype(np.float32)
@@ -121,3 +122,10 @@ def test_long_names_lose_their_middle_and_what_is_not_printable() -> None:
     assert len(shortened(name)) == 159
     assert shortened(name).isprintable()
     assert shortened("a\u202eb") == "a b"
+
+
+def test_pairs_without_a_record_have_no_row_and_leave_no_gap(subject: Subject) -> None:
+    assert subject.source is not None
+    pairs = list(subject.source.comparison.pairs)
+    pairs.insert(2, Pair("0/nothing/output", "excluded", None, None))
+    assert [row.number for row in rows_of_pairs(pairs, {})] == [0, 1, 2, 3, 4, 5]
