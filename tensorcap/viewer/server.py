@@ -79,6 +79,8 @@ class Pages:
         self._templates.filters["quoted"] = quoted
         self._templates.filters["short"] = shortened
         self._templates.filters["end"] = end_of_path
+        for name in self._templates.list_templates():
+            self._templates.get_template(name)  # compiled before the first view waits for it
 
     def app(self, token: str) -> Starlette:
         """An application that answers below the token, and with `not found` everywhere else."""

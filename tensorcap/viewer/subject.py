@@ -152,6 +152,11 @@ class Subject:
             self._condition.wait_for(lambda: not self._users)
         self._stack.close()
 
+    def prepare(self) -> None:
+        """Compute what the first selection would wait for."""
+        for _ in (self.flow, self.points, self.tree, self.numbers, self.curve_places, self.module_places):
+            pass
+
     @property
     def title(self) -> str:
         """What is looked at, in a line."""
@@ -301,8 +306,15 @@ def open_subject(
     with ExitStack() as stack:
         is_folder = target is None and (path / VERIFICATION).is_file()
         if target is None and not is_folder and path.suffix != ".json":
-            return _of_one(stack, reference)
-        return _of_pair(stack, reference, target, mapping)
+            subject = _of_one(stack, reference)
+        else:
+            subject = _of_pair(stack, reference, target, mapping)
+    try:
+        subject.prepare()
+    except BaseException:
+        subject.close()
+        raise
+    return subject
 
 
 def _of_one(stack: ExitStack, path: str | os.PathLike[str]) -> Subject:
