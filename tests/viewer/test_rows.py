@@ -24,7 +24,7 @@ OURS = {
     "0/layers.1.act/output": X + 1,
     "0/norm/output": X,
 }
-# Errors of 10 % of the values in one, 1 % of values a hundred times as large in another; one NaN; one missing.
+# 10 % of the values in one, 1 % of values a hundred times as large in another; one NaN; one missing.
 THEIRS = {
     "0/@root/input.x": X,
     "0/layers.0.fc/output": X * np.float32(1.1),
