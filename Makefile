@@ -26,9 +26,18 @@ test-browser: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet playwright
 	$(BIN)/python tests/viewer/loopback.py $(BIN)/python -m pytest -q tests/viewer/test_browser.py
 
-# Sources of NxD Inference, which are not ours to ship: make test-neuron SRC=…/neuronx-distributed-inference/src
-test-neuron: $(VENV)/.installed-dev
-	NEURON_SRC=$(SRC) $(BIN)/python -m pytest -q tests/neuron
+# NxD Inference, whose sources are not ours to ship: SRC is a folder with checkouts of aws-neuron/neuronx-distributed
+# and aws-neuron/neuronx-distributed-inference. They need transformers 4.57, and so an environment of their own.
+NEURON := .venv-neuron
+test-neuron: $(NEURON)/.installed
+	$(if $(SRC),,$(error test-neuron: SRC=DIR names the folder of both checkouts))
+	NEURON_SRC=$(abspath $(SRC)) $(NEURON)/bin/python -m pytest -q tests/neuron/test_real_sources.py
+
+$(NEURON)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(NEURON)
+	$(NEURON)/bin/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS),dev]' \
+		'transformers>=4.57,<4.58' tenacity pillow
+	touch $@
 
 zoo: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 -m entries tests/zoo/second
@@ -78,4 +87,4 @@ $(VENV)/.installed-coreai: $(VENV)/.installed-dev
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo dist
+	rm -rf $(VENV) $(NEURON) demo dist

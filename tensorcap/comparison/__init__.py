@@ -66,7 +66,7 @@ from tensorcap.comparison.policy_tests import (
 )
 from tensorcap.comparison.quantised_weights import QuantisedModule, quantised_modules
 from tensorcap.comparison.ranking import Shade, by_error, by_module, contents, error_of, shade, worst
-from tensorcap.comparison.ranks import rank_text, unlike_on_ranks
+from tensorcap.comparison.ranks import given_unlike_on_ranks, rank_text, ranks_that_add, rule_of_ranks
 from tensorcap.comparison.robust_errors import sample
 from tensorcap.comparison.sync_point import ModuleShare, Sort, SyncPoint, SyncPoints
 from tensorcap.comparison.sync_points import has_sync_points, points_of, sync_points
@@ -136,6 +136,7 @@ __all__ = [
     "explain_as",
     "find_weight_grid",
     "first_divergence",
+    "given_unlike_on_ranks",
     "has_sync_points",
     "is_circumstance",
     "json_pieces",
@@ -152,11 +153,12 @@ __all__ = [
     "points_of",
     "quantised_modules",
     "rank_text",
+    "ranks_that_add",
+    "rule_of_ranks",
     "sample",
     "shade",
     "state_writer",
     "sync_points",
-    "unlike_on_ranks",
     "worst",
     "worst_status",
     "write_calibration",
