@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 # To collect is to import: also modules of the source, for their doctests.
 NEEDED_BY = {
-    "jinja2": ["tests/cli/test_report.py", "tests/reports"],
+    "jinja2": ["tests/cli/test_report.py", "tests/reports", "tests/viewer"],
     "playwright": ["tests/viewer/test_browser.py"],
     "starlette": [
         "tensorcap/viewer/server.py",
