@@ -284,3 +284,21 @@ def test_steps_of_one_token_have_last_tokens_where_all_others_do(tmp_path: Path)
     wrong = {**last, "1/lm_head/output": LOGITS[:, 1:2]}
     found = compared(tmp_path, whole, wrong, rtol=1e-3)
     assert [key for key, status in statuses(found).items() if status == "diverged"] == ["1/lm_head/output"]
+
+
+@pytest.mark.spec("ALN-220")
+def test_the_argument_of_a_result_of_last_tokens_is_compared_with_those(tmp_path: Path) -> None:
+    noise = np.random.default_rng(3).normal(size=(1, 5, 16)).astype("f4")
+    one = {**full(), "0/lm_head/input.x": HIDDEN["layers.3"]}
+    other = {**full(), "0/lm_head/output": LAST["1,1,v"]}
+    other["0/layers.3/output"] = (
+        other["0/layers.3/output"] + 1e-3 * noise
+    )  # else it holds the values of the norm
+    other["0/lm_head/input.x"] = other["0/layers.3/output"][:, -1:]
+    found = compared(tmp_path, one, other, rtol=0.1, atol=0.1)
+    pair = next(pair for pair in found.pairs if pair.key == "0/lm_head/input.x")
+    assert (pair.status, found.exit_status) == ("match", 0)
+    assert pair.origin is not None
+    assert pair.origin.steps == ("valid_tokens", "last_token")
+    other["0/lm_head/input.x"] = -other["0/layers.3/output"][:, -1:]
+    assert statuses(compared(tmp_path, one, other, rtol=0.1))["0/lm_head/input.x"] == "diverged"

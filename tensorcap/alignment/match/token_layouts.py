@@ -106,8 +106,8 @@ def _with_arguments(mapping: ResolvedMapping) -> ResolvedMapping:
     """
     ours, theirs = (_arguments(archive) for archive in (mapping.reference, mapping.target))
     linked = [
-        {place_of(record) for link in mapping.links for record in link.reference},
-        {place_of(record) for link in mapping.links for record in link.target},
+        {place_of(record) for link in mapping.links for record in (link.target if i else link.reference)}
+        for i in range(len(SIDE_NAMES))
     ]
     trial: dict[int, Entry] = {}
     for entry, links in zip(mapping.alignment.entries, mapping.links_by_entry, strict=True):
@@ -131,9 +131,9 @@ def _with_arguments(mapping: ResolvedMapping) -> ResolvedMapping:
     )
     left_over = []
     for left in mapping.alignment.left_over:
-        kept = tuple(p for p in left.places if p not in placed[SIDE_NAMES.index(left.side)])
-        if kept:
-            left_over.append(replace(left, places=kept))
+        rest = tuple(place for place in left.places if place not in placed[SIDE_NAMES.index(left.side)])
+        if rest:
+            left_over.append(replace(left, places=rest))
     alignment = replace(mapping.alignment, left_over=tuple(left_over))
     entries = (*alignment.entries, *fitting)
     return resolve(replace(alignment, entries=entries), mapping.reference, mapping.target)
