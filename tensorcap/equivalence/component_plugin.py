@@ -23,7 +23,7 @@ from tensorcap.metrics import ThreeTensors, compare_three
 from tensorcap_formats.errors import TensorcapError
 
 PROPERTY: Final = "tensorcap-component"
-_RESULTS: Final = pytest.StashKey[list[ComponentResult]]()
+_RESULTS: Final[pytest.StashKey[list[ComponentResult]]] = pytest.StashKey()
 
 
 @dataclass
@@ -175,7 +175,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Begin the list of results."""
-    config.stash[_RESULTS] = []
+    results: list[ComponentResult] = []
+    config.stash[_RESULTS] = results
 
 
 @pytest.hookimpl(wrapper=True)
@@ -183,7 +184,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Note the result of a test that was called, or could not be."""
     report = yield
     if call.when == "call" or (call.when == "setup" and report.outcome != "passed"):
-        started = [test.result for name, test in item.user_properties if name == PROPERTY]
+        started = [test.result for _, test in item.user_properties if isinstance(test, ComponentTest)]
         item.user_properties = [pair for pair in item.user_properties if pair[0] != PROPERTY]
         error = "" if call.excinfo is None else _error(call.excinfo.value)
         if report.outcome != "skipped":
@@ -196,8 +197,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the results."""
     path = session.config.getoption("component_results")
     if path:
-        content = stage2_content(session.config.stash[_RESULTS])
-        Path(path).write_text(json.dumps(content), encoding="utf-8")
+        results: list[ComponentResult] = session.config.stash[_RESULTS]
+        Path(path).write_text(json.dumps(stage2_content(results)), encoding="utf-8")
 
 
 def _finished(result: ComponentResult, outcome: str, error: str) -> ComponentResult:

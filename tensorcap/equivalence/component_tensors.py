@@ -108,15 +108,16 @@ def write_tensors(experiment: Experiment, target: str, folder: str, progress: Pr
             )
         components = tuple(one for one in components if all(one.site in run.results for run in runs))
         archives = [
-            (runs[0].results[component.site], runs[1].results[component.site], seen, key)
+            (three, key)
             for component in components
+            for three in [(*(run.results[component.site] for run in runs), seen)]
             for key in component.keys
         ]
         padding = Padding(trusted, mapped)
-        left_out = {key: padding.left_out(trusted.get(key)) for *_, key in archives}
+        left_out = {key: padding.left_out(trusted.get(key)) for _, key in archives}
         for at, name in enumerate(FILES):
             path = experiment.path(f"{folder}/{name}")
-            _write(path, [(one[at], one[3], left_out[one[3]]) for one in archives])
+            _write(path, [(three[at], key, left_out[key]) for three, key in archives])
         others = [
             (site, "ranks were given unlike arguments" if site in unlike else reason)
             for site, reason in untested(trusted, components, seen)

@@ -235,7 +235,7 @@ def _settings(where: str, tables: Mapping[str, Any]) -> Settings:
         name: kind(**_members(f"{where}: [{name}]", kind, tables.get(name, {})))
         for name, kind in _TABLES.items()
     }
-    settings = Settings(**read)  # type: ignore[arg-type] # a member for each table
+    settings = Settings(**read)
     if missing := settings.parameters.missing:
         raise UsageError(
             f"{where}: [parameters]: missing: {', '.join(missing)}",
