@@ -264,6 +264,7 @@ SMOKE: Final = Stage(
     (SMOKE_FILE,),
     settings=(*_RUN_SETTINGS, "limits.token_match", "limits.theta_cosine"),
     sources=model_files,
+    then=("components", "localize"),
 )
 FORCED: Final = Stage(
     5,

@@ -155,17 +155,20 @@ def with_equal_values(original: Archive, sides: tuple[Archive, Archive]) -> Arch
         sides: The reference and the target under its keys, as `tensorcap.alignment.sides` gives them.
     """
     seen, tested = sides
+    fed, _ = fed_in_common(original, tested)
     known: dict[object, Record] = {}
     missing: list[tuple[object, Record]] = []
     for record in original.records:
         text = record.key.text
         if not (is_slot(record.key) and record.digest and _varies(record) and text in seen):
             continue
+        # an argument has to fit into the model as it runs, a result what is compared
+        place = fed if record.key.slot.startswith("input") and text in fed else seen
         identity = (record.digest, record.dtype.name, record.shape)
-        if text in tested and tested.get(text).shape == seen.get(text).shape:
+        if text in tested and tested.get(text).shape == place.get(text).shape:
             known.setdefault(identity, tested.get(text))
         else:
-            missing.append((identity, seen.get(text)))
+            missing.append((identity, place.get(text)))
     equal = {
         record.key: known[identity]
         for identity, record in missing
