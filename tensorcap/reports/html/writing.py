@@ -12,8 +12,8 @@ from importlib.resources import files
 from typing import Any, Final
 
 from tensorcap.reports.html.charts import HEIGHT, WIDTH
-from tensorcap.reports.html.page import Page, number_text
-from tensorcap.wording import one_line
+from tensorcap.reports.html.page import Page
+from tensorcap.wording import one_line, three_digits
 from tensorcap_formats.errors import missing_package
 from tensorcap_formats.output_path import publish_text
 
@@ -57,7 +57,7 @@ def html_of(page: Page) -> str:
         lstrip_blocks=True,
         finalize=printed,
     )
-    environment.filters["number"] = number_text
+    environment.filters["number"] = three_digits
     script = texts["report.js"]
     return environment.get_template("report.html").render(
         page=page,
@@ -141,7 +141,7 @@ def _markdown(page: Page) -> Iterator[str]:
         yield "| tensor | status | relative error |"
         yield "|---|---|---|"
         for row in bad[:_TENSORS]:
-            yield f"| {_plain(row.key)} | {_plain(row.status)} | {number_text(row.error)} |"
+            yield f"| {_plain(row.key)} | {_plain(row.status)} | {three_digits(row.error)} |"
         yield from _more(len(bad) - _TENSORS, "tensor")
     for warning in page.warnings[:3]:
         yield ""
