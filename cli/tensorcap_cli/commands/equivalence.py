@@ -72,7 +72,7 @@ def _write_stages(
     from tensorcap_cli.text.localization import print_localization
     from tensorcap_formats.errors import UsageError
 
-    localization, note = localize_sides(reference, target, options)
+    localization, note, sides = localize_sides(reference, target, options)
     if not localization.own_errors:
         raise UsageError(
             "--stage2, --stage3: own errors are not known, expected --reference-model or --target-model"
@@ -82,7 +82,7 @@ def _write_stages(
         equivalence.write_stage(stage2, equivalence.stage2(components))
     if stage3:
         equivalence.write_stage(stage3, equivalence.stage3(equivalence.faults(components)))
-    print_localization(localization, note, as_json=as_json)
+    print_localization(localization, note, sides, as_json=as_json)
     return localization.exit_status
 
 

@@ -9,7 +9,7 @@ import click
 from tensorcap.wording import one_line
 from tensorcap_cli.options.archives import map_option
 from tensorcap_cli.options.sections import Command
-from tensorcap_cli.text.output import print_json
+from tensorcap_cli.text.output import print_json, print_next
 from tensorcap_cli.text.progress import spinner
 
 
@@ -57,6 +57,7 @@ def command(
     its place; 2 wrong usage; 3 an archive or a tensor cannot be read.
     """
     from tensorcap import report
+    from tensorcap.reports.next_step import NOTHING, NextStep
 
     with spinner("comparing"):
         page = report(reference, target, output, mapping=mapping, markdown=markdown, force=force)
@@ -81,3 +82,4 @@ def command(
     if page.culprit:
         click.echo(one_line(page.culprit))
     click.echo(f"{one_line(output)}: written, {size:,} bytes", err=True)
+    print_next(NextStep("", page.next.command) if page.next.command else NextStep(NOTHING))

@@ -1,9 +1,9 @@
 """The report of a comparison as one page of HTML that needs nothing else, and as Markdown for an issue.
 
 A `ReportSource` goes in, text comes out. Read `sources` (a pair of archives, a saved comparison or the folder
-of a verification), `page` (all that the page says, as dataclasses), whose parts are `run_facts` (both runs side
-by side), `suspect_card`, `tensor_panel` with `panels` (pictures of tensors), `tensor_rows` and `charts` (curves
-and heat map), and `writing`; `templates/` only print. Normative in `specs/report.md`.
+of a verification), `page` (all that the page says, as dataclasses), whose parts are `run_facts` (both runs),
+`suspect_card`, `tensor_panel` with `panels` (pictures of tensors), `tensor_rows` and `charts` (curves, heat
+map), and `writing`; `templates/` only print. Normative in `specs/report.md`.
 """
 
 from tensorcap.reports.html.page import Page, gather_page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,6 +13,7 @@ from tensorcap.reports.html.sources import ReportSource
 from tensorcap.reports.html.suspect_card import SuspectCard, suspect_card
 from tensorcap.reports.html.tensor_panel import Panel, tensor_panel
 from tensorcap.reports.html.tensor_rows import Row, error_points, tensor_rows
+from tensorcap.reports.next_step import NextStep, Sides, after_suspects
 from tensorcap.wording import counted, shortened
 
 PANELS: Final = 20  # suspects, then tensors that are worst, with pictures
@@ -22,19 +22,6 @@ _BY: Final = {
     "injection": "the target, run on the reference's values",
     "archives": "both archives alone, which is weaker: own and inherited errors are not told apart",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Next:
-    """What to do next.
-
-    Attributes:
-        text: A sentence.
-        command: The command for this very case; "" if there is nothing to do.
-    """
-
-    text: str
-    command: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +53,7 @@ class Page:
     is_green: bool
     verdict: str
     culprit: str
-    next: Next
+    next: NextStep
     counts: tuple[tuple[str, int, bool], ...]
     facts: tuple[RunFact, ...]
     alike: tuple[str, ...]
@@ -158,30 +145,21 @@ def _culprit(source: ReportSource, suspects: Sequence[SuspectCard]) -> str:
     return f"{name} {is_said}: {mistake.rstrip('.')}.{more}"
 
 
-def _next(source: ReportSource, suspects: Sequence[SuspectCard]) -> Next:
+def _next(source: ReportSource, suspects: Sequence[SuspectCard]) -> NextStep:
     """What to do next: of a green report nothing, else the command that tells more of the first suspect."""
-    if source.exit_status == 0:
-        return Next("Nothing has to be done. What these runs cannot see is listed below.")
-    paths = shlex.join(source.paths)
-    mapping = f" --map {shlex.quote(source.mapping)}" if source.mapping else ""
     first = source.comparison.divergence
+    has_recipe = source.archives is not None and bool(source.archives[0].info.workload.path)
+    step = after_suspects(
+        source.suspects,
+        source.by,
+        Sides(*source.paths, source.mapping, has_recipe=has_recipe),
+        exit_status=source.exit_status,
+        first=first.pair.key if first else "",
+    )
+    if not step.command:
+        return NextStep("Nothing has to be done. What these runs cannot see is listed below.")
+    text = f"{step.text[0].upper()}{step.text[1:]}:"
     if suspects and suspects[0].is_own:
-        text = f"Look at {suspects[0].name} in the port."
-        text += f" {suspects[0].hint}" if suspects[0].hint else ""
-        key = shlex.quote(source.suspects[0]["key"])
-        return Next(
-            f"{text} All that was tried on its values:", f"tcap diagnose {paths} {key}{mapping} --all"
-        )
-    if source.by == "archives":
-        has_model = source.archives is not None and source.archives[0].info.workload.path
-        model = "" if has_model else " --reference-model FILE.py:FUNCTION"
-        return Next(
-            "Run the reference's model on the target's values, which tells own from inherited errors:",
-            f"tcap localize {paths}{mapping}{model}",
-        )
-    if not source.by:
-        return Next("Look for the module that is wrong:", f"tcap localize {paths}{mapping}")
-    if first is not None:
-        key = shlex.quote(first.pair.key)
-        return Next("See how the first tensor was judged:", f"tcap compare {paths}{mapping} --why {key}")
-    return Next("See what is missing:", f"tcap compare {paths}{mapping}")
+        hint = f" {suspects[0].hint}" if suspects[0].hint else ""
+        text = f"Look at {suspects[0].name} in the port.{hint} {text}"
+    return NextStep(text, step.command)
