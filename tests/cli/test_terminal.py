@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from tensorcap_cli.main import main
 from tensorcap_cli.text.terminal import Terminal, linked, shows_links, visible_width
 
 Tcap = Callable[..., Any]
 Write = Callable[..., Path]
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 GENERATOR = np.random.default_rng(3)
 X = GENERATOR.standard_normal((4, 8)).astype(np.float32)
 
@@ -166,6 +169,19 @@ def test_places_in_files_are_links_where_the_terminal_has_them(
     assert shows_links({"FORCE_HYPERLINK": "1", "TERM": "dumb"})
     write("ref.h5", chain())
     assert "\x1b" not in tcap("show", "ref.h5").stdout  # which is no terminal
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_of_the_readme_is_that_of_each_shell(shell: str) -> None:
+    line = next(line for line in README.splitlines() if f"_TCAP_COMPLETE={shell}_source tcap" in line)
+    assert line.startswith("eval" if shell != "fish" else "_TCAP_COMPLETE")
+    environment = {"_TCAP_COMPLETE": f"{shell}_source"}
+    result = CliRunner().invoke(main, [], prog_name="tcap", env=environment)
+    assert result.exit_code == 0
+    assert f"_TCAP_COMPLETE={shell}_complete" in result.stdout
+    words = {"COMP_WORDS": "tcap compa", "COMP_CWORD": "1" if shell != "fish" else "compa"}
+    environment = {"_TCAP_COMPLETE": f"{shell}_complete", **words}
+    assert "compare" in CliRunner().invoke(main, [], prog_name="tcap", env=environment).stdout
 
 
 @pytest.mark.spec("RPT-94")
