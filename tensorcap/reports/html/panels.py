@@ -19,6 +19,7 @@ from tensorcap_formats.errors import TensorcapError
 
 LIMIT: Final = 1 << 22  # elements of a tensor that is drawn: as many as a diagnosis looks at
 CELLS: Final = 48  # of a map along each side at most
+_QUANTILES: Final = 49
 _BINS: Final = 48  # of a histogram, and of the error by axis
 _STOPS: Final = {  # colours of a map from its smallest value to its largest
     "values": ("440154", "3b528b", "21918c", "5ec962", "fde725"),
@@ -82,6 +83,23 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Quantiles of the target against those of the reference (a QQ plot), on one scale.
+
+    On the diagonal both have the same distribution, whatever the order of their elements.
+
+    Attributes:
+        points: Points of a polyline in a box of 48 by 48, the reference to the right, the target up.
+        low: The value at its left and bottom.
+        high: The value at its right and top.
+    """
+
+    points: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
 class Pictures:
     """What can be drawn of a pair.
 
@@ -90,6 +108,7 @@ class Pictures:
         cell: Rows and columns of the tensor in a cell.
         axes: How the error spreads over each axis.
         histogram: Of both sides; None without a finite value.
+        quantiles: Of both sides; None as the histogram.
         missing: Why there are no pictures, as a sentence; "" if there are.
     """
 
@@ -97,6 +116,7 @@ class Pictures:
     cell: tuple[int, int] = (1, 1)
     axes: tuple[AxisErrors, ...] = ()
     histogram: Histogram | None = None
+    quantiles: Quantiles | None = None
     missing: str = ""
 
 
@@ -173,7 +193,7 @@ def draw_tensors(reference: Array, target: Array) -> Pictures:
         TensorMap("target", _picture(planes[2], low, high, "values"), low, high),
     )
     axes = tuple(_errors_along(difference, axis) for axis in range(difference.ndim))
-    return Pictures(maps, cell, axes, _histogram(reference, target))
+    return Pictures(maps, cell, axes, _histogram(reference, target), _quantiles(reference, target))
 
 
 def _as_rows(values: Array) -> Array:
@@ -267,6 +287,30 @@ def _histogram(reference: Array, target: Array) -> Histogram | None:
         for of_side in counts
     ]
     return Histogram(lines[0], lines[1], low, high)
+
+
+def quantile_pairs(reference: Array, target: Array) -> tuple[Array, Array] | None:
+    """Quantiles of the finite values of both, the same shares of each: the least, the largest, 47 between.
+
+    Returns:
+        None if a side has no finite value.
+    """
+    sides = [values[np.isfinite(values)] for values in (reference, target)]
+    if not all(side.size for side in sides):
+        return None
+    shares = np.linspace(0, 1, _QUANTILES)
+    ours, theirs = (np.quantile(side, shares, method="inverted_cdf") for side in sides)
+    return ours, theirs
+
+
+def _quantiles(reference: Array, target: Array) -> Quantiles | None:
+    low, high = _range(reference, target)
+    pairs = quantile_pairs(reference, target)
+    if pairs is None or not (math.isfinite(high - low) and high > low):
+        return None
+    right, up = (CELLS * (side - low) / (high - low) for side in pairs)
+    points = " ".join(f"{x:.1f},{CELLS - y:.1f}" for x, y in zip(right, up, strict=True))
+    return Quantiles(points, low, high)
 
 
 def worst_element(difference: Difference | None) -> str:
