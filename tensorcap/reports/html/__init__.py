@@ -3,10 +3,13 @@
 A `ReportSource` goes in, text comes out. Read `sources` (a pair of archives, a saved comparison or the folder
 of a verification), `page` (all that the page says, as dataclasses), whose parts are `run_facts` (both runs),
 `suspect_card`, `tensor_panel` with `panels` (pictures of tensors), `tensor_rows` and `charts` (curves, heat
-map), and `writing`; `templates/` only print. Normative in `specs/report.md`.
+map), `matrix` (several targets), `writing` and `paper_plots`; `templates/` only print. Normative in
+`specs/report.md`.
 """
 
+from tensorcap.reports.html.matrix import Matrix, gather_matrix
 from tensorcap.reports.html.page import Page, gather_page
+from tensorcap.reports.html.paper_plots import write_plots
 from tensorcap.reports.html.sources import (
     ReportSource,
     own_errors_json,
@@ -15,6 +18,7 @@ from tensorcap.reports.html.sources import (
     source_of_folder,
     source_of_result,
     source_of_verification,
+    sources_of,
 )
 from tensorcap.reports.html.writing import (
     HTML_BEGINNING,
@@ -28,8 +32,10 @@ from tensorcap.reports.html.writing import (
 __all__ = [
     "HTML_BEGINNING",
     "MARKDOWN_BEGINNING",
+    "Matrix",
     "Page",
     "ReportSource",
+    "gather_matrix",
     "gather_page",
     "html_of",
     "markdown_of",
@@ -39,6 +45,8 @@ __all__ = [
     "source_of_folder",
     "source_of_result",
     "source_of_verification",
+    "sources_of",
     "write_html",
     "write_markdown",
+    "write_plots",
 ]

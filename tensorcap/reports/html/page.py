@@ -69,19 +69,23 @@ class Page:
     exit_status: int
 
 
-def gather_page(source: ReportSource) -> Page:
+def gather_page(source: ReportSource, *, panels: int = PANELS) -> Page:
     """Gather all that a report says.
 
-    Panels are those of the suspects first, then of the worst tensors that no suspect has, 20 in all.
+    Panels are those of the suspects first, then of the worst tensors that no suspect has.
+
+    Args:
+        source: What it is made of.
+        panels: How many panels there are at most.
     """
     comparison = source.comparison
     pairs = {pair.key: pair for pair in comparison.pairs}
     suspects = tuple(
-        suspect_card(suspect, pairs.get(suspect["key"]) if at < PANELS else None, source)
+        suspect_card(suspect, pairs.get(suspect["key"]) if at < panels else None, source)
         for at, suspect in enumerate(source.suspects)
     )
     drawn = {suspect["key"] for suspect in source.suspects}
-    others = [p for p in worst(comparison.pairs, PANELS) if p.key not in drawn]
+    others = [p for p in worst(comparison.pairs, panels) if p.key not in drawn]
     points = tuple(error_points(source))
     preflight = source.examination.preflight
     is_green = source.exit_status == 0
@@ -100,7 +104,7 @@ def gather_page(source: ReportSource) -> Page:
         curves=draw_curves(points),
         heat_map=draw_heat_map(points),
         rows=tuple(tensor_rows(source)),
-        panels=tuple(tensor_panel(p, source) for p in others[: max(0, PANELS - len(suspects))]),
+        panels=tuple(tensor_panel(p, source) for p in others[: max(0, panels - len(suspects))]),
         warnings=tuple(dict.fromkeys((*comparison.warnings, *source.notes, *source.examination.notes))),
         blind_spots=tuple(comparison.blind_spots),
         exit_status=source.exit_status,

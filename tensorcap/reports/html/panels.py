@@ -130,19 +130,29 @@ def draw_pair(pair: Pair, archives: tuple[Archive, Archive] | None) -> Pictures:
         pair: The pair.
         archives: The archives that it was compared from; None if they are not at hand.
     """
+    values = pair_values(pair, archives)
+    return Pictures(missing=values) if isinstance(values, str) else draw_tensors(*values)
+
+
+def pair_values(pair: Pair, archives: tuple[Archive, Archive] | None) -> tuple[Array, Array] | str:
+    """Read both tensors of a pair as float64, or complex128, of one shape and with at least one element.
+
+    Returns:
+        In place of them, why they are not drawn, as a sentence.
+    """
     reason = _why_not(pair, archives)
     if reason or archives is None or pair.reference is None or pair.target is None:
-        return Pictures(missing=reason)
+        return reason
     try:
         reference, target = archives[0].load(pair.reference), archives[1].load(pair.target)
     except (TensorcapError, OSError) as error:
-        return Pictures(missing=f"The values could not be read again: {error}.")
+        return f"The values could not be read again: {error}."
     if reference.shape != target.shape:
         shapes = f"{list(reference.shape)} and {list(target.shape)}"
-        return Pictures(missing=f"Values of unlike shapes, {shapes}, are not drawn.")
+        return f"Values of unlike shapes, {shapes}, are not drawn."
     if not reference.size:
-        return Pictures(missing="The tensor has no elements.")
-    return draw_tensors(_wide(reference), _wide(target))
+        return "The tensor has no elements."
+    return _wide(reference), _wide(target)
 
 
 def _why_not(pair: Pair, archives: tuple[Archive, Archive] | None) -> str:
@@ -176,7 +186,7 @@ def draw_tensors(reference: Array, target: Array) -> Pictures:
         (['reference', 'difference', 'target'], [0.5, 0.5])
     """
     with np.errstate(all="ignore"):
-        difference = np.abs(target - reference)
+        difference = np.asarray(np.abs(target - reference))  # of scalars no array otherwise
     difference[reference == target] = 0  # of two infinities alike, too
     difference[np.isnan(reference) & np.isnan(target)] = 0
     reference, target = (np.abs(v) if np.iscomplexobj(v) else v for v in (reference, target))

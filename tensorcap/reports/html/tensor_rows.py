@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tensorcap.comparison import Pair, contents, error_of
@@ -76,7 +76,7 @@ def _row(pair: Pair, also: int, source: ReportSource) -> Row:
         status=pair.status,
         is_green=not is_bad(pair),
         shape=shape_texts([record.shape]),
-        error=_drawn_error(pair),
+        error=drawn_error(pair),
         own=source.own_errors.get(pair.key),
         max_abs=None if d is None else d.max_abs,
         psnr=None if d is None else d.psnr_db,
@@ -84,24 +84,35 @@ def _row(pair: Pair, also: int, source: ReportSource) -> Row:
     )
 
 
+def module_results(pairs: Iterable[Pair]) -> list[Pair]:
+    """Pairs that are results of modules, in execution order; of archives with names alone all pairs."""
+    known = [pair for pair in pairs if pair.reference is not None and pair.status != "excluded"]
+    results = [pair for pair in known if _is_module_result(pair)]
+    bare = [pair for pair in known if pair.reference is not None and pair.reference.key.is_bare]
+    return sorted(results or bare, key=lambda pair: pair.reference.order if pair.reference else 0)
+
+
+def _is_module_result(pair: Pair) -> bool:
+    assert pair.reference is not None
+    key = pair.reference.key
+    return not key.is_bare and is_result(key) and not is_inner(key)
+
+
 def error_points(source: ReportSource) -> Iterator[Point]:
     """Results of modules in execution order, with what went into the call of each."""
     inherited: dict[str, float] = {}
-    results: list[Pair] = []
     for pair in source.comparison.pairs:
-        record, error = pair.reference, _drawn_error(pair)
-        if record is None or record.key.is_bare:
+        record, error = pair.reference, drawn_error(pair)
+        if record is None or record.key.is_bare or error is None:
             continue
-        if record.key.slot.startswith("input") and error is not None:
+        if record.key.slot.startswith("input"):
             inherited[record.key.where] = max(error, inherited.get(record.key.where, 0.0))
-        elif is_result(record.key) and not is_inner(record.key) and pair.status != "excluded":
-            results.append(pair)
-    results.sort(key=lambda pair: pair.reference.order if pair.reference else 0)
-    for pair in results:
+    for pair in module_results(source.comparison.pairs):
         assert pair.reference is not None
         key = pair.reference.key
-        own = source.own_errors.get(pair.key)
-        yield Point(key.site, _drawn_error(pair), inherited.get(key.where), own, not is_bad(pair))
+        if not key.is_bare:
+            own = source.own_errors.get(pair.key)
+            yield Point(key.site, drawn_error(pair), inherited.get(key.where), own, not is_bad(pair))
 
 
 def is_bad(pair: Pair) -> bool:
@@ -109,7 +120,7 @@ def is_bad(pair: Pair) -> bool:
     return pair.is_required and not pair.is_green
 
 
-def _drawn_error(pair: Pair) -> float | None:
+def drawn_error(pair: Pair) -> float | None:
     """The relative error of a pair, infinite if elements are finite on one side only."""
     if pair.difference is not None and pair.difference.mask_mismatches:
         return math.inf
