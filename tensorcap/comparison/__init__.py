@@ -61,15 +61,8 @@ from tensorcap.comparison.quantised_weights import QuantisedModule, quantised_mo
 from tensorcap.comparison.ranking import Shade, by_error, by_module, contents, error_of, shade, worst
 from tensorcap.comparison.ranks import rank_text, unlike_on_ranks
 from tensorcap.comparison.robust_errors import sample
-from tensorcap.comparison.sync_points import (
-    ModuleShare,
-    Sort,
-    SyncPoint,
-    SyncPoints,
-    has_sync_points,
-    points_of,
-    sync_points,
-)
+from tensorcap.comparison.sync_point import ModuleShare, Sort, SyncPoint, SyncPoints
+from tensorcap.comparison.sync_points import has_sync_points, points_of, sync_points
 from tensorcap.comparison.thresholds import METRICS, KeyThresholds, Thresholds, judge_metric, metric_named
 from tensorcap.comparison.warnings import digest_warnings
 from tensorcap.comparison.weight_grids import find_weight_grid
