@@ -150,6 +150,7 @@ def command(
     not, or one is missing, or nothing was compared, or a run is incomplete; 2 wrong usage; 3 an archive or a
     tensor cannot be read.
     """
+    from tensorcap.reports.next_step import after_comparison
     from tensorcap_cli.text.rows import check_metrics, parse_statuses
 
     check_metrics(metrics)
@@ -173,12 +174,13 @@ def command(
     _write(comparison, examination, save, junit, csv)
     if why is not None:
         _print_why(comparison, why, as_json=as_json)
+        if not as_json:
+            print_next(after_comparison(comparison, sides))
     elif as_json:
         from tensorcap.comparison import json_pieces
 
         print_json_pieces(json_pieces(comparison, examination))
     else:
-        from tensorcap.reports.next_step import after_comparison
         from tensorcap_cli.text.comparison import print_report
 
         print_report(

@@ -234,9 +234,10 @@ def print_next(step: NextStep) -> None:
         return
     text = step.line.removesuffix(step.command).rstrip()
     width = terminal_width()
-    end = "\n  " if width is not None and len(step.line) > width else " "  # the command whole, to be copied
-    click.echo(text, nl=False)
-    click.echo(f"{end}{click.style(step.command, bold=True)}", file=whole_stdout())
+    is_long = width is not None and len(step.line) > width
+    click.echo(text, nl=is_long)
+    indent = "  " if is_long else " "
+    click.echo(f"{indent}{click.style(step.command, bold=True)}", file=whole_stdout())  # whole, to be copied
 
 
 def split_key(text: str) -> tuple[str, str | None]:
