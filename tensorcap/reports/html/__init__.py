@@ -7,10 +7,23 @@ map), `matrix` (several targets), `writing` and `paper_plots`; `templates/` only
 `specs/report.md`.
 """
 
+from tensorcap.reports.html.charts import HEIGHT, WIDTH, Curve, draw_curves, place_of
 from tensorcap.reports.html.matrix import Matrix, gather_matrix
-from tensorcap.reports.html.page import Page, gather_page
+from tensorcap.reports.html.page import Page, gather_page, verdict_of
+from tensorcap.reports.html.panels import (
+    AxisErrors,
+    Histogram,
+    draw_histogram,
+    draw_picture,
+    errors_along,
+    finite_range,
+    widened,
+    worst_element,
+)
 from tensorcap.reports.html.paper_plots import write_plots
 from tensorcap.reports.html.sources import (
+    MAP,
+    VERIFICATION,
     ReportSource,
     own_errors_json,
     source_of,
@@ -20,6 +33,7 @@ from tensorcap.reports.html.sources import (
     source_of_verification,
     sources_of,
 )
+from tensorcap.reports.html.tensor_rows import points_of, results_of
 from tensorcap.reports.html.writing import (
     HTML_BEGINNING,
     MARKDOWN_BEGINNING,
@@ -30,22 +44,40 @@ from tensorcap.reports.html.writing import (
 )
 
 __all__ = [
+    "HEIGHT",
     "HTML_BEGINNING",
+    "MAP",
     "MARKDOWN_BEGINNING",
+    "VERIFICATION",
+    "WIDTH",
+    "AxisErrors",
+    "Curve",
+    "Histogram",
     "Matrix",
     "Page",
     "ReportSource",
+    "draw_curves",
+    "draw_histogram",
+    "draw_picture",
+    "errors_along",
+    "finite_range",
     "gather_matrix",
     "gather_page",
     "html_of",
     "markdown_of",
     "own_errors_json",
+    "place_of",
+    "points_of",
+    "results_of",
     "source_of",
     "source_of_archives",
     "source_of_folder",
     "source_of_result",
     "source_of_verification",
     "sources_of",
+    "verdict_of",
+    "widened",
+    "worst_element",
     "write_html",
     "write_markdown",
     "write_plots",

@@ -11,7 +11,7 @@ from tensorcap.comparison import Pair
 from tensorcap.reports.html.charts import Cell, draw_cells
 from tensorcap.reports.html.page import Page, gather_page
 from tensorcap.reports.html.sources import ReportSource
-from tensorcap.reports.html.tensor_rows import drawn_error, is_bad, module_results
+from tensorcap.reports.html.tensor_rows import drawn_error, is_bad, results_of
 from tensorcap.reports.next_step import NextStep
 from tensorcap.wording import conjugated, counted, shortened, some
 
@@ -129,7 +129,8 @@ def _run(source: ReportSource) -> _Run:
     comparison = source.comparison
     archive = source.archives[1] if source.archives else None
     side = comparison.target
-    pairs = [pair for pair in module_results(comparison.pairs) if pair.is_compared or is_bad(pair)]
+    results = results_of(comparison) or list(comparison.pairs)  # of archives with names alone
+    pairs = [p for p in results if p.reference is not None and (p.is_compared or is_bad(p))]
     model = f"{side.model.rpartition('.')[2]} {side.compute_dtype or side.dtype}".strip()
     first = comparison.divergence
     return _Run(

@@ -12,7 +12,7 @@ from tensorcap.reports.html.run_facts import RunFact, run_facts
 from tensorcap.reports.html.sources import ReportSource
 from tensorcap.reports.html.suspect_card import SuspectCard, suspect_card
 from tensorcap.reports.html.tensor_panel import Panel, tensor_panel
-from tensorcap.reports.html.tensor_rows import Row, error_points, tensor_rows
+from tensorcap.reports.html.tensor_rows import Row, points_of, tensor_rows
 from tensorcap.reports.next_step import NextStep, Sides, after_suspects
 from tensorcap.wording import counted, shortened
 
@@ -86,13 +86,13 @@ def gather_page(source: ReportSource, *, panels: int = PANELS) -> Page:
     )
     drawn = {suspect["key"] for suspect in source.suspects}
     others = [p for p in worst(comparison.pairs, panels) if p.key not in drawn]
-    points = tuple(error_points(source))
+    points = tuple(points_of(source))
     preflight = source.examination.preflight
     is_green = source.exit_status == 0
     return Page(
         title=_title(source),
         is_green=is_green,
-        verdict=_verdict(source),
+        verdict=verdict_of(source),
         culprit="" if is_green else _culprit(source, suspects),
         next=_next(source, suspects),
         counts=tuple((status, count, status in GREEN) for status, count in comparison.counts.items()),
@@ -120,7 +120,8 @@ def _title(source: ReportSource) -> str:
     return f"{target} against {reference}"
 
 
-def _verdict(source: ReportSource) -> str:
+def verdict_of(source: ReportSource) -> str:
+    """The verdict as a sentence, with its denominator."""
     comparison = source.comparison
     measured = f"{comparison.compared} of {counted(comparison.records, 'tensor')} compared"
     bad = [pair for pair in comparison.pairs if pair.is_required and not pair.is_green]

@@ -15,7 +15,7 @@ from tensorcap.comparison import Pair, worst
 from tensorcap.reports.html.charts import HeatMap, Point, draw_heat_map
 from tensorcap.reports.html.panels import pair_values, quantile_pairs
 from tensorcap.reports.html.sources import ReportSource
-from tensorcap.reports.html.tensor_rows import error_points
+from tensorcap.reports.html.tensor_rows import points_of
 from tensorcap.reports.layer_report import component_of
 from tensorcap.wording import shortened
 from tensorcap_formats.dtypes import Array
@@ -56,7 +56,7 @@ def write_plots(folder: str | os.PathLike[str], source: ReportSource) -> tuple[P
         raise missing_package("--png", "matplotlib", extra="report") from error
     folder = Path(folder)
     figures: dict[str, Figure] = {}
-    points = tuple(error_points(source))
+    points = tuple(points_of(source))
     if any(point.total is not None for point in points):
         figures["errors"] = _error_figure(points)
     heat_map = draw_heat_map(points)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tensorcap.comparison import Pair, contents, error_of
+from tensorcap.comparison import Comparison, Pair, contents, error_of
 from tensorcap.reports.html.charts import Point
 from tensorcap.reports.html.sources import ReportSource
 from tensorcap.reports.layer_report import component_of, shape_texts
 from tensorcap.runs import is_inner, is_result
 from tensorcap.wording import shortened
-from tensorcap_formats.keys import module_of
+from tensorcap_formats.keys import Key, module_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +84,21 @@ def _row(pair: Pair, also: int, source: ReportSource) -> Row:
     )
 
 
-def module_results(pairs: Iterable[Pair]) -> list[Pair]:
-    """Pairs that are results of modules, in execution order; of archives with names alone all pairs."""
-    known = [pair for pair in pairs if pair.reference is not None and pair.status != "excluded"]
-    results = [pair for pair in known if _is_module_result(pair)]
-    bare = [pair for pair in known if pair.reference is not None and pair.reference.key.is_bare]
-    return sorted(results or bare, key=lambda pair: pair.reference.order if pair.reference else 0)
+def results_of(comparison: Comparison) -> list[Pair]:
+    """The pairs of results of modules, in execution order of the reference: the points of a curve."""
+    results = [
+        pair
+        for pair in comparison.pairs
+        if pair.reference is not None and pair.status != "excluded" and _is_module_result(pair.reference.key)
+    ]
+    return sorted(results, key=lambda pair: pair.reference.order if pair.reference else 0)
 
 
-def _is_module_result(pair: Pair) -> bool:
-    assert pair.reference is not None
-    key = pair.reference.key
+def _is_module_result(key: Key) -> bool:
     return not key.is_bare and is_result(key) and not is_inner(key)
 
 
-def error_points(source: ReportSource) -> Iterator[Point]:
+def points_of(source: ReportSource) -> Iterator[Point]:
     """Results of modules in execution order, with what went into the call of each."""
     inherited: dict[str, float] = {}
     for pair in source.comparison.pairs:
@@ -107,12 +107,11 @@ def error_points(source: ReportSource) -> Iterator[Point]:
             continue
         if record.key.slot.startswith("input"):
             inherited[record.key.where] = max(error, inherited.get(record.key.where, 0.0))
-    for pair in module_results(source.comparison.pairs):
+    for pair in results_of(source.comparison):
         assert pair.reference is not None
         key = pair.reference.key
-        if not key.is_bare:
-            own = source.own_errors.get(pair.key)
-            yield Point(key.site, drawn_error(pair), inherited.get(key.where), own, not is_bad(pair))
+        own = source.own_errors.get(pair.key)
+        yield Point(key.site, drawn_error(pair), inherited.get(key.where), own, not is_bad(pair))
 
 
 def is_bad(pair: Pair) -> bool:
