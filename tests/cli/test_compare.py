@@ -103,6 +103,7 @@ def test_why_tells_each_stage_and_test_of_a_pair_and_which_decided(
         "one element is off by 0.12 of its row, where rows are off by 0.25",
         "policy attention gain 0.25 1e-5 diverged decides "
         "error 0 in, 0.25 out: 0.25 of its own, at most 1e-05",
+        "Next, which module is wrong: tcap localize ref.h5 tgt.h5",
     ]
 
 

@@ -150,7 +150,6 @@ def command(
     not, or one is missing, or nothing was compared, or a run is incomplete; 2 wrong usage; 3 an archive or a
     tensor cannot be read.
     """
-    from tensorcap.reports.next_step import after_comparison
     from tensorcap_cli.text.rows import check_metrics, parse_statuses
 
     check_metrics(metrics)
@@ -171,6 +170,8 @@ def command(
         raise click.UsageError("Missing argument: expected REF and TGT, or --from FILE.")
     else:
         comparison, examination, sides = _compare(reference, target, metrics, options)
+    from tensorcap.reports.next_step import after_comparison
+
     _write(comparison, examination, save, junit, csv)
     if why is not None:
         _print_why(comparison, why, as_json=as_json)
