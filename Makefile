@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := hf,zarr,compress,report
 
-.PHONY: demo picture test test-slow test-files test-browser test-neuron zoo ablate golden upgrades trained check clean
+.PHONY: demo picture test test-slow test-entries test-files test-browser test-downstream test-neuron zoo ablate golden upgrades trained check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -20,10 +20,19 @@ test-slow: $(VENV)/.installed-max $(VENV)/.installed-coreai
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m slow
 	$(BIN)/python -m pytest -q -m "not slow" tests/coreai tensorcap/adapters/coreai
 
+# The cases that CI leaves out, of tests that have many: for a change of what they are about.
+test-entries: $(VENV)/.installed-max $(VENV)/.installed-coreai
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m entries
+
 # Files whose packages are installed for these tests alone: without them tcap names the format and the extra.
 test-files: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[gguf,onnx]'
 	$(BIN)/python -m pytest -q tests/formats/test_gguf.py tests/formats/test_onnx.py
+
+# Tasks of lm-eval on both sides of a port, with packages that nothing else needs.
+test-downstream: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[downstream]'
+	$(BIN)/python -m pytest -q tests/equivalence/test_downstream.py
 
 # The page of tcap view in the system's Chromium (Debian: apt-get install chromium), without any network but loopback.
 test-browser: $(VENV)/.installed-dev

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from importlib.util import find_spec
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # To collect is to import: also modules of the source, for their doctests.
 NEEDED_BY = {
-    "jinja2": ["tests/cli/test_report.py", "tests/reports"],
+    "jinja2": ["tests/cli/test_report.py", "tests/reports", "tests/viewer"],
     "playwright": ["tests/viewer/test_browser.py"],
     "starlette": [
         "tensorcap/viewer/server.py",
@@ -29,6 +31,9 @@ NEEDED_BY = {
         "tests/cli/test_absent_extra.py",
         "tests/cli/test_replay.py",
         "tests/cli/test_verify.py",
+        "tests/equivalence/plain_ports.py",
+        "tests/equivalence/test_plain_ports.py",
+        "tests/equivalence/test_port_stages.py",
         "tests/comparison/test_calls.py",
         "tests/comparison/test_inner_points_models.py",
         "tests/comparison/test_policy_models.py",
@@ -38,7 +43,9 @@ NEEDED_BY = {
         "tests/equivalence/own_models.py",
         "tests/equivalence/test_downstream.py",
         "tests/equivalence/test_forced_decoding.py",
+        "tests/equivalence/test_own_ports.py",
         "tests/equivalence/test_token_runs.py",
+        "tests/equivalence/test_token_stages.py",
         "tests/diagnosis/test_masks.py",
         "tests/diagnosis/test_mutations.py",
         "tests/diagnosis/test_options.py",
@@ -72,6 +79,9 @@ NEEDED_BY = {
         "tests/capture/test_phases.py",
         "tests/capture/test_teacher_forcing.py",
         "tests/cli/test_verify.py",
+        "tests/equivalence/plain_ports.py",
+        "tests/equivalence/test_plain_ports.py",
+        "tests/equivalence/test_port_stages.py",
         "tests/comparison/test_inner_points_models.py",
         "tests/comparison/test_policy_models.py",
         "tests/coreai",
@@ -80,7 +90,9 @@ NEEDED_BY = {
         "tests/equivalence/own_models.py",
         "tests/equivalence/test_downstream.py",
         "tests/equivalence/test_forced_decoding.py",
+        "tests/equivalence/test_own_ports.py",
         "tests/equivalence/test_token_runs.py",
+        "tests/equivalence/test_token_stages.py",
         "tests/rerun/test_injecting.py",
         "tests/neuron/lookalike",
         "tests/neuron/test_port_on_ranks.py",
@@ -130,3 +142,14 @@ collect_ignore.append("tests/neuron/lookalike")  # has a path of its own, which 
 # No test fails because a machine is slow.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Share out the cases of sampled tests: every other one is slow, which CI runs."""
+    counts: Counter[str] = Counter()
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            name = item.nodeid.partition("[")[0]
+            item.add_marker("entries" if counts[name] % 2 else "slow")
+            counts[name] += 1

@@ -249,7 +249,7 @@ def _read_port(folder: Path) -> tuple[_Samples | None, str]:
             if _is_number(one.get("r_ratio"))
         )
         kl = tuple(tuple(prompt["per_position_kl"]) for prompt in decoded["per_prompt"])
-        has_passed = decoded["passed"]
+        has_passed = decoded.get("passed")
     except (KeyError, TypeError, AttributeError) as error:
         raise ReadError(f"{folder}: a file of its stages lacks {error}") from error
     if failed:

@@ -15,6 +15,7 @@ from tensorcap.comparison import POLICY
 from tensorcap.metrics import ThreeTensors
 
 PRECISE: Final = 0.85  # R below which a port is more precise by more than chance
+PRECISE_WORDS: Final = "rounds less than the source does in that precision: by itself no mistake"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,14 @@ class ComponentResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def judge(three: ThreeTensors, tau_r: float, dtype: str, roundings: float = 0.0) -> tuple[bool, float, str]:
+def judge(
+    three: ThreeTensors,
+    tau_r: float,
+    dtype: str,
+    roundings: float = 0.0,
+    *,
+    is_put_off: bool = False,
+) -> tuple[bool, float, str]:
     """Judge the comparison of three tensors.
 
     1. A port that is not finite where the reference is has failed.
@@ -65,6 +73,8 @@ def judge(three: ThreeTensors, tau_r: float, dtype: str, roundings: float = 0.0)
         tau_r: The limit of R of many elements that are rounded as often.
         dtype: The precision under test.
         roundings: How many roundings more than the source the port makes.
+        is_put_off: Whether the baseline is the reference on arguments that were put off, of which R says
+            nothing where it is small.
 
     Returns:
         Whether it passed, the limit of R, and what it says in words.
@@ -81,8 +91,8 @@ def judge(three: ThreeTensors, tau_r: float, dtype: str, roundings: float = 0.0)
     order = POLICY.noise(precision) if precision.is_wide else 0.0
     limit = math.hypot(limit, math.sqrt(roundings) * precision.rounding / own, order / own)
     passed = three.ratio < limit
-    if three.ratio < PRECISE:
-        return passed, limit, "rounds less than the source does in that precision: by itself no mistake"
+    if three.ratio < PRECISE and not is_put_off:
+        return passed, limit, PRECISE_WORDS
     if not passed:
         return passed, limit, f"R is not below {limit:.3g}"
     if three.ratio < tau_r:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from tensorcap.alignment import sides
+from tensorcap.alignment import Alignment, read_mapping, sides
 from tensorcap.comparison import Padding
 from tensorcap.equivalence import captures, mapping
 from tensorcap.equivalence.component_kinds import Component, find_components, untested
@@ -87,7 +87,7 @@ def write_tensors(experiment: Experiment, target: str, folder: str, progress: Pr
     with ExitStack() as stack:
         original = stack.enter_context(open_archive(experiment.folder / captures.SOURCE))
         tested = stack.enter_context(open_archive(experiment.folder / target))
-        trusted, mapped = sides(original, tested, experiment.folder / mapping.FILE)
+        trusted, mapped = sides(original, tested, _mapping(experiment, tested))
         seen = with_equal_values(original, (trusted, mapped))
         unlike = given_unlike(seen, tested)
         components = tuple(one for one in find_components(trusted, seen) if one.site not in unlike)
@@ -108,15 +108,16 @@ def write_tensors(experiment: Experiment, target: str, folder: str, progress: Pr
             )
         components = tuple(one for one in components if all(one.site in run.results for run in runs))
         archives = [
-            (runs[0].results[component.site], runs[1].results[component.site], seen, key)
+            (three, key)
             for component in components
+            for three in [(*(run.results[component.site] for run in runs), seen)]
             for key in component.keys
         ]
         padding = Padding(trusted, mapped)
-        left_out = {key: padding.left_out(trusted.get(key)) for *_, key in archives}
+        left_out = {key: padding.left_out(trusted.get(key)) for _, key in archives}
         for at, name in enumerate(FILES):
             path = experiment.path(f"{folder}/{name}")
-            _write(path, [(one[at], one[3], left_out[one[3]]) for one in archives])
+            _write(path, [(three[at], key, left_out[key]) for three, key in archives])
         others = [
             (site, "ranks were given unlike arguments" if site in unlike else reason)
             for site, reason in untested(trusted, components, seen)
@@ -154,6 +155,10 @@ class ComponentTensors:
     archives: Sequence[Archive]
     share: float = 0.0
 
+    def has(self, key: str) -> bool:
+        """Whether the port has a result."""
+        return key in self.archives[-1]
+
     def read(self, key: str) -> Tensors:
         """Read the three tensors of a result.
 
@@ -168,6 +173,20 @@ class ComponentTensors:
         if self.share and np.array_equal(three.reference, three.baseline):  # as of whole numbers alone
             return three._replace(baseline=perturbed(three.reference, self.share))
         return three
+
+
+def _mapping(experiment: Experiment, target: Archive) -> Alignment:
+    """The mapping, without entries of modules that a run of the target, as that of a patched one, has not."""
+    known = {record.key.site for record in target.records}
+    alignment = read_mapping(experiment.folder / mapping.FILE)
+    entries = [
+        entry
+        for entry in alignment.entries
+        if entry.names_call
+        or any(place.partition("/")[0] in known for _, places in entry.expanded() for place in places)
+        or any(place.startswith("rank") for place in entry.target)
+    ]
+    return replace(alignment, entries=tuple(entries))
 
 
 def _ways(experiment: Experiment) -> Sequence[tuple[str, float]]:

@@ -11,7 +11,12 @@ from typing import Final
 
 from tensorcap.equivalence import component_files
 from tensorcap.equivalence.component_files import TENSORS, TESTS
-from tensorcap.equivalence.component_result import PRECISE, ComponentResult, read_results, stage2_content
+from tensorcap.equivalence.component_result import (
+    PRECISE_WORDS,
+    ComponentResult,
+    read_results,
+    stage2_content,
+)
 from tensorcap.equivalence.experiment import Experiment
 from tensorcap.equivalence.models import python
 from tensorcap.equivalence.stage import Stage, StageResult
@@ -93,7 +98,7 @@ def _words(experiment: Experiment, results: Sequence[ComponentResult]) -> list[s
         words.append(f"{one.component}: {ratio}: {one.error or one.verdict}.")
     if len(failed) > _SHOWN:
         words.append(f"And {len(failed) - _SHOWN} more that failed.")
-    precise = [one.component for one in results if one.ratio is not None and 0 < one.ratio < PRECISE]
+    precise = [one.component for one in results if one.verdict == PRECISE_WORDS]
     if precise:
         words.append(
             f"Rounded less than the source in that precision, by itself no mistake: {some(precise)}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tensorcap.equivalence.gates import Gate
@@ -196,7 +196,7 @@ def scores_json(scores: Sequence[Score]) -> list[dict[str, Any]]:
             "scenario": score.scenario,
             "task": score.task,
             "metric": score.metric,
-            "value": score.value,
+            "value": _number(score.value),
             "rows": score.rows,
             "higher_is_better": score.is_better_if_higher,
         }
@@ -218,15 +218,16 @@ def read_scores(where: str, entries: object) -> tuple[Score, ...]:
         "scenario": str,
         "task": str,
         "metric": str,
-        "value": float,
+        "value": float | None,
         "rows": int,
         "higher_is_better": bool,
     }
     scores = []
     for entry in entries if isinstance(entries, list) else [None]:
         if not isinstance(entry, Mapping) or not all(
-            isinstance(entry.get(name), kind) for name, kind in members.items()
+            name in entry and isinstance(entry[name], kind) for name, kind in members.items()
         ):
             raise UsageError(f"{where}: holds no scores of stage 7", hint="Run it again: --again.")
-        scores.append(Score(*(entry[name] for name in members)))
+        score = Score(*(entry[name] for name in members))
+        scores.append(replace(score, value=math.nan) if entry["value"] is None else score)
     return tuple(scores)

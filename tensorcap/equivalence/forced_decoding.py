@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from tensorcap.comparison import POLICY
 from tensorcap.comparison.baseline import label_of
 from tensorcap.equivalence.gates import Gate
 from tensorcap.equivalence.logit_rows import (
@@ -31,16 +32,22 @@ from tensorcap.equivalence.logit_rows import (
 from tensorcap.equivalence.smoke import THETA_COSINE, require_same_prompts, spread_members
 from tensorcap.equivalence.token_runs import TokenRun
 from tensorcap.wording import counted
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError
 
 TAU_R: Final = 1.2
 TOP1: Final = 0.5  # share of positions
 
 Components = Literal["passed", "failed", "not run"]
+_TWO_TENSORS: Final = (
+    "The source has no wider precision: R is relative to what a change of its inputs by the machine epsilon "
+    "makes, which is more than rounding, so that small mistakes pass."
+)
 _FINITE: Final = "positions whose logits are not finite"
 _R, _COSINE, _FIRST = "R p95", "cosine p5", "top-1 agreement"
 _KL, _KL_MAX = "KL p95", "largest KL"
 _P95: Final = 1.645  # of a normal distribution
+_P95_ERROR: Final = 2.11  # standard error of that of one value: sqrt(0.95 * 0.05) over the density there
 _PRECISE: Final = 0.95  # mean R below which the port rounds visibly less than the source does
 
 
@@ -192,6 +199,8 @@ class ForcedComparison:
         components: What stage 2 came to.
         generates: Whether tokens were fed after the prompts; else positions are the prompts' own.
         directions: In how many directions the twin's errors point, as `error_directions` has it.
+        order: R that another order of sums makes alone, 0 in a low precision, whose roundings are more.
+        is_perturbed: Whether the twin is the source on perturbed inputs, as there is no wider precision.
         remarks: What was left out and why, as sentences.
     """
 
@@ -200,6 +209,8 @@ class ForcedComparison:
     components: Components = "not run"
     generates: bool = True
     directions: float = math.inf
+    order: float = 0.0
+    is_perturbed: bool = False
     remarks: tuple[str, ...] = ()
 
     @property
@@ -214,17 +225,25 @@ class ForcedComparison:
 
     @property
     def scatter(self) -> float:
-        """By which factor R's 95th percentile lies above its median by chance alone, at least 1, no unit.
+        """By which factor chance may put R's 95th percentile above its median, at least 1, no unit.
 
-        Of two independent errors of `n` directions, the ratio of squared norms is distributed as F(n, n),
-        whose logarithm has a variance of 4 / n (Fisher 1924): R's 95th percentile is `exp(1.645 / sqrt(n))`
-        times its median. Errors that both sides have in common make it less, below the median as above, where
-        no mistake shows; so the smaller of both counts.
+        1. Of two independent errors of n directions, the ratio of squared norms is distributed as F(n, n),
+           whose logarithm has a variance of 4 / n (Fisher 1924): ln R has a deviation of 1 / sqrt(n).
+        2. Errors that both sides have in common make it less, below the median as above, where no mistake
+           shows: the smaller of both counts.
+        3. The 95th percentile of a normal distribution lies 1.645 deviations above its median, and that of m
+           positions is known to within 2.11 / sqrt(m), its standard error, of which two are allowed.
         """
         one = self.r_ratio
         if one.median is None or not one.best_tail or not math.isfinite(one.median):
             return 1.0
-        return min(one.median / one.best_tail, math.exp(_P95 / math.sqrt(self.directions)))
+        deviation = min(math.log(one.median / one.best_tail) / _P95, 1 / math.sqrt(self.directions))
+        return math.exp(deviation * (_P95 + 2 * _P95_ERROR / math.sqrt(len(self.rows))))
+
+    @property
+    def r_limit(self) -> float:
+        """What the 95th percentile of R has to be below."""
+        return math.hypot(self.limits.tau_r * self.scatter, self.order)
 
     @property
     def gates(self) -> tuple[Gate, ...]:
@@ -233,7 +252,7 @@ class ForcedComparison:
         kl = spread([row.kl for row in rows])
         gates = [
             Gate(_FINITE, sum(not row.is_defined for row in rows), "at most", 0),
-            Gate(_R, self.r_ratio.tail, "below", limits.tau_r * self.scatter),
+            Gate(_R, self.r_ratio.tail, "below", self.r_limit),
             Gate(
                 _COSINE,
                 spread([row.cosine for row in rows], is_better_if_higher=True).tail,
@@ -290,7 +309,7 @@ class ForcedComparison:
         return (
             r_ratio is None
             or cosine is None
-            or not (r_ratio < self.limits.tau_r * self.scatter and cosine >= self.limits.theta_cosine)
+            or not (r_ratio < self.r_limit and cosine >= self.limits.theta_cosine)
         )
 
     @property
@@ -303,11 +322,17 @@ class ForcedComparison:
         tail, mean = self.r_ratio.tail, self.r_ratio.mean
         if tail is not None:
             median = self.r_ratio.median or 0.0
+            order = (
+                f", and {self.order:.3g}, which another order of sums makes alone (root of squares)"
+                if self.order
+                else ""
+            )
             words.append(
                 f"R: median {median:.3g}, which means: {label_of(median)}; the limit of R p95 is "
-                f"{self.limits.tau_r:g} times {self.scatter:.3g}, by which chance puts it above the median."
+                f"{self.limits.tau_r:g} times {self.scatter:.3g}, by which chance may put it above the median"
+                f"{order}."
             )
-        if mean is not None and mean < _PRECISE:
+        if mean is not None and mean < _PRECISE and not self.is_perturbed:
             words.append(
                 f"Mean R is {mean:.3g}: the port rounds less than the source in its precision, which is no "
                 "failure."
@@ -330,6 +355,8 @@ class ForcedComparison:
                 "" if self.limits.delta_kl is not None else ", which decides nothing without a calibration"
             )
             words.append(f"KL p95 is {kl.tail:.3g} nats, the largest {kl.worst:.3g}{remark}.")
+        if self.is_perturbed:
+            words.append(_TWO_TENSORS)
         return (*words, *self.remarks)
 
     def to_json(self) -> dict[str, Any]:
@@ -365,6 +392,8 @@ def compare_forced(
     limits: ForcedLimits | None = None,
     components: Components = "not run",
     generates: bool = True,
+    is_perturbed: bool = False,
+    dtype: str = "",
 ) -> ForcedComparison:
     """Compare three models that were fed the same tokens.
 
@@ -376,6 +405,8 @@ def compare_forced(
         limits: What gates decide by; the method's if None.
         components: What stage 2 came to.
         generates: Whether tokens were fed after the prompts.
+        is_perturbed: Whether the twin is the source itself on perturbed inputs.
+        dtype: The precision under test; "" for a low one.
 
     Raises:
         UsageError: Prompts or tokens differ, numbers of logits do, or the twin is the source itself.
@@ -411,8 +442,28 @@ def compare_forced(
         components,
         generates,
         error_directions(np.concatenate(errors)),
+        0.0 if is_perturbed else _order_of_sums(dtype, source, errors),
+        is_perturbed,
         (columns.remark,) if columns.remark else (),
     )
+
+
+def _order_of_sums(dtype: str, source: Sequence[TokenRun], errors: Sequence[Array]) -> float:
+    """R that another order of sums makes alone in a wide precision, whose sums are rounded at each term.
+
+    Args:
+        dtype: The precision under test.
+        source: The source's runs.
+        errors: Of each, the twin's errors [positions, V].
+    """
+    precision = POLICY.precision(dtype) if dtype else None
+    if precision is None or not precision.is_wide:
+        return 0.0
+    norms = np.concatenate(
+        [np.linalg.norm(run.logits[:, : e.shape[1]], axis=1) for run, e in zip(source, errors, strict=True)]
+    )
+    own = np.median(np.linalg.norm(np.concatenate(errors), axis=1) / norms)
+    return float(POLICY.noise(precision) / own) if own > 0 else 0.0
 
 
 def _summary(rows: Sequence[RowMetrics]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def plot_forced(path: str | os.PathLike[str], result: ForcedComparison, *, title
     figure = Figure(figsize=(8, 6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(3, 1, sharex=True)
-    _draw(panels[0], result, lambda row: row.r_ratio, "R", limits.tau_r * result.scatter)
+    _draw(panels[0], result, lambda row: row.r_ratio, "R", result.r_limit)
     _draw(panels[1], result, lambda row: _distance(row.cosine), "1 - cosine", 1 - limits.theta_cosine)
     _draw(panels[2], result, lambda row: row.kl, "KL, nats", limits.delta_kl)
     verdict = "passed" if result.passed else "failed"

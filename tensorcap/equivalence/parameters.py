@@ -84,7 +84,7 @@ class RunSettings:
         prompts: Texts, for a Hugging Face model's own tokenizer; the original's if empty.
         options: Options of a Hugging Face model, as of `tcap capture torch`: `prompt`, `input_ids`, ….
         seed: Of the random generators.
-        plots: Whether stage 2 draws a picture of each component, which needs matplotlib.
+        plots: Whether stages 2 and 5 draw pictures, which needs matplotlib.
     """
 
     target_framework: str = _described("torch, or neuron for a port of parallel layers.", "torch")
@@ -99,7 +99,7 @@ class RunSettings:
         default_factory=dict, metadata={"help": "Options of Hugging Face models, as of tcap capture torch."}
     )
     seed: int = _described("Of the random generators.", 0)
-    plots: bool = _described("Whether stage 2 draws a picture of each component.", True)
+    plots: bool = _described("Whether stages 2 and 5 draw pictures.", True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ def _settings(where: str, tables: Mapping[str, Any]) -> Settings:
         name: kind(**_members(f"{where}: [{name}]", kind, tables.get(name, {})))
         for name, kind in _TABLES.items()
     }
-    settings = Settings(**read)  # type: ignore[arg-type] # a member for each table
+    settings = Settings(**read)
     if missing := settings.parameters.missing:
         raise UsageError(
             f"{where}: [parameters]: missing: {', '.join(missing)}",

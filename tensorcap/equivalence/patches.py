@@ -19,8 +19,8 @@ from tensorcap.equivalence.component_tensors import write_tensors
 from tensorcap.equivalence.experiment import PATCHES, Experiment
 from tensorcap.equivalence.models import MODEL_SETTINGS
 from tensorcap.equivalence.parallel_modules import target_modules
-from tensorcap.equivalence.stage import Stage, StageResult
-from tensorcap.wording import counted
+from tensorcap.equivalence.stage import Gate, Stage, StageResult
+from tensorcap.wording import counted, some
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import open_archive
 from tensorcap_formats.progress import Progress
@@ -34,8 +34,8 @@ _SKELETON: Final = '''"""A patch of {cls}, for {component}.
 
 {description}
 
-`apply_{name}_patch` is called before the port is built, in each of its processes; it may be called often, and
-patches once. The port's own files stay as they are.
+The function is called before the port is built, in each of its processes; it may be called often, and patches
+once. The port's own files stay as they are.
 """
 
 from __future__ import annotations
@@ -82,8 +82,12 @@ def patch_port(experiment: Experiment, progress: Progress) -> StageResult:
         f"{counted(len(after), 'component')} pass, {sum(one.passed for one in before)} did before."
     ]
     words += _side_by_side(before, after)
-    gate = "failed" if failed or not after else "passed"
-    return StageResult(gate, tuple(words), (FILE, STAGE2, captures.PATCHED))
+    gone = [one.component for one in before if one.component not in {other.component for other in after}]
+    if gone:
+        words.append(f"Not in the patched port, and so not tested: {some(gone)}.")
+    gate: Gate = "failed" if failed or not after else "passed"
+    further = () if gate == "passed" else ("Edit the patches, and run tcap equivalence patch again.",)
+    return StageResult(gate, tuple(words), (FILE, STAGE2, captures.PATCHED), further)
 
 
 def _write_skeleton(experiment: Experiment) -> StageResult:
@@ -168,5 +172,4 @@ STAGE: Final = Stage(
     sources=lambda experiment: experiment.patches,
     edited_files=(f"{PATCHES}/*.py",),
     is_optional=True,
-    when_failed="Edit the patch, and run tcap equivalence patch again.",
 )

@@ -103,9 +103,11 @@ class Stage:
     def result(self, experiment: Experiment) -> StageResult | None:
         """What the stage came to, as its record says; None if there is none that can be believed.
 
-        It is believed if the stage's inputs are what they were, and its files are as it wrote them; files
-        that people edit only have to be there.
+        It is believed if those of the stages that it needs are, the stage's inputs are what they were, and
+        its files are as it wrote them; files that people edit only have to be there.
         """
+        if any(needed.result(experiment) is None for needed in self.needs):
+            return None
         content = self._record(experiment)
         if content is None or content["inputs"] != self.inputs(experiment):
             return None

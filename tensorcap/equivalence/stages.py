@@ -118,6 +118,8 @@ def run_stage(
     if result is None:
         for needed in stage.needs:
             run_stage(experiment, needed, progress=progress)
+        result = None if again else stage.result(experiment)  # if what it needs came to the same as before
+    if result is None:
         progress.stage(f"stage {stage.number}, {stage.name}: {stage.title}")
         result = stage.run_recorded(experiment, progress)
     return StageState(stage, result, stage.edited(experiment))

@@ -90,11 +90,12 @@ def run_forced(experiment: Experiment, progress: Progress) -> StageResult:
     result = forced_comparison(experiment, progress)
     files = [experiment.write_json(FORCED_FILE, result.to_json())]
     words = list(result.words)
-    try:
-        plot_forced(experiment.path(FORCED_PLOT), result)
-        files.append(FORCED_PLOT)
-    except MissingPackageError as error:
-        words.append(f"{error}.")
+    if experiment.settings.run.plots:
+        try:
+            plot_forced(experiment.path(FORCED_PLOT), result)
+            files.append(FORCED_PLOT)
+        except MissingPackageError as error:
+            words.append(f"{error}.")
     way = result.way_back
     figures = {gate.name: gate.value for gate in result.gates}
     return StageResult(
@@ -134,6 +135,8 @@ def forced_comparison(experiment: Experiment, progress: Progress) -> ForcedCompa
         ),
         components=_components(experiment),
         generates=source.generates,
+        is_perturbed=_has_no_wider(experiment),
+        dtype=experiment.settings.run.dtype,
     )
 
 
@@ -174,9 +177,14 @@ def _twin_runs(experiment: Experiment, source: SideRuns) -> SideRuns:
     """The source in the target's precision, or, if it has no wider one, on perturbed inputs."""
     run = experiment.settings.run
     workload = Side(experiment, "source").build(run.dtype)
-    if run.reference_dtype in ("", run.dtype):
+    if _has_no_wider(experiment):
         workload = adapter_for(workload.model).perturb(workload, run.dtype)
     return _repeat(_token_model(workload), source, is_forced=True)
+
+
+def _has_no_wider(experiment: Experiment) -> bool:
+    """Whether the source runs in no wider precision than the target, so that two tensors have to do."""
+    return experiment.settings.run.reference_dtype in ("", experiment.settings.run.dtype)
 
 
 def _target_runs(experiment: Experiment, folder: str, *, is_forced: bool) -> SideRuns:
@@ -263,6 +271,6 @@ FORCED: Final = Stage(
     "logits of three models that are fed the source's tokens (5 and 6)",
     run_forced,
     (FORCED_FILE, FORCED_PLOT),
-    settings=(*_RUN_SETTINGS, "limits.tau_r", "limits.theta_cosine", "limits.top1"),
+    settings=(*_RUN_SETTINGS, "run.plots", "limits.tau_r", "limits.theta_cosine", "limits.top1"),
     sources=_forced_sources,
 )

@@ -67,8 +67,8 @@ def run_components(
         sides: The reference and the target under its keys, as `tensorcap.alignment.sides` gives them, the
             latter `with_equal_values`.
         sites: The modules.
-        perturbation: How far each argument is put off, relative to each of its elements, no unit; the signs
-            are random, the same each time.
+        perturbation: How far each argument is put off, relative to each of its elements, no unit; whole
+            numbers are put off as what a module without floats, an embedding, makes of them.
         progress: Shows what is being run.
 
     Raises:
@@ -88,9 +88,12 @@ def run_components(
         wanted = {site for site in chosen if any(tested.get(key).key.site == site for key in keys)}
         if not wanted:
             continue
+        chosen_keys = {key for key in keys if tested.get(key).key.site in {*wanted, ROOT_SITE}}
+        if perturbation:
+            chosen_keys |= _looked_up(tested, fed, keys)
         substitution = Substitution(
             source,
-            keys={key for key in keys if tested.get(key).key.site in {*wanted, ROOT_SITE}},
+            keys=chosen_keys,
             leaves_misfits=True,
             fed=None if fed is original else fed,
         )
@@ -107,6 +110,18 @@ def run_components(
         results.update(dict.fromkeys(wanted, as_seen(seen, run)))
     natural = (key for key in natural_arguments(original, keys) if original.get(key).key.site in results)
     return ComponentRun(results, tuple(natural))
+
+
+def _looked_up(tested: Archive, fed: Archive, keys: Collection[str]) -> set[str]:
+    """Key texts of what modules make of whole numbers alone, and have no module in them that does."""
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for key in keys:
+        record = tested.get(key)
+        kinds[record.key.site].add(record.dtype.kind)
+    sites = {site for site, of_site in kinds.items() if "float" not in of_site}
+    leaves = {site for site in sites if not any(is_within(other, site) for other in kinds)}
+    exchanged = exchangeable(tested, fed)
+    return {r.key.text for site in leaves for r in module_results(tested, site) if r.key.text in exchanged}
 
 
 def depths_of(sites: Collection[str]) -> Sequence[Sequence[str]]:

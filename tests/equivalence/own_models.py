@@ -72,24 +72,44 @@ def split_heads(x: Tensor) -> Tensor:
     return x.view(*x.shape[:2], -1, 16).transpose(1, 2)
 
 
-class Decoder(nn.Module):
-    """A Llama: keys, values and queries in one product, attention by torch's own function."""
+def embedding(weight: Tensor) -> nn.Embedding:
+    """A table of given weights."""
+    table = nn.Embedding(weight.shape[0], weight.shape[1], dtype=weight.dtype)
+    table.weight.data.copy_(weight)
+    return table
 
-    def __init__(self, weights: Mapping[str, Tensor], mistake: str = "") -> None:
+
+def linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    """A layer of given weights."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, dtype=weight.dtype)
+    layer.weight.data.copy_(weight)
+    if bias is not None:
+        layer.bias.data.copy_(bias)
+    return layer
+
+
+class Norm(nn.Module):
+    """Root mean square norm."""
+
+    def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        self.mistake = mistake
-        for name, value in weights.items():
-            self.register_buffer(name.replace(".", "_"), value.clone())
+        self.weight = nn.Parameter(weight.clone())
 
-    def weight(self, name: str) -> Tensor:
-        weight: Tensor = getattr(self, f"{name}_weight".replace(".", "_"))
-        return weight
-
-    def norm(self, x: Tensor, name: str) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
         mean_square = wide.square().mean(-1, keepdim=True)
         normed: Tensor = (wide * (mean_square + LLAMA.rms_norm_eps).rsqrt()).to(x.dtype)
-        return self.weight(name) * normed
+        return self.weight * normed
+
+
+class SelfAttention(nn.Module):
+    """Keys, values and queries in one product, scores by torch's own function."""
+
+    def __init__(self, weights: Mapping[str, Tensor], name: str, mistake: str) -> None:
+        super().__init__()
+        self.qkv = linear(torch.cat([weights[f"{name}.{kind}_proj.weight"] for kind in "qkv"]))
+        self.out = linear(weights[f"{name}.o_proj.weight"])
+        self.mistake = mistake
 
     def turn(self, x: Tensor) -> Tensor:
         """Heads [B, H, S, D] turned by their positions."""
@@ -103,27 +123,70 @@ class Decoder(nn.Module):
         left, right = x.chunk(2, -1)
         return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
 
-    def attention(self, x: Tensor, name: str) -> Tensor:
-        parts = [functional.linear(x, self.weight(f"{name}.{kind}_proj")) for kind in "qkv"]
-        q, k, v = (split_heads(part) for part in parts)
-        scale = 1.1 / math.sqrt(16) if self.mistake == "scale" and ".1." in name else None
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (split_heads(part) for part in self.qkv(x).split((64, 32, 32), -1))
         heads = functional.scaled_dot_product_attention(
-            self.turn(q), self.turn(k), v, is_causal=True, enable_gqa=True, scale=scale
+            self.turn(q),
+            self.turn(k),
+            v,
+            is_causal=True,
+            enable_gqa=True,
+            scale=1.1 / math.sqrt(16) if self.mistake == "scale" else None,
         )
-        return functional.linear(heads.transpose(1, 2).flatten(2), self.weight(f"{name}.o_proj"))
+        attended: Tensor = self.out(heads.transpose(1, 2).flatten(2))
+        return attended
 
-    def mlp(self, x: Tensor, name: str) -> Tensor:
-        gate_up = torch.cat([self.weight(f"{name}.{kind}_proj") for kind in ("gate", "up")])
-        gate, up = functional.linear(x, gate_up).chunk(2, -1)
-        activation = functional.gelu if self.mistake == "activation" and ".1." in name else functional.silu
-        return functional.linear(activation(gate) * up, self.weight(f"{name}.down_proj"))
+
+class FeedForward(nn.Module):
+    """Gate and up projection in one product."""
+
+    def __init__(self, weights: Mapping[str, Tensor], name: str, mistake: str) -> None:
+        super().__init__()
+        self.gate_up = linear(torch.cat([weights[f"{name}.{kind}_proj.weight"] for kind in ("gate", "up")]))
+        self.down = linear(weights[f"{name}.down_proj.weight"])
+        self.activation = nn.GELU() if mistake == "activation" else nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        lowered: Tensor = self.down(self.activation(gate) * up)
+        return lowered
+
+
+class Block(nn.Module):
+    """A layer."""
+
+    def __init__(self, weights: Mapping[str, Tensor], name: str, mistake: str) -> None:
+        super().__init__()
+        self.norm1 = Norm(weights[f"{name}.input_layernorm.weight"])
+        self.attention = SelfAttention(weights, f"{name}.self_attn", mistake)
+        self.norm2 = Norm(weights[f"{name}.post_attention_layernorm.weight"])
+        self.mlp = FeedForward(weights, f"{name}.mlp", mistake)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        fed: Tensor = self.mlp(self.norm2(x))
+        return x + fed
+
+
+class Decoder(nn.Module):
+    """A Llama. Mistakes are in the second layer, but for those of positions and of logits."""
+
+    def __init__(self, weights: Mapping[str, Tensor], mistake: str = "") -> None:
+        super().__init__()
+        self.mistake = mistake
+        first = mistake if mistake in ("theta", "cache") else ""
+        self.embed = embedding(weights["model.embed_tokens.weight"])
+        self.blocks = nn.ModuleList(
+            Block(weights, f"model.layers.{number}", wrong) for number, wrong in enumerate((first, mistake))
+        )
+        self.norm = Norm(weights["model.norm.weight"])
+        self.head = linear(weights["lm_head.weight"])
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        x = functional.embedding(input_ids, self.weight("model.embed_tokens"))
-        for layer in ("model.layers.0", "model.layers.1"):
-            x = x + self.attention(self.norm(x, f"{layer}.input_layernorm"), f"{layer}.self_attn")
-            x = x + self.mlp(self.norm(x, f"{layer}.post_attention_layernorm"), f"{layer}.mlp")
-        logits = functional.linear(self.norm(x, "model.norm"), self.weight("lm_head"))
+        x = self.embed(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x))
         if self.mistake == "nan":
             logits[:, -1, 3] = math.nan
         if self.mistake == "cap":  # leaves the order of choices as it is
@@ -131,44 +194,70 @@ class Decoder(nn.Module):
         return logits
 
 
+class EncoderBlock(nn.Module):
+    """A layer of an encoder, which normalises behind its sums."""
+
+    def __init__(self, weights: Mapping[str, Tensor], name: str, mistake: str) -> None:
+        super().__init__()
+
+        def layer(kind: str) -> nn.Linear:
+            return linear(weights[f"{name}.{kind}.weight"], weights[f"{name}.{kind}.bias"])
+
+        self.mistake = mistake
+        self.query, self.key, self.value = (
+            layer(f"attention.self.{kind}") for kind in ("query", "key", "value")
+        )
+        self.out = layer("attention.output.dense")
+        self.norm1 = layer_norm(weights, f"{name}.attention.output.LayerNorm")
+        self.up = layer("intermediate.dense")
+        self.activation = nn.GELU()
+        self.down = layer("output.dense")
+        self.norm2 = layer_norm(weights, f"{name}.output.LayerNorm")
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (split_heads(layer(x)) for layer in (self.query, self.key, self.value))
+        heads = functional.scaled_dot_product_attention(q, k, v, is_causal=self.mistake == "causal")
+        x = self.norm1(x + self.out(heads.transpose(1, 2).flatten(2)))
+        normed: Tensor = self.norm2(x + self.down(self.activation(self.up(x))))
+        return normed
+
+
+def layer_norm(weights: Mapping[str, Tensor], name: str) -> nn.LayerNorm:
+    """A norm of given weights."""
+    weight = weights[f"{name}.weight"]
+    norm = nn.LayerNorm(len(weight), eps=BERT.layer_norm_eps, dtype=weight.dtype)
+    norm.weight.data.copy_(weight)
+    norm.bias.data.copy_(weights[f"{name}.bias"])
+    return norm
+
+
 class Encoder(nn.Module):
-    """A Bert with a head for masked tokens."""
+    """A Bert with a head for masked tokens. Its mistake is in the second layer."""
 
     def __init__(self, weights: Mapping[str, Tensor], mistake: str = "") -> None:
         super().__init__()
-        self.mistake = mistake
-        for name, value in weights.items():
-            self.register_buffer(name.replace(".", "_"), value.clone())
-
-    def parameter(self, name: str) -> Tensor:
-        value: Tensor = getattr(self, name.replace(".", "_"))
-        return value
-
-    def linear(self, x: Tensor, name: str) -> Tensor:
-        return functional.linear(x, self.parameter(f"{name}.weight"), self.parameter(f"{name}.bias"))
-
-    def norm(self, x: Tensor, name: str) -> Tensor:
-        weight, bias = (self.parameter(f"{name}.{kind}") for kind in ("weight", "bias"))
-        return functional.layer_norm(x, x.shape[-1:], weight, bias, BERT.layer_norm_eps)
+        prefix, head = "bert.embeddings", "cls.predictions"
+        self.words, self.types, self.positions = (
+            embedding(weights[f"{prefix}.{kind}_embeddings.weight"])
+            for kind in ("word", "token_type", "position")
+        )
+        self.norm = layer_norm(weights, f"{prefix}.LayerNorm")
+        self.blocks = nn.ModuleList(
+            EncoderBlock(weights, f"bert.encoder.layer.{number}", wrong)
+            for number, wrong in enumerate(("", mistake))
+        )
+        self.dense = linear(
+            weights[f"{head}.transform.dense.weight"], weights[f"{head}.transform.dense.bias"]
+        )
+        self.activation = nn.GELU()
+        self.head_norm = layer_norm(weights, f"{head}.transform.LayerNorm")
+        self.head = linear(weights[f"{head}.decoder.weight"], weights[f"{head}.bias"])
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        prefix = "bert.embeddings"
-        tables = [
-            self.parameter(f"{prefix}.{kind}_embeddings.weight")
-            for kind in ("word", "token_type", "position")
-        ]
-        x = tables[0][input_ids] + tables[1][0] + tables[2][: input_ids.shape[1]]
-        x = self.norm(x, f"{prefix}.LayerNorm")
-        for layer in ("bert.encoder.layer.0", "bert.encoder.layer.1"):
-            parts = [self.linear(x, f"{layer}.attention.self.{kind}") for kind in ("query", "key", "value")]
-            q, k, v = (split_heads(part) for part in parts)
-            is_causal = self.mistake == "causal" and ".1" in layer
-            attended = functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
-            attended = self.linear(attended.transpose(1, 2).flatten(2), f"{layer}.attention.output.dense")
-            x = self.norm(x + attended, f"{layer}.attention.output.LayerNorm")
-            wide = functional.gelu(self.linear(x, f"{layer}.intermediate.dense"))
-            x = self.norm(x + self.linear(wide, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
-        head = "cls.predictions"
-        x = functional.gelu(self.linear(x, f"{head}.transform.dense"))
-        x = self.norm(x, f"{head}.transform.LayerNorm")
-        return functional.linear(x, self.parameter(f"{head}.decoder.weight"), self.parameter(f"{head}.bias"))
+        positions = torch.arange(input_ids.shape[1])
+        x = self.words(input_ids) + self.types(torch.zeros_like(input_ids)) + self.positions(positions)
+        x = self.norm(x)
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.head_norm(self.activation(self.dense(x))))
+        return logits

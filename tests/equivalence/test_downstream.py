@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -233,6 +234,10 @@ def test_without_a_baseline_nothing_is_decided() -> None:
     assert result.passed is None
     assert result.words[0] == "The source was not run, and no scores of it are kept: nothing is decided."
     assert result.to_json()["lm_eval_hf"] is None
+    schemas = json.loads((ROOT / "specs/equivalence-logits.schema.json").read_text())
+    for one in (result, compare_scores([score(0.6)], [score(math.nan)])):
+        content = json.loads(json.dumps(one.to_json()))
+        jsonschema.validate(content, {**schemas, "$ref": "#/$defs/stage7_summary"})
     with pytest.raises(UsageError, match="unlike tasks"):
         compare_scores([score(0.1, "f1,none")], [score(0.1)])
 
@@ -240,6 +245,10 @@ def test_without_a_baseline_nothing_is_decided() -> None:
 def test_scores_are_read_as_they_were_written() -> None:
     scores = [score(0.6), score(3.5, "ppl,none", higher=False)]
     assert read_scores("a.json", json.loads(json.dumps(scores_json(scores)))) == tuple(scores)
+    (undefined,) = read_scores(
+        "a.json", json.loads(json.dumps(scores_json([score(math.nan)]), allow_nan=False))
+    )
+    assert math.isnan(undefined.value)
     spoiled: list[Any] = [None, [{}], [{**scores_json(scores)[0], "rows": "10"}]]
     for entries in spoiled:
         with pytest.raises(UsageError, match=r"a\.json: holds no scores of stage 7"):

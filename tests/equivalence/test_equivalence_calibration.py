@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -130,7 +131,7 @@ def test_few_values_set_no_limit(tmp_path: Path, tested: Path) -> None:
 @pytest.mark.spec("EQL-53")
 def test_the_command_sets_the_limits_of_the_experiment(tmp_path: Path, tested: Path) -> None:
     ports = [experiment(tmp_path / name, name=name) for name in ("one", "other")]
-    arguments = ["equivalence", "calibrate", str(tested), *(f"--by={port}" for port in ports)]
+    arguments = ["equivalence", "calibrate", str(tested), *(f"--passing={port}" for port in ports)]
     result = CliRunner().invoke(main, arguments, prog_name="tcap")
     assert result.exit_code == 0, result.output
     assert result.output.startswith("Limits of 2 ports that pass: ")
@@ -139,8 +140,11 @@ def test_the_command_sets_the_limits_of_the_experiment(tmp_path: Path, tested: P
     assert limits.delta_kl_max == pytest.approx(0.033)
     config = read_config(tested / "equiv_config.json")
     assert config is not None
+    schemas = json.loads((Path(__file__).parents[2] / "specs/equivalence-logits.schema.json").read_text())
+    content = json.loads((tested / "equiv_config.json").read_text())
+    jsonschema.validate(content, {**schemas, "$ref": "#/$defs/equiv_config"})
     assert config.delta_kl == limits.delta_kl
-    missing = CliRunner().invoke(main, [*arguments[:3], "--by=none"], prog_name="tcap")
+    missing = CliRunner().invoke(main, [*arguments[:3], "--passing=none"], prog_name="tcap")
     assert missing.exit_code == 3
 
 

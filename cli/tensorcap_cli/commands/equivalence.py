@@ -397,7 +397,8 @@ def forced_command(folder: str, **options: Any) -> None:
     All gates are decided, over all positions of all prompts: no logit is NaN or infinite; R p95 is below
     limits.tau_r; cosine p5 at least limits.theta_cosine; the first choice the same at more than limits.top1
     of the positions; and KL, once `tcap equivalence calibrate` has measured its limits. A failure says which
-    stage to go back to. The target runs with the patches of the folder.
+    stage to go back to. The target runs with the patches of the folder. specs/equivalence-knowledge.md says
+    what the numbers mean.
 
     Exit status: 0 all gates are passed; 1 one failed, or a model could not be run; 2 wrong usage; 3 an input
     cannot be read.
@@ -439,7 +440,7 @@ def downstream_command(folder: str, **options: Any) -> None:
 @command.command("calibrate", cls=Command, short_help="Set limits by ports that pass.")
 @_folder_argument
 @click.option(
-    "--by",
+    "--passing",
     "folders",
     metavar="DIR",
     type=click.Path(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from neuronx_distributed_inference.models.llama import modeling_llama
 from port import planted
 from torch import Tensor, nn
 
@@ -46,21 +45,6 @@ def _doubled_residual(model: Any) -> None:
     layer.forward = forward
 
 
-def _unscaled_scores(model: Any) -> None:
-    """Scores of attention are twice as large, which no module within it shows."""
-    attention = model.layers[1].self_attn
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        right = modeling_llama.attended
-        modeling_llama.attended = lambda q, *others: right(2 * q, *others)
-        try:
-            return type(attention).forward(attention, *args, **kwargs)
-        finally:
-            modeling_llama.attended = right
-
-    attention.forward = forward
-
-
 def _not_finite(model: Any) -> None:
     """Division by zero for one token."""
     norm = model.norm
@@ -77,5 +61,4 @@ missing_activation = planted(_missing_activation)
 wrong_theta = planted(_wrong_theta)
 low_variance = planted(_low_variance)
 doubled_residual = planted(_doubled_residual)
-unscaled_scores = planted(_unscaled_scores)
 not_finite = planted(_not_finite)
