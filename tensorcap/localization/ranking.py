@@ -64,15 +64,15 @@ def rank_suspects(
         compute_dtype: What the target computed in, if its run does not say so.
     """
     free_errors = _FreeErrors(free, noise)
-    calls = Calls(reference)
+    calls, called = Calls(reference), called_sites(reference)
     suspects: list[Suspect] = []
     diagnosed = Counter[tuple[object, ...]]()  # suspects of each place
     for merged in _merge(sources):
-        suspect = _suspect(merged, None, free_errors, calls, noise)
+        suspect = _suspect(merged, None, free_errors, calls, called, noise)
         place = kind_of_place(suspect)
         if diagnosed[place] < _DIAGNOSED and (place in +diagnosed or len(+diagnosed) < _DIAGNOSED):
             diagnosed[place] += 1
-            suspect = _suspect(merged, _diagnose(merged, compute_dtype), free_errors, calls, noise)
+            suspect = _suspect(merged, _diagnose(merged, compute_dtype), free_errors, calls, called, noise)
         same = next((at for at, other in enumerate(suspects) if other.module == suspect.module), None)
         if same is None:
             suspects.append(suspect)
@@ -102,7 +102,7 @@ def rank_suspects(
     localization = Localization(
         tuple(suspects),
         sources[0].by,
-        tuple(_explained(every, free, called_sites(reference))),
+        tuple(_explained(every, free, called)),
         changes,
         find_nonfinite_origin(reference, target, free),
         tuple(_over_precise(own_errors, calls)),
@@ -184,11 +184,13 @@ def _suspect(
     examined: Diagnosis | None,
     free_errors: _FreeErrors,
     calls: Calls,
+    called: set[str],
     noise: Noise | None,
 ) -> Suspect:
     """Describe a suspect; its cause is noise, else the mistake that explains it, else what R means.
 
-    A module that is skipped is suspected itself, not the one whose code should have called it.
+    A module that is skipped is suspected itself, not the one whose code should have called it; and one that
+    is right for what it was given is not, but the one whose code left out an argument.
     """
     evidence = merged.evidence
     module, key = evidence.module, evidence.keys[0]
@@ -198,6 +200,8 @@ def _suspect(
     mistake = find_mistake(examined)
     if mistake is not None and mistake.kind == "skipped":
         module = str(mistake.facts["module"])
+    if mistake is not None and mistake.facts.get("not_given_to") == module:
+        module = caller_of(module, called)
     if mistake is not None and mistake.facts.get("site") in merged.source.operations:
         module = str(mistake.facts["site"])
     cause, reason = mistake.kind if mistake else "", evidence.reason
@@ -235,32 +239,46 @@ def _with_ranks(suspect: Suspect, free: Comparison) -> Suspect:
 
 
 def _diagnose(merged: _Merged, compute_dtype: str | None) -> Diagnosis | None:
-    """Diagnose a suspect's tensors: return the first diagnosis that names a mistake, else the first."""
-    first = None
-    source, module = merged.source, merged.evidence.module
+    """Diagnose a suspect's tensors: return the first diagnosis that names a mistake, else the first.
+
+    What is missing in one tensor and done later in another one is in another order.
+    """
+    diagnoses: list[Diagnosis] = []
+    mistake = None
     for key in merged.evidence.keys[:_DIAGNOSED]:
-        if key not in source.reference or key not in source.target:
+        diagnosis = _diagnose_tensor(merged, key, compute_dtype)
+        if diagnosis is None:
             continue
-        reference, rerun = source.reference, None
-        if source.rerun_call is not None:
-            reference, rerun = _until(reference, key), source.rerun_call(module, key)
-        if _is_folded(module, key):
-            reference = _without_inputs(reference, key)
-        try:
-            diagnosis = diagnose(
-                reference,
-                source.target,
-                key,
-                compute_dtype=compute_dtype,
-                rerun=rerun,
-                further=None if source.mistakes is None else source.mistakes(key),
-            )
-        except TensorcapError:  # complex values, or none were kept: nothing to look at
-            continue
-        if find_mistake(diagnosis) is not None:
-            return diagnosis
-        first = first or diagnosis
-    return first
+        diagnoses.append(diagnosis)
+        later = find_mistake(diagnosis)
+        if later is not None and (mistake is None or later.kind == "operations-order"):
+            if mistake is not None or not later.kind.endswith("-missing"):
+                return diagnosis
+            mistake = later
+    named = (one for one in diagnoses if find_mistake(one) is not None)
+    return next(named, diagnoses[0] if diagnoses else None)
+
+
+def _diagnose_tensor(merged: _Merged, key: str, compute_dtype: str | None) -> Diagnosis | None:
+    source, module = merged.source, merged.evidence.module
+    if key not in source.reference or key not in source.target:
+        return None
+    reference, rerun = source.reference, None
+    if source.rerun_call is not None:
+        reference, rerun = _until(reference, key), source.rerun_call(module, key)
+    if _is_folded(module, key):
+        reference = _without_inputs(reference, key)
+    try:
+        return diagnose(
+            reference,
+            source.target,
+            key,
+            compute_dtype=compute_dtype,
+            rerun=rerun,
+            further=None if source.mistakes is None else source.mistakes(key),
+        )
+    except TensorcapError:  # complex values, or none were kept: nothing to look at
+        return None
 
 
 def _is_folded(module: str, key: str) -> bool:
