@@ -151,11 +151,14 @@ def _try_mutations(
 ) -> Iterator[Hypothesis]:
     """Make the call with each mutation; of those of a kind that make the same the first is proposed.
 
-    Where they are many, those behind one that leaves no more than a rounding are not tried. The earlier ones
-    are the likelier ones, by Zipf's law: the n-th of N counts as one of n log N.
+    Where they are many, those behind one that leaves no more than a rounding are not tried, but for others of
+    its place. The earlier ones are the likelier ones, by Zipf's law: the n-th of N counts as one of n log N.
     """
+    exact: Mutation | None = None
     spread = math.log1p(math.log(max(len(mutations), 1)))
     for number, mutation in enumerate(mutations, 1):
+        if exact is not None and mutation.facts.get("place") != exact.facts.get("place"):
+            return
         log_alternatives = math.log(number) + spread
         values = call.run(mutation.call)
         if values is not None and call.is_first(mutation.kind, values):
@@ -170,7 +173,7 @@ def _try_mutations(
                 log_alternatives=log_alternatives,
             )
             if stops_if_exact and call.distance(values) <= max(context.rounding, _EXACT):
-                return
+                exact = exact or mutation
 
 
 def _fit_setting(context: PairContext, call: RepeatedCall, name: str, value: float) -> Iterator[Hypothesis]:

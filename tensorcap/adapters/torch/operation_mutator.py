@@ -84,13 +84,14 @@ class OperationMutator(TorchFunctionMode):
     Attributes:
         values: What is known by a name: what the module was given, what calls within it and operations
             returned; of a name that returned several the last one.
+        is_needed: Whether it has anything to do.
     """
 
     def __init__(self, mutation: CallMutation, rounded: RoundedOperations | None = None) -> None:
         """Mutate some operations.
 
         Args:
-            mutation: Its `operations`, `numbers`, `operands` and `moved`.
+            mutation: Its `operations`, `numbers`, `operands` and `moved`; of one of nothing all are listed.
             rounded: Does every other operation instead of torch; None for torch.
         """
         super().__init__()
@@ -105,7 +106,8 @@ class OperationMutator(TorchFunctionMode):
         self.values: dict[str, torch.Tensor] = {}
         keys = {*mutation.operations, *mutation.moved, *self._moved_by_place}
         keys |= {key for key, _ in (*mutation.numbers, *mutation.operands)} | {*mutation.operands.values()}
-        self._is_listing = not keys and rounded is None
+        self._is_listing = mutation == CallMutation()
+        self.is_needed = bool(keys) or rounded is not None or self._is_listing
         self._names = {key.partition(" ")[0] for key in keys}
         if _TERM_BEHIND in mutation.operations.values():
             self._names |= _SUMS

@@ -175,8 +175,10 @@ class ModuleRerun:
                 rounded = None
                 if mutation.steps:
                     rounded = RoundedOperations(mutation.steps, is_in_turn=mutation.is_in_turn)
-                self._mutator = stack.enter_context(OperationMutator(mutation, rounded))
-                self._note_inputs(args, kwargs)
+                self._mutator = OperationMutator(mutation, rounded)
+                if self._mutator.is_needed:
+                    stack.enter_context(self._mutator)
+                    self._note_inputs(args, kwargs)
                 result = self._module(*args, **kwargs)
                 if self._key.slot.startswith("output"):
                     self._take("output", result)
