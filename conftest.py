@@ -30,6 +30,7 @@ NEEDED_BY = {
         "tests/diagnosis/test_expert_weights.py",
         "tests/diagnosis/test_masks.py",
         "tests/diagnosis/test_mutations.py",
+        "tests/diagnosis/test_operations.py",
         "tests/diagnosis/test_options.py",
         "tests/formats/test_dump_folder.py",
         "tests/comparison/test_value_range.py",

@@ -5,8 +5,9 @@ The weight is the reference's; what the target multiplied by is solved from its 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -85,7 +86,9 @@ def propose_linear_weights(context: PairContext) -> Iterator[Hypothesis]:
         if left_out.size and np.abs(np.delete(factors, left_out) - 1).max(initial=0.0) < _NOTHING:
             hint = "Not all inputs are summed: those of another device, or of the other tiles, are missing."
             text = f"no columns {listed(left_out, 8)}, {left_out.size} of {columns}"
-            yield propose("partial-sum", text, predicted, columns, hint)
+            predicted = np.delete(x, left_out, 1) @ np.delete(weight, left_out, 1).T + shift
+            partial = propose("partial-sum", text, predicted, 0, hint)
+            yield replace(partial, log_alternatives=columns * math.log(2))
         else:
             hint = "A scale of each input channel is missing, as of a norm that was folded, or stands twice."
             yield propose("weight-factor", "each column multiplied by a number", predicted, columns, hint)

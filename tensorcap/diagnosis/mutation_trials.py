@@ -37,7 +37,7 @@ from tensorcap.diagnosis.values import Values, evenly_spaced, listed, number_tex
 
 _LARGEST: Final = 1 << 26  # elements of a tensor that is put in another order
 _STEPS: Final = 32  # of the golden section for a setting: 1e-6 of its logarithm
-_FACTORS: Final = tuple(2.0**power for power in range(-8, 9) if power)
+_FACTORS: Final = (*(2.0**power for power in range(-8, 9) if power), 2**-0.5, 2**0.5)
 _NAME_TOLERANCE: Final = 1e-3  # by which a fitted factor is named
 _MOST_EXPERTS: Final = 128  # each costs a call
 _ROWS_PER_EXPERT: Final = 8

@@ -19,7 +19,7 @@ from tensorcap.comparison import (
     label_of,
     rank_text,
 )
-from tensorcap.diagnosis import Diagnosis, diagnose
+from tensorcap.diagnosis import Diagnosis, Explanation, diagnose
 from tensorcap.localization.curves import ChangePoint, CurvePoint, change_points
 from tensorcap.localization.evidence import Evidence, EvidenceSource, is_within
 from tensorcap.localization.grouping import group_suspects, kind_of_place
@@ -34,6 +34,10 @@ from tensorcap_formats.keys import ROOT_SITE, Key
 
 _DIAGNOSED: Final = 3  # places, layers, and tensors of each: diagnosing takes longer than all else
 _NOISE: Final = 2.0  # times what a target differs from itself: no larger error means anything
+_DONE_THERE: Final = (  # kinds by which something is done that the reference does elsewhere
+    *("operations-order", "term-twice", "term-exchanged", "product-added", "activation-added"),
+    *("bias-added", "bias-twice", "weight-twice"),
+)
 NOISE_CAUSE: Final = "run-to-run noise"
 
 
@@ -241,22 +245,37 @@ def _with_ranks(suspect: Suspect, free: Comparison) -> Suspect:
 def _diagnose(merged: _Merged, compute_dtype: str | None) -> Diagnosis | None:
     """Diagnose a suspect's tensors: return the first diagnosis that names a mistake, else the first.
 
-    What is missing in one tensor and done later in another one is in another order.
+    1. Its first tensors are diagnosed in turn, until one diagnosis names a mistake.
+    2. If something is missing there, those behind it are, too: what is done at one of them is done in
+       another order.
     """
-    diagnoses: list[Diagnosis] = []
-    mistake = None
+    first = missing = None
     for key in merged.evidence.keys[:_DIAGNOSED]:
         diagnosis = _diagnose_tensor(merged, key, compute_dtype)
-        if diagnosis is None:
-            continue
-        diagnoses.append(diagnosis)
-        later = find_mistake(diagnosis)
-        if later is not None and (mistake is None or later.kind == "operations-order"):
-            if mistake is not None or not later.kind.endswith("-missing"):
+        mistake = find_mistake(diagnosis)
+        if diagnosis is not None and missing is not None:
+            if mistake is not None and mistake.kind in _DONE_THERE:
+                return _in_another_order(missing, mistake, diagnosis.key)
+        elif diagnosis is not None and mistake is not None:
+            if not mistake.kind.endswith("-missing"):
                 return diagnosis
-            mistake = later
-    named = (one for one in diagnoses if find_mistake(one) is not None)
-    return next(named, diagnoses[0] if diagnoses else None)
+            missing = diagnosis
+        first = first or diagnosis
+    return missing or first
+
+
+def _in_another_order(missing: Diagnosis, done: Explanation, key: str) -> Diagnosis:
+    """Say of what is missing in one tensor that it is done at another one."""
+    mistake = find_mistake(missing)
+    if mistake is None:
+        return missing
+    order = replace(
+        mistake,
+        kind="operations-order",
+        text=f"{mistake.text}, and of {key} {done.text}: it is done there",
+        hint="Two steps are done the other way round: a sum, a norm, an activation, a gate.",
+    )
+    return replace(missing, explanations=(order, *missing.explanations))
 
 
 def _diagnose_tensor(merged: _Merged, key: str, compute_dtype: str | None) -> Diagnosis | None:

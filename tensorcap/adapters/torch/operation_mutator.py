@@ -62,6 +62,7 @@ class _Done:
         operands: Shape and dtype of each operand that is a tensor of floats, by its number.
         given: As in `Operation`.
         known: How many values were known before it.
+        is_function: Whether it is a function of one tensor alone, of any shape.
         result: Shape and dtype of its result; None if that is no tensor of floats.
     """
 
@@ -75,6 +76,7 @@ class _Done:
     operands: Mapping[int, Any]
     given: Mapping[int, str]
     known: int
+    is_function: bool
     result: Any
 
 
@@ -229,6 +231,7 @@ class OperationMutator(TorchFunctionMode):
             {at: _form(arg) for at, arg in enumerate(args) if is_direct and _form(arg)},
             {at: self._named[id(arg)] for at, arg in enumerate(args) if id(arg) in self._named},
             len(self.values) - (key in self.values),
+            len(args) == 1 and not kwargs and _form(args[0]) == _form(result),
             _form(result) if is_direct else None,
         )
 
@@ -243,7 +246,7 @@ class OperationMutator(TorchFunctionMode):
         operands = [at for at, form in one.operands.items() if form == one.result and at < 2]
         names = list(self.values)
         behind = names[names.index(key) + 1 :] if key in self.values else ()
-        later = [name for name in behind if _form(self.values[name]) == one.result]
+        later = [n for n in behind if one.is_function or _form(self.values[n]) == one.result]
         yield from itertools.product(operands, later[:_MOST_BEHIND])
 
 
