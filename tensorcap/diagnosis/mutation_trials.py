@@ -104,7 +104,8 @@ def propose_numbers_in_code(context: PairContext) -> Iterator[Hypothesis]:
     for key, name, number in itertools.islice(list_numbers(call.operations), _MOST_NUMBERS):
         yield from _try_numbers(context, call, key, name, number)
     for name, argument in call.rerun.arguments.items():
-        if argument.kind != "other":
+        is_no_index = not call.rerun.tensors and (argument.highest or 0) >= context.experts
+        if argument.kind == "float" or (argument.kind == "int" and is_no_index):
             yield from _scale_argument(context, call, name, is_fitted=argument.kind == "float")
 
 

@@ -132,7 +132,7 @@ def function_options(name: str, args: Any, kwargs: Mapping[str, Any], result: An
     yield from _operator_options(base, args, result)
     if base in _REDUCTION_NAMES and result.is_floating_point():
         yield from _reduction_options(base, args, kwargs)
-    if base in _RUNNING:
+    if base in _RUNNING and result.is_floating_point():
         yield from _running_options(args, kwargs, result)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -125,7 +126,13 @@ class ModuleRerun:
     @property
     def operations(self) -> Mapping[str, Operation]:
         """Those of its own code in the last call, if that was one without mutations of operations."""
-        return self._mutator.operations
+        operations = self._mutator.operations
+        if self._is_on_cpu():
+            return operations
+        return {
+            key: replace(one, numbers={n: v for n, v in one.numbers.items() if type(v) is not int})
+            for key, one in operations.items()
+        }
 
     def find_call(self, run: Callable[[], None]) -> bool:
         """Run the workload until the call is over.
