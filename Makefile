@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := hf,zarr,compress
 
-.PHONY: demo test test-slow test-files test-neuron zoo ablate golden upgrades trained check clean
+.PHONY: demo test test-slow test-files test-browser test-neuron zoo ablate golden upgrades trained check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -21,9 +21,23 @@ test-files: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[gguf,onnx]'
 	$(BIN)/python -m pytest -q tests/formats/test_gguf.py tests/formats/test_onnx.py
 
-# Sources of NxD Inference, which are not ours to ship: make test-neuron SRC=…/neuronx-distributed-inference/src
-test-neuron: $(VENV)/.installed-dev
-	NEURON_SRC=$(SRC) $(BIN)/python -m pytest -q tests/neuron
+# The page of tcap view in the system's Chromium (Debian: apt-get install chromium), without any network but loopback.
+test-browser: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet playwright
+	$(BIN)/python tests/viewer/loopback.py $(BIN)/python -m pytest -q tests/viewer/test_browser.py
+
+# NxD Inference, whose sources are not ours to ship: SRC is a folder with checkouts of aws-neuron/neuronx-distributed
+# and aws-neuron/neuronx-distributed-inference. They need transformers 4.57, and so an environment of their own.
+NEURON := .venv-neuron
+test-neuron: $(NEURON)/.installed
+	$(if $(SRC),,$(error test-neuron: SRC=DIR names the folder of both checkouts))
+	NEURON_SRC=$(abspath $(SRC)) $(NEURON)/bin/python -m pytest -q tests/neuron/test_real_sources.py
+
+$(NEURON)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(NEURON)
+	$(NEURON)/bin/python -m pip install --quiet -c constraints.txt -e '.[$(EXTRAS),dev]' \
+		'transformers>=4.57,<4.58' tenacity pillow
+	touch $@
 
 zoo: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 -m entries tests/zoo/second
@@ -73,4 +87,4 @@ $(VENV)/.installed-coreai: $(VENV)/.installed-dev
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo dist
+	rm -rf $(VENV) $(NEURON) demo dist

@@ -9,6 +9,13 @@ from hypothesis import HealthCheck, settings
 # To collect is to import: also modules of the source, for their doctests.
 NEEDED_BY = {
     "jinja2": ["tests/cli/test_report.py", "tests/reports"],
+    "playwright": ["tests/viewer/test_browser.py"],
+    "starlette": [
+        "tensorcap/viewer/server.py",
+        "tests/cli/test_view.py",
+        "tests/viewer/test_server.py",
+        "tests/viewer/test_browser.py",
+    ],
     "torch": [
         "tensorcap/adapters/huggingface",
         "tensorcap/adapters/neuron",
@@ -28,6 +35,10 @@ NEEDED_BY = {
         "tests/comparison/test_testing.py",
         "tests/diagnosis/test_attention_variants.py",
         "tests/diagnosis/test_expert_weights.py",
+        "tests/equivalence/own_models.py",
+        "tests/equivalence/test_downstream.py",
+        "tests/equivalence/test_forced_decoding.py",
+        "tests/equivalence/test_token_runs.py",
         "tests/diagnosis/test_masks.py",
         "tests/diagnosis/test_mutations.py",
         "tests/diagnosis/test_operations.py",
@@ -67,6 +78,10 @@ NEEDED_BY = {
         "tests/coreai",
         "tests/diagnosis/test_attention_variants.py",
         "tests/diagnosis/test_expert_weights.py",
+        "tests/equivalence/own_models.py",
+        "tests/equivalence/test_downstream.py",
+        "tests/equivalence/test_forced_decoding.py",
+        "tests/equivalence/test_token_runs.py",
         "tests/rerun/test_injecting.py",
         "tests/neuron/lookalike",
         "tests/neuron/test_port_on_ranks.py",

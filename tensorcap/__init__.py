@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tensorcap.runs import Graph
     from tensorcap.session import Called, Capture, capture, capture_called, save_intermediates
     from tensorcap.source_analysis import SourceDivergence, divergence
-    from tensorcap.verbs import diagnose, preflight, report
+    from tensorcap.verbs import diagnose, preflight, report, view
     from tensorcap.workload import Port, Workload
     from tensorcap_formats.archive import Archive
     from tensorcap_formats.check import ArchiveCheck
@@ -80,7 +80,7 @@ _NAMES = {
     "tensorcap.runs": ("Graph",),
     "tensorcap.session": ("Called", "Capture", "capture", "capture_called", "save_intermediates"),
     "tensorcap.source_analysis": ("SourceDivergence", "divergence"),
-    "tensorcap.verbs": ("diagnose", "preflight", "report"),
+    "tensorcap.verbs": ("diagnose", "preflight", "report", "view"),
     "tensorcap.workload": ("Port", "Workload"),
     "tensorcap_formats.archive": ("Archive",),
     "tensorcap_formats.check": ("ArchiveCheck",),
@@ -156,6 +156,7 @@ __all__ = [
     "save_intermediates",
     "sync_points",
     "verify",
+    "view",
 ]
 
 

@@ -101,7 +101,8 @@ def verify(
     progress = progress or Silent()
     final = Path(output)
     with replace_folder(final, force=force) as folder, ExitStack() as stack:
-        progress.stage("capturing the reference")
+        is_run = isinstance(reference_model, Workload | Runnable)
+        progress.stage("capturing the reference" if is_run else "opening the reference")
         reference_run = _make(reference_model, None)
         trusted, target_run = _open_reference(
             stack, reference_model, reference_run, target_model, folder / REFERENCE, progress
@@ -109,7 +110,7 @@ def verify(
         weights = None
         if target_run is not None:
             weights = _compare_weights(trusted, reference_run, target_run, rules, progress)
-        progress.stage("capturing the target")
+        progress.stage("opening the target" if target_run is None else "capturing the target")
         tested = stack.enter_context(
             _open_side(target_model, target_run, folder / TARGET, trusted, injectable=("input",))
         )

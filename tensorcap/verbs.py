@@ -1,12 +1,14 @@
-"""Verbs that look for a mapping before they do what a function of another room does with it."""
+"""Verbs that look for a mapping, or serve, before they do what a function of another room does with it."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from tensorcap_formats.errors import missing_package
 from tensorcap_formats.open import Source, opened, opened_both
 
 if TYPE_CHECKING:
@@ -118,3 +120,39 @@ def report(
         page = html.gather_page(source_of_page)
     (html.write_markdown if markdown else html.write_html)(path, page, force=force)
     return page
+
+
+def view(
+    reference: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None = None,
+    *,
+    mapping: MappingSource | Literal["none"] | None = None,
+    port: int = 0,
+    opened: Callable[[str], None] = print,
+) -> None:
+    """Serve a page to look at one archive, or at two and where they differ, until interrupted.
+
+    Args:
+        reference: Path of the trusted archive; without a target also the folder that `verify` wrote, or a
+            saved comparison.
+        target: Path of the archive under test, or None.
+        mapping: What belongs together, as for `compare`.
+        port: Of this machine's loopback, 0 for any that is free.
+        opened: Called with the address once it answers; whoever has the address can look.
+
+    Raises:
+        UsageError: The port is in use, or the mapping does not fit.
+        ReadError: An archive cannot be read.
+        MissingPackageError: A package of the extra `view` is not installed.
+    """
+    try:
+        from tensorcap.viewer.server import listen, serve
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("starlette", "uvicorn", "jinja2", "pygments"):
+            raise
+        raise missing_package("the page", package, extra="view") from error
+    from tensorcap.viewer import open_subject
+
+    with listen(port) as listener:
+        serve(listener, open_subject(reference, target, mapping=mapping), mapping=mapping, opened=opened)

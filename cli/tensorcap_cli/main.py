@@ -22,7 +22,7 @@ class _Tcap(Group):
 
     sections: ClassVar[Mapping[str, Sequence[str]]] = {
         "Capture": ("capture", "plan"),
-        "Look": ("ls", "show", "tree"),
+        "Look": ("ls", "show", "tree", "view"),
         "Compare": ("compare", "report", "sync-points", "align", "preflight", "divergence", "calibrate"),
         "Find the culprit": ("localize", "verify", "replay", "inject", "bisect", "diagnose"),
         "Files": ("convert", "merge", "import", "export", "check", "recover", "equivalence"),

@@ -169,6 +169,17 @@ class Archive(ABC):
             self._read_flat(record, 0, out)
         return out.reshape(record.shape)
 
+    def of_rank(self, rank: int) -> Archive | None:
+        """The same archive with what ranks hold copies of as one of them has it; None if it is not of ranks.
+
+        Args:
+            rank: The rank; of tensors that it has none of, those of the first rank stay.
+
+        Returns:
+            A view that is not to be closed.
+        """
+        return None
+
     def load(self, record: Record) -> Array:
         """The tensor's values, in its shape: float32 for bfloat16 and narrower floats."""
         return decode(self.read(record), record.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -68,6 +69,15 @@ class ArchiveView(Archive):
     def info(self) -> RunInfo:
         """The run metadata, parsed, as they are for the view's records."""
         return self.source.info
+
+    def of_rank(self, rank: int) -> ArchiveView | None:
+        """The same view of the source as one of its ranks has it."""
+        source = self.source.of_rank(rank)
+        if source is None:
+            return None
+        view = copy.copy(self)
+        view.source, view._kept = source, None
+        return view
 
     def verify(self, record: Record) -> None:
         """Read the source's tensors behind the record, and check them."""

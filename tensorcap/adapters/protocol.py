@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tensorcap.adapters.edits import Rerun
     from tensorcap.adapters.operation_graph import OperationGraph
     from tensorcap.recording import Substitution
-    from tensorcap.workload import StoredInput, Workload
+    from tensorcap.workload import StoredInput, TokenModel, Workload
     from tensorcap_formats.keys import Key
 
 _Module = TypeVar("_Module")
@@ -176,17 +176,20 @@ class Adapter(Protocol):
     `prepare`, `perturb`, `run`), the capture (`tap`, `record_inputs`, `watch_roots`, `process_rank`), and the
     references' (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python
     code. The last group has defaults, for adapters that derive from this class, and so have `process_rank`,
-    `decompose`, `operation_graph`, `program_workload`, `program_mappings` and `program_operations`, and
-    `load` and `adopt`, which are for frameworks that run files, or models of another one that they convert.
+    `token_model`, `decompose`, `operation_graph`, `program_workload`, `program_mappings` and
+    `program_operations`, and `load` and `adopt`, which are for frameworks that run files, or models of
+    another one that they convert.
 
     Attributes:
         decompositions: The framework's own name, if its models are compiled from exported graphs: a
             reference whose nodes are those that were compiled is captured with it (CAP-191); else empty.
         settings: Names of the options of a run that are the framework's own.
+        is_of_one_shape: Whether its models run on inputs of one shape alone, to which they are padded.
     """
 
     decompositions: ClassVar[str] = ""
     settings: ClassVar[tuple[str, ...]] = ()
+    is_of_one_shape: ClassVar[bool] = False
 
     def list_sites(self, model: Any, *, eager: bool = False) -> list[Site]:
         """List all sites, the model itself first, in the order of the module tree.
@@ -369,6 +372,14 @@ class Adapter(Protocol):
             The call; None if it did not come, or the framework cannot call a module again.
         """
         return None
+
+    def token_model(self, workload: Workload) -> TokenModel:
+        """A workload as what gives logits for other token ids than its own.
+
+        Raises:
+            UsageError: The framework has no such runs, or the workload is of no tokens.
+        """
+        raise UsageError("logits of tokens: this framework runs no model on other tokens than a workload's")
 
     def process_rank(self) -> tuple[int, int] | None:
         """Which of several processes this is that run one model together, from 0, and how many they are.

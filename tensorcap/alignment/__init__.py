@@ -17,7 +17,7 @@ from tensorcap.alignment.aligned import (
     in_reference_layout,
     sides,
 )
-from tensorcap.alignment.common_part import fed_in_common
+from tensorcap.alignment.common_part import CutArchive, fed_in_common
 from tensorcap.alignment.coverage import Coverage, MappingSummary, Reasons
 from tensorcap.alignment.equivalence_map import component_mapping, read_mapping, write_component_mapping
 from tensorcap.alignment.graph_nodes import node_sites, paired_names, placement_of
@@ -47,6 +47,7 @@ __all__ = [
     "Aligned",
     "Alignment",
     "Coverage",
+    "CutArchive",
     "Entry",
     "GatheredArchive",
     "LeftOver",

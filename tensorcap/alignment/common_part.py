@@ -7,7 +7,7 @@ paired, and a sentence says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -19,7 +19,7 @@ from tensorcap.alignment.tokens import ROLES
 from tensorcap.runs import is_parameter, is_result
 from tensorcap.wording import counted, some
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import Array
+from tensorcap_formats.dtypes import Array, dtype_of
 from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import RunInfo
@@ -27,6 +27,7 @@ from tensorcap_formats.view import ArchiveView
 
 Part = Mapping[int, Array]  # the indices that are kept, by axis
 
+_POSITION_AXES: Final = ((2, 3), (2,), (3,), (1,))  # queries and keys, behind heads, of a mask; before heads
 _MOST: Final = 1 << 24  # elements of an input or of logits that are read
 _SAME_FLOAT: Final = 2.0**-8  # relative error of one input in two float dtypes: the rounding of bfloat16
 _AGREEING: Final = 0.2  # relative error up to which logits are those of the same words; others leave 1.4
@@ -66,6 +67,15 @@ class CutArchive(ArchiveView):
         parts = {text: part for text, part, shape in cut if shapes.get(text) == shape}
         return CutArchive(run, parts, self.text, run.info)
 
+    def put_into_whole(self, other: Archive) -> Archive:
+        """View another run's tensors, which are of what is kept, in the tensors that this was cut off."""
+        wholes = {
+            record.key.text: self.sources[record.key.text][0]
+            for record in other.records
+            if record.key.text in self._parts and self.get(record.key.text).shape == record.shape
+        }
+        return _WholeArchive(other, self.source, wholes, self._parts)
+
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         part = self._parts.get(record.key.text)
         if part is None:
@@ -74,6 +84,58 @@ class CutArchive(ArchiveView):
         (whole,) = self.sources[record.key.text]
         (kept,) = self._computed(whole, lambda: [_take(self.source.read(whole), part)])
         out[:] = kept[start : start + out.size]
+
+
+class _WholeArchive(ArchiveView):
+    """An archive whose tensors stand in larger ones of another run, in the places of the same tokens.
+
+    Args:
+        archive: The archive; the caller closes it.
+        around: The other run, under the same keys.
+        wholes: Its records of the larger tensors, by key text.
+        parts: The places in them.
+    """
+
+    def __init__(
+        self, archive: Archive, around: Archive, wholes: Mapping[str, Record], parts: Mapping[str, Part]
+    ) -> None:
+        self._around, self._wholes, self._parts = around, wholes, parts
+        super().__init__(
+            archive,
+            [self._enlarged(record) for record in archive.records],
+            {record.key.text: (record,) for record in archive.records},
+        )
+
+    def _enlarged(self, record: Record) -> Record:
+        whole = self._wholes.get(record.key.text)
+        if whole is None:
+            return record
+        dtype = dtype_of(np.empty(0, values_dtype(record)))
+        return replace(record, shape=whole.shape, dtype=dtype, digest="", statistics=None)
+
+    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+        whole = self._wholes.get(record.key.text)
+        if whole is None:
+            super()._read_flat(record, start, out)
+            return
+        (inner,) = self.sources[record.key.text]
+        (filled,) = self._computed(whole, lambda: [self._filled(inner, whole)])
+        out[:] = filled[start : start + out.size]
+
+    def _filled(self, inner: Record, whole: Record) -> Array:
+        values = self.source.load(inner)
+        filled = self._around.load(whole).astype(values.dtype)
+        part = self._parts[inner.key.text]
+        filled[np.ix_(*(part.get(axis, np.arange(size)) for axis, size in enumerate(whole.shape)))] = values
+        return filled
+
+
+def values_dtype(record: Record) -> str:
+    """The numpy dtype of a record's values."""
+    dtype = record.dtype
+    if dtype.is_native:
+        return dtype.storage
+    return {"float": "<f4", "complex": "<c8", "int": "|i1", "uint": "|u1"}[dtype.kind]
 
 
 def _reduced(record: Record, part: Part | None) -> Record:
@@ -149,12 +211,13 @@ class _Rows:
             text += f", positions {first} to {last} of {self.length}; the others are padding"
         return f"{text}: the {other} was fed no more, and no more was compared"
 
-    def part(self, shape: Shape, other: Shape | None) -> Part | None:
+    def part(self, shape: Shape, other: Shape | None, shapes: Collection[Shape] = ()) -> Part | None:
         """What is kept of a tensor.
 
         Args:
             shape: Its shape.
             other: The shape of the other run's tensor of that key; None if it has none.
+            shapes: The shapes of all tensors of the other run.
 
         Returns:
             None if all is kept: the other's tensor has the same shape, or one that rows do not explain.
@@ -169,9 +232,21 @@ class _Rows:
         elif self.length and shape[:1] == (self.batch * self.length,):
             part[0] = self._tokens()
         if self.positions and len(shape) > 1:
-            axes = (1,) if len(shape) < 4 else (2, 3)
-            part |= {axis: np.array(self.positions) for axis in axes if shape[axis] == self.length}
+            part |= dict.fromkeys(self._position_axes(shape, shapes), np.array(self.positions))
         return part or None
+
+    def _position_axes(self, shape: Shape, shapes: Collection[Shape]) -> Sequence[int]:
+        """The axes of positions: the second, or of four axes those that give a shape that the other run has.
+
+        A head may be as wide as the rows are long, and positions come before heads or behind them.
+        """
+        if len(shape) < 4:
+            return [axis for axis in (1,) if shape[axis] == self.length]
+        ways = [axes for axes in _POSITION_AXES if all(shape[axis] == self.length for axis in axes)]
+        batch = (len(self.rows), *shape[1:])
+        kept = len(self.positions)
+        cut = {axes: tuple(kept if i in axes else size for i, size in enumerate(batch)) for axes in ways}
+        return next((axes for axes in ways if cut[axes] in shapes), next(iter(ways), ()))
 
     def _to_shape(self, shape: Shape, other: Shape) -> Part | None:
         if shape == other or len(shape) != len(other):
@@ -206,12 +281,13 @@ def _rows_of(larger: Archive, side: str, smaller: Archive, other: str) -> CutArc
     if rows is None:
         return None
     shapes = {record.key.text: record.shape for record in smaller.records}
+    present = set(shapes.values())
     parts = {
         record.key.text: part
         for record in larger.records
         if not is_parameter(record.key)
         and record.dtype.packed == 1
-        and (part := rows.part(record.shape, shapes.get(record.key.text))) is not None
+        and (part := rows.part(record.shape, shapes.get(record.key.text), present)) is not None
     }
     info = larger.info
     hashes = {key: "" if key in parts else sha256 for key, sha256 in info.inputs.items()}

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorcap.alignment.common_part import CutArchive, cut_texts
+from tensorcap.alignment.common_part import CutArchive, cut_texts, values_dtype
 from tensorcap.alignment.coverage import MappingSummary, summary_of
 from tensorcap.alignment.layout import Layout, Shape, Sum
 from tensorcap.alignment.links import Link
@@ -311,7 +311,7 @@ class ReversedArchive(ArchiveView):
         return self._why[name]
 
     def _dtype(self, link: Link) -> str:
-        return max((_values_of(record) for record in link.reference), key=np.dtype)
+        return max((values_dtype(record) for record in link.reference), key=np.dtype)
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         text = record.key.text
@@ -330,14 +330,6 @@ class ReversedArchive(ArchiveView):
             return _undone(link, ours, naturals)
         except UsageError as error:
             raise ReadError(f"{self.path}: {text}: {error}", hint=error.hint) from None
-
-
-def _values_of(record: Record) -> str:
-    """The numpy dtype of a record's values."""
-    dtype = record.dtype
-    if dtype.is_native:
-        return dtype.storage
-    return {"float": "<f4", "complex": "<c8", "int": "|i1", "uint": "|u1"}[dtype.kind]
 
 
 def _undone(link: Link, reference: Sequence[Array], naturals: Sequence[Array]) -> list[Array]:

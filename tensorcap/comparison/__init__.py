@@ -10,7 +10,14 @@ then what decides: `exact`, `thresholds`, `calibration`, `judge` with `policy` a
 """
 
 from tensorcap.comparison.agreement import explain_as
-from tensorcap.comparison.bands import METRIC_TEXTS, SYNC_METRICS, Bands, SyncMetric
+from tensorcap.comparison.bands import (
+    METRIC_TEXTS,
+    SYNC_METRICS,
+    Bands,
+    SyncMetric,
+    metric_values,
+    peak_of,
+)
 from tensorcap.comparison.baseline import label_of
 from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import CALIBRATED, Calibration, kind_of
@@ -59,17 +66,10 @@ from tensorcap.comparison.policy_tests import (
 )
 from tensorcap.comparison.quantised_weights import QuantisedModule, quantised_modules
 from tensorcap.comparison.ranking import Shade, by_error, by_module, contents, error_of, shade, worst
-from tensorcap.comparison.ranks import rank_text, unlike_on_ranks
+from tensorcap.comparison.ranks import given_unlike_on_ranks, rank_text, ranks_that_add, rule_of_ranks
 from tensorcap.comparison.robust_errors import sample
-from tensorcap.comparison.sync_points import (
-    ModuleShare,
-    Sort,
-    SyncPoint,
-    SyncPoints,
-    has_sync_points,
-    points_of,
-    sync_points,
-)
+from tensorcap.comparison.sync_point import ModuleShare, Sort, SyncPoint, SyncPoints
+from tensorcap.comparison.sync_points import has_sync_points, points_of, sync_points
 from tensorcap.comparison.thresholds import METRICS, KeyThresholds, Thresholds, judge_metric, metric_named
 from tensorcap.comparison.warnings import digest_warnings
 from tensorcap.comparison.weight_grids import find_weight_grid
@@ -136,6 +136,7 @@ __all__ = [
     "explain_as",
     "find_weight_grid",
     "first_divergence",
+    "given_unlike_on_ranks",
     "has_sync_points",
     "is_circumstance",
     "json_pieces",
@@ -146,15 +147,18 @@ __all__ = [
     "kind_of",
     "label_of",
     "metric_named",
+    "metric_values",
     "paired",
+    "peak_of",
     "points_of",
     "quantised_modules",
     "rank_text",
+    "ranks_that_add",
+    "rule_of_ranks",
     "sample",
     "shade",
     "state_writer",
     "sync_points",
-    "unlike_on_ranks",
     "worst",
     "worst_status",
     "write_calibration",

@@ -35,7 +35,21 @@ def ratio(target: Difference | None, baseline: Difference | None, epsilon: float
         baseline: Baseline against reference; None if the two are identical.
         epsilon: Relative error up to which a run is exact.
     """
-    ours, theirs = _relative(target), _relative(baseline)
+    return ratio_of(_relative(target), _relative(baseline), epsilon)
+
+
+def ratio_of(ours: float | None, theirs: float | None, epsilon: float = RELATIVE_EPSILON) -> Ratio:
+    """Set one relative error against another, as `ratio`.
+
+    Args:
+        ours: Norm of the target's error over the reference's norm, no unit; None if undefined.
+        theirs: The baseline's.
+        epsilon: As for `ratio`.
+
+    Example:
+        >>> ratio_of(0.03, 0.02).r, ratio_of(0.0, 0.0).r, ratio_of(0.1, 0.0).r
+        (1.5, 1.0, inf)
+    """
     if ours is None or theirs is None:
         return Ratio("undefined")
     if theirs <= epsilon:

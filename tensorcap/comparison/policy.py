@@ -301,6 +301,22 @@ class Policy:
         """Return the factor by which a limit of a ratio of two RMS over some elements is widened (POL-30)."""
         return 1 + self.few / math.sqrt(max(1, elements))
 
+    def widened_by_ranks(self, limits: Limits, ranks: int) -> float:
+        """Return the factor by which a leaf's own limit is widened whose result ranks add up (RPL-180).
+
+        Each rank rounds its term, and each of the sums but the last, which any leaf rounds, is rounded too:
+        in units of a rounding of the result, terms of one size and of any sign have squared errors of 1
+        together, and a sum of k of n of them of k / n.
+
+        Example:
+            >>> round(POLICY.widened_by_ranks(Limits(2.0, 3.0), 4), 3)  # (4 + 1 + 2 / 4 + 3 / 4) ** 0.5 / 2
+            1.25
+        """
+        if ranks < 2:
+            return 1.0
+        further = 1 + sum(range(2, ranks)) / ranks
+        return math.sqrt(1 + further / limits.green**2)
+
     def in_proportion(self, limits: Limits, precision: Precision) -> Limits:
         """Convert limits for float32 into those for a wider precision."""
         return limits.scaled(precision.unit / self.units["float32"])

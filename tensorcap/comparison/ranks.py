@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from tensorcap.alignment import MappedArchive
+from tensorcap.comparison.divergence import called_sites, caller_of
 from tensorcap.comparison.pair import SEVERITY, Decision, Finding, Pair, decide
 from tensorcap.metrics import error_along
 from tensorcap_formats.archive import Archive
@@ -69,12 +70,39 @@ def judge_ranks(
     return judged
 
 
-def unlike_on_ranks(target: Archive) -> list[str]:
-    """Keys of a target's tensors that ranks hold unlike and should not, in its names as compared."""
+def given_unlike_on_ranks(reference: Archive, target: Archive) -> frozenset[str]:
+    """Modules, in the reference's names, that computed with tensors that ranks hold unlike and should not.
+
+    1. Those that ranks gave unlike arguments, and those whose code called a module of unlike results.
+    2. Of an argument that no rule joins it is known by its last axis, if that is as long as the reference's:
+       then each rank has all of it, and none has a part.
+    """
     info = target.info.ranks
-    unlike = {problem.key for problem in info.problems if problem.kind == "unequal"} if info else set()
-    keys = ((record.key.text, _source(target, record)) for record in target.records) if unlike else ()
-    return [text for text, source in keys if source is not None and source.key.text in unlike]
+    problems = {p.key: p.kind for p in info.problems if p.kind in ("unequal", "unmerged")} if info else {}
+    if not problems:
+        return frozenset()
+    merged = target.source if isinstance(target, MappedArchive) else target
+    widths: dict[str, set[int]] = {}
+    for record in reference.records:
+        if record.key.slot.startswith("input") and record.shape:
+            widths.setdefault(record.key.site, set()).add(record.shape[-1])
+    unlike: dict[str, set[int]] = {}
+    for record in merged.records:
+        kind = problems.get(record.key.text)
+        if kind is not None and record.key.slot.startswith("input"):
+            width = record.shape[-1] if record.shape and kind == "unmerged" else -1
+            unlike.setdefault(record.key.site, set()).add(width)
+    given = set()
+    called = called_sites(reference)
+    for record in target.records:
+        behind = target.sources.get(record.key.text, ()) if isinstance(target, MappedArchive) else (record,)
+        for source in behind:
+            own = unlike.get(source.key.site, set())
+            if -1 in own or own & widths.get(record.key.site, set()):
+                given.add(record.key.site)
+            if record.key.slot.startswith("output") and problems.get(source.key.text) == "unequal":
+                given.add(caller_of(record.key.site, called))
+    return frozenset(given)
 
 
 def sums_of_ranks(target: Archive) -> frozenset[str]:
@@ -87,6 +115,61 @@ def sums_of_ranks(target: Archive) -> frozenset[str]:
     return frozenset(
         text for text, source in keys if source and (rule := book.find(source.key)) and _adds(rule)
     )
+
+
+def rule_of_ranks(target: Archive, record: Record) -> TensorRule | None:
+    """By which rule the tensor behind a target's record was put together; None if by none, or several.
+
+    Args:
+        target: The target, perhaps under the reference's keys and in its layout.
+        record: One of its records.
+    """
+    info = target.info.ranks
+    if info is None or not info.is_merged:
+        return None
+    behind = target.sources.get(record.key.text, ()) if isinstance(target, MappedArchive) else (record,)
+    book = RuleBook(info)
+    entries = [book.find(source.key) for source in behind]
+    return entries[0] if entries and all(entry == entries[0] for entry in entries) else None
+
+
+def ranks_that_add(target: Archive) -> Mapping[str, int]:
+    """How many ranks' terms each result is the sum of, by key in the target's names as compared.
+
+    They are known by rules alone: ranks hold parts of what the call was given along its last axis, which a
+    product sums over, and all hold the result, or a term of it each.
+    """
+    info = target.info.ranks
+    if info is None or not info.is_merged:
+        return {}
+    book = RuleBook(info)
+    counts: dict[str, int] = {}
+    merged = target.source if isinstance(target, MappedArchive) else target
+    for record in merged.records:
+        entry = book.find(record.key) if record.key.slot.startswith("input") and record.shape else None
+        count = 0 if entry is None else _parts_of_last_axis(entry, len(record.shape), info.count)
+        if count > 1:
+            counts[record.key.where] = max(count, counts.get(record.key.where, 0))
+    adding = {}
+    for record in target.records if counts else ():
+        source = _source(target, record)
+        entry = None if source is None else book.find(source.key)
+        if source is None or entry is None or source.key.where not in counts:
+            continue
+        if source.key.slot.startswith("output") and (_adds(entry) or "concat" not in entry.rule):
+            adding[record.key.text] = counts[source.key.where]
+    return adding
+
+
+def _parts_of_last_axis(entry: TensorRule, ndim: int, ranks: int | None) -> int:
+    """How many parts of the last axis of a tensor ranks hold; 1 if they hold all of it."""
+    try:
+        rule = MeshRule.parse(entry.rule, entry.mesh or None).over(ranks or 1)
+        sizes = zip(rule.rules, rule.sizes, strict=True)
+        along = [(one, n) for one, n in sizes if one.kind == "concat" and one.at(ndim) == ndim - 1]
+        return math.prod(len(one.distinct(n)) for one, n in along)
+    except (UsageError, ValueError, TypeError):  # metadata that contradict the tensor
+        return 1
 
 
 def _adds(entry: TensorRule) -> bool:

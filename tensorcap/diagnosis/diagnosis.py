@@ -31,6 +31,7 @@ from tensorcap.diagnosis.norms import propose_norms
 from tensorcap.diagnosis.orders import propose_orders
 from tensorcap.diagnosis.pointwise import propose_functions
 from tensorcap.diagnosis.products import propose_products
+from tensorcap.diagnosis.ranks import propose_rank_mistakes
 from tensorcap.diagnosis.records import propose_other_records
 from tensorcap.diagnosis.rotations import propose_rotations
 from tensorcap.diagnosis.routers import propose_routings
@@ -77,6 +78,7 @@ class Family:
 FAMILIES: Final = (  # in the order in which they are tried
     Family("degenerate values", propose_degenerate_values, is_final=True),
     Family("factors and offsets", propose_factors),
+    Family("ranks", propose_rank_mistakes),
     Family("functions of each value", propose_functions),
     Family("positions", propose_position_offsets),
     Family("dropout", propose_dropouts),

@@ -224,6 +224,7 @@ def _try_numbers(
 
 def _usual_numbers(value: float, kind: str) -> list[float]:
     """Usual numbers in the place of one: next ones of a whole number; of others 0, 1, roots and inverses."""
+    others: list[float]
     if isinstance(value, int):
         others = [value - 1, value + 1, value - 2, value + 2, 0, 2 * value]
     elif kind == "norm-eps":

@@ -11,6 +11,7 @@ import numpy as np
 
 from tensorcap.diagnosis.context import PairContext, values_of
 from tensorcap.diagnosis.hypothesis import Hypothesis, inherited_error
+from tensorcap.diagnosis.ranks import find_weight_mistake
 from tensorcap.diagnosis.values import Values, evenly_spaced, relative_error
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import decode
@@ -67,9 +68,16 @@ def propose_products(context: PairContext) -> Iterator[Hypothesis]:
     if own_weight is not None:
         other = _read_rows(context.target_archive, own_weight, picked)
         if not np.array_equal(other, matrix):
-            text = "the target is right for its own weight, which is not that of the reference"
+            kind, text = (
+                "other-weights",
+                "the target is right for its own weight, which is not that of the reference",
+            )
             hint = "Weights differ: a tie of embedding and head is lost, or a checkpoint is loaded wrongly."
-            yield Hypothesis("other-weights", text, t, own @ other.T + own_shift, expected, hint=hint)
+            mistake = find_weight_mistake(context, weight, own_weight)
+            if mistake is not None:
+                kind, hint = mistake.kind, mistake.hint
+                text = f"the target is right for its own weight, of which {mistake.text}"
+            yield Hypothesis(kind, text, t, own @ other.T + own_shift, expected, hint=hint)
     if weight.shape == (width, width) and weight.size <= _LARGEST:
         turned = values_of(context.reference_archive, weight).T[picked]
         text = "the target multiplies by the transposed weight"

@@ -18,10 +18,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from tensorcap.alignment import NO_MAPPING, Alignment, MappingSource, aligned_if_needed, fitting
+from tensorcap.alignment import (
+    NO_MAPPING,
+    Alignment,
+    MappingSource,
+    aligned_if_needed,
+    fed_in_common,
+    fitting,
+)
 from tensorcap.comparison import POLICY, Comparison, Divergence, Pair, compare
 from tensorcap.recording import Substitution
-from tensorcap.rerun import reverse
+from tensorcap.rerun import fitted_to, reverse
 from tensorcap.runs import PartialArchive, is_inner, is_result, ops_of
 from tensorcap.session import capture_workload
 from tensorcap_formats.archive import Archive
@@ -230,7 +237,11 @@ class _Search:
         aligned = aligned_if_needed(reference, free, mapping)
         self._is_computed = mapping is None and aligned is not None
         self._mapping: Alignment | str = NO_MAPPING if aligned is None else aligned.alignment
-        self._source = reference if aligned is None else reverse(aligned)
+        rows = fed_in_common(reference, free)[1]
+        self._mapped = reference if aligned is None else reverse(aligned)
+        self._source, self._fed = fitted_to(
+            workload.model, self._mapped, rows, free
+        )  # runs with grafts get them
         self._precision = POLICY.precision_of_runs(reference.info, free.info, None)
         grafts = {record.key.text for record in self._source.records}
         self._results = [r for r in free.records if r.key.text in grafts and _is_graftable(r)]
@@ -367,7 +378,7 @@ class _Search:
 
     def _sites_in_reference(self, wrong: Key) -> tuple[str, ...]:
         """The modules of the reference that make a result of the target, and those around them."""
-        records = self._source.sources[wrong.text] if isinstance(self._source, ArchiveView) else ()
+        records = self._mapped.sources[wrong.text] if isinstance(self._mapped, ArchiveView) else ()
         sites = dict.fromkeys([record.key.site for record in records] or [wrong.site])
         return tuple(dict.fromkeys(s for site in sites for s in (site, site.rpartition(".")[0] or ROOT_SITE)))
 
@@ -387,7 +398,7 @@ class _Search:
         self._progress.advance(len(self._runs) + 1, None)
         if last >= 0:
             part = PartialArchive(self._source, [self._source.get(r.key) for r in self._results[: last + 1]])
-            options["substitution"] = Substitution(part, outputs=("*/output*",))
+            options["substitution"] = Substitution(part, outputs=("*/output*",), fed=self._fed)
         run = capture_workload(self._workload, path, params=False, **options)
         return run.path or path
 

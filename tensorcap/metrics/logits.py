@@ -159,7 +159,7 @@ class _Totals:
             self.undefined += 1
             return
         self._add_choices(row, ours, theirs)
-        kl, js = _divergences(ours - tops[0], theirs - tops[1])
+        kl, js = divergences(ours, theirs)
         self.kl_sum += kl
         self.js_sum += js
         self.js_max = max(self.js_max, js)
@@ -207,8 +207,18 @@ class _Totals:
         )
 
 
-def _divergences(ours: Array, theirs: Array) -> tuple[float, float]:
-    """Compute KL(ours || theirs) and Jensen-Shannon of rows whose maximum is 0, in nats (LOG-3, LOG-4)."""
+def divergences(reference: Array, target: Array) -> tuple[float, float]:
+    """Compute KL(reference || target) and Jensen-Shannon of two rows of logits, in nats (LOG-3, LOG-4).
+
+    Args:
+        reference: [V] float64, finite or -inf, not all of them -inf.
+        target: Likewise.
+
+    Example:
+        >>> [round(value, 6) for value in divergences(np.log([0.5, 0.5]), np.log([0.25, 0.75]))]
+        [0.143841, 0.033822]
+    """
+    ours, theirs = reference - reference.max(), target - target.max()
     p, q = np.exp(ours), np.exp(theirs)
     p_sum, q_sum = float(p.sum()), float(q.sum())
     p /= p_sum

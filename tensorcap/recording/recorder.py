@@ -94,6 +94,7 @@ class Recorder:
             dtype, and the SHA-256 of its values as little-endian int64.
         placements: What tensors of this rank are parts of, in a run of several processes.
         facts: Run metadata that an adapter adds while the model runs.
+        lines: File and line of the user's code that ran ops which were recorded.
         phases: The phase of each step by its number: `prefill`, `decode` or `forward`.
         stopped: The key at which the limit of bytes ended the recording, as a text; None if it did not.
         unmatched: Functions to watch that were never called, as the user named them.
@@ -122,6 +123,7 @@ class Recorder:
         self.placements = PlacementLog()
         self._placed: dict[tuple[str, str], Placement] = {}  # by site and slot
         self.facts: dict[str, Any] = {}
+        self.lines: set[tuple[str, int]] = set()
         self.phases: dict[int, Phase] = {}
         self.unmatched: list[str] = []
         self._sink = sink
@@ -420,6 +422,8 @@ class Recorder:
             return
         key = call.key(slot)
         is_added = self._hand_over(call.point, key, self._sink.add_value, key.text, value)
+        if is_added and slot == "op" and isinstance(value, dict) and value.get("file") and value.get("line"):
+            self.lines.add((value["file"], value["line"]))
         if is_added and (not required or self.wants(call, slot)):
             with self._lock:
                 call.point.values += 1

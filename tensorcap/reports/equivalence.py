@@ -108,8 +108,12 @@ def components(own_errors: Iterable[OwnError], suspects: Sequence[Suspect] = ())
     return tuple(by_module.values())
 
 
-def faults(results: Sequence[Component]) -> tuple[Fault, ...]:
+def faults(results: Sequence[Component], *, by_place: bool = False) -> tuple[Fault, ...]:
     """Find the faults among results: steps in execution order, then spikes by falling R, then errors.
+
+    Args:
+        results: In execution order.
+        by_place: Whether spikes are in execution order, too.
 
     Example:
         >>> ratios = [("rotary", 2.0), ("ok", 1.0), ("gate", 1.5), ("attn", 20.0), ("decoder", 40.0)]
@@ -124,7 +128,9 @@ def faults(results: Sequence[Component]) -> tuple[Fault, ...]:
         if not component.passed
     ]
     order = {"step": 0, "spike": 1, "error": 2}
-    listed.sort(key=lambda f: (order[f.pattern], 0.0 if f.pattern != "spike" else -(f.ratio or 0.0)))
+    listed.sort(
+        key=lambda f: (order[f.pattern], -(f.ratio or 0.0) if f.pattern == "spike" and not by_place else 0.0)
+    )
     return tuple(listed)
 
 
@@ -188,13 +194,20 @@ def read_faults(path: str | os.PathLike[str]) -> tuple[Fault, ...]:
     except (ValueError, RecursionError) as error:
         raise ReadError(f"{path}: is no JSON: {error}") from error
     if isinstance(content, dict) and isinstance(content.get("results"), list):
-        return faults(_components(str(path), content))
+        return faults(parse_components(str(path), content))
     if isinstance(content, dict) and isinstance(content.get("faults"), list):
         return _faults(str(path), content)
     raise UsageError(f"{path}: has neither results (stage 2) nor faults (stage 3) of Equivalence")
 
 
-def _components(path: str, content: Mapping[str, Any]) -> tuple[Component, ...]:
+def parse_components(path: str, content: Mapping[str, Any]) -> tuple[Component, ...]:
+    """Parse the content of a stage 2 file, in its order.
+
+    Raises:
+        UsageError: It is none, or its counts are not those of what it lists.
+    """
+    if not isinstance(content, Mapping) or not isinstance(content.get("results"), list):
+        raise UsageError(f"{path}: has no results (stage 2) of Equivalence")
     results = []
     for number, entry in enumerate(content["results"], 1):
         where = f"{path}: result {number}"

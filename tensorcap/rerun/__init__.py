@@ -8,10 +8,19 @@ it), `injected_run` (the runs of an injection), `substitutes` (which tensors a r
 `replay_result` (a replay and its notes), `reverse_replay` (the reference's model on the target's values), and
 `module_replay` (a replay in either direction). Of a compiled target: `operation_values` (which value is which
 node's), `operation_replay` (what each operation of the graph makes of them) and `operation_mistakes`.
+`component_runs` runs modules whole on the target's arguments.
 """
 
+from tensorcap.rerun.component_runs import (
+    ComponentRun,
+    is_within,
+    module_results,
+    perturbed,
+    run_components,
+    with_equal_values,
+)
 from tensorcap.rerun.injected_run import InjectedRun, run_injected
-from tensorcap.rerun.injection import inject, open_run, reverse
+from tensorcap.rerun.injection import fitted_to, inject, open_run, reverse
 from tensorcap.rerun.module_replay import replay
 from tensorcap.rerun.operation_mistakes import propose_operation_mistakes
 from tensorcap.rerun.operation_replay import OperationReplay, OperationReplays
@@ -23,6 +32,7 @@ from tensorcap.rerun.reverse_replay import OpenReplay, replay_within
 
 __all__ = [
     "BAD",
+    "ComponentRun",
     "InjectedRun",
     "OpenReplay",
     "OperationReplay",
@@ -30,13 +40,19 @@ __all__ = [
     "OperationValues",
     "OwnError",
     "Replay",
+    "fitted_to",
     "inject",
     "is_compiled",
+    "is_within",
+    "module_results",
     "open_run",
+    "perturbed",
     "propose_operation_mistakes",
     "replay",
     "replay_within",
     "reverse",
+    "run_components",
     "run_injected",
     "shares_off",
+    "with_equal_values",
 ]

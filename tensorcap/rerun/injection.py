@@ -13,6 +13,7 @@ from tensorcap.adapters import adapter_for
 from tensorcap.alignment import (
     NO_MAPPING,
     Aligned,
+    CutArchive,
     MappingSource,
     ReversedArchive,
     align,
@@ -66,7 +67,8 @@ def inject(
        reference has arguments.
     2. Otherwise, and if the model is given inputs of other shapes, the reference is aligned with a capture of
        the target and brought under the target's keys.
-    3. The target is run with these tensors in the place of its own, and on the rows that both were fed.
+    3. The target is run with these tensors in the place of its own, and on the rows that both were fed; if it
+       runs on inputs of one shape alone, they are put into its own tensors, in the places of these rows.
 
     Args:
         reference: The trusted archive, open or a path.
@@ -82,7 +84,8 @@ def inject(
         mapping: What belongs together, as an `Alignment` or a map file; `"none"` for equal keys. If None, one
             is computed if the target lacks modules that the reference has.
         left: Key texts, of the model that runs, of tensors that are left in place.
-        leaves_misfits: Whether a tensor that has another shape than in `target` is left in place, too.
+        leaves_misfits: Whether a tensor that has another shape than in `target`, in the rows and tokens that
+            both were fed, is left in place, too.
         run: Further run metadata.
         source_path: Where the reference is going to be, for the run's metadata; by default where it is.
         progress: Shows what is being run.
@@ -102,6 +105,7 @@ def inject(
         source: Archive = trusted
         aligned: Aligned | None = None
         fed: Archive | None = None
+        fitted: Source | None = target
         needs_mapping = mapping is not None or not _has_sites_of(target_model.model, trusted)
         is_alike = target is None and not needs_mapping and _is_fed_alike(target_model, trusted)
         if mapping != NO_MAPPING and not is_alike:
@@ -116,10 +120,11 @@ def inject(
                 aligned = aligned_if_needed(trusted, tested)
             source = trusted if aligned is None else reverse(aligned)
             rows = fed_in_common(trusted, tested)[1]
-            fed = None if rows is tested else rows
             source = with_finite_padding(source, rows)
-        if leaves_misfits and target is not None:
-            left = {*left, *_misfits(source, stack.enter_context(opened(target, reference=trusted)))}
+            source, fed = fitted_to(target_model.model, source, rows, tested)
+            fitted = tested if fed is None else fed
+        if leaves_misfits and fitted is not None:
+            left = {*left, *_misfits(source, stack.enter_context(opened(fitted, reference=trusted)))}
         substitution = Substitution(
             source, inputs=inputs, outputs=outputs, steps=steps, calls=calls, left=left, fed=fed
         )
@@ -174,6 +179,26 @@ def reverse(aligned: Aligned) -> ReversedArchive:
         reasons = "; ".join(dict.fromkeys(reversed_archive.left_out.values()))
         raise UsageError(f"{reference.path}: nothing of it can stand in the target: {reasons or 'no links'}")
     return reversed_archive
+
+
+def fitted_to(
+    model: object, source: Archive, rows: Archive, tested: Archive
+) -> tuple[Archive, Archive | None]:
+    """Fit the tensors to inject to a model that was fed more rows or tokens than the reference.
+
+    Args:
+        model: The model that is to run.
+        source: The tensors, of the tokens that both runs have.
+        rows: What of `tested` is of these tokens; `tested` itself if both were fed the same.
+        tested: A capture of the model.
+
+    Returns:
+        The tensors, and the rows that the model is to run on, None for all. A model that runs on inputs of
+        one shape alone gets them in its own tensors, in the places of these tokens.
+    """
+    if isinstance(rows, CutArchive) and adapter_for(model).is_of_one_shape:
+        return rows.put_into_whole(source), None
+    return source, None if rows is tested else rows
 
 
 def _misfits(source: Archive, run: Archive) -> Iterator[str]:

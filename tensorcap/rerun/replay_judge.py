@@ -26,6 +26,7 @@ from tensorcap.comparison import (
     Status,
     compare,
     is_circumstance,
+    ranks_that_add,
     worst_status,
 )
 from tensorcap.rerun.own_errors import (
@@ -104,6 +105,7 @@ class ReplayJudge:
         self._near_ties = NearTies.of(runs.exact, runs.target, pairs, noise=self._noise)
         self._arguments = Inputs(reference, pairs)
         self._states = States(self._makers.writers, (runs.exact, runs.target))
+        self._ranks_that_add = ranks_that_add(runs.target)
         self._is_forward = is_forward
 
     def is_written(self, record: Record) -> bool:
@@ -157,6 +159,7 @@ class ReplayJudge:
                 is_leaf=is_leaf,
                 elements=elements,
                 is_forward=self._is_forward,
+                ranks=self._ranks_that_add.get(pair.key, 1),
             )
         )
         if ratio is not None and ratio <= POLICY.twin_ratio.green:  # the model itself rounds as much

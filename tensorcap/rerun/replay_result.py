@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -60,6 +60,11 @@ class Replay:
     def precise(self) -> Sequence[OwnError]:
         """What was rounded less than the reference's model rounds it in that precision."""
         return [own for own in self.own_errors if own.is_precise]
+
+    @property
+    def leaf_ratios(self) -> Mapping[str, float]:
+        """R of what leaves made, against the twin on the same values, by key."""
+        return {own.key: own.ratio for own in self.own_errors if own.is_leaf and own.ratio is not None}
 
     @property
     def exit_status(self) -> int:

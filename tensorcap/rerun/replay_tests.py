@@ -21,6 +21,7 @@ def judge_replayed(
     is_leaf: bool,
     elements: int,
     is_forward: bool = False,
+    ranks: int = 1,
 ) -> tuple[Finding, ...]:
     """Judge what a model computed from archived values, by its own error and that of the worst rows.
 
@@ -31,11 +32,14 @@ def judge_replayed(
         is_leaf: Whether a leaf of known kind computed it.
         elements: Count of elements that the error is taken over.
         is_forward: Whether the target was run on values that were rounded on the way in.
+        ranks: How many ranks' terms it is the sum of; 1 if none add it up.
     """
     if is_forward:
         limits = POLICY.leaf_own if is_leaf else POLICY.composite_own
     else:
         limits = POLICY.replayed_leaf if is_leaf else POLICY.replayed_composite
+    if ranks > 1 and not precision.is_wide:
+        limits = limits.scaled(POLICY.widened_by_ranks(limits, ranks))
     finding = judge_own_error(error, precision, is_leaf=is_leaf, elements=elements, limits=limits)
     if worst_rows is None:
         return (finding,)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tensorcap.adapters import Rerun, adapter_for
 from tensorcap.alignment import NO_MAPPING, MappingSource, as_seen, fed_in_common, sides
-from tensorcap.comparison import POLICY, Comparison, Finding, Precision, compare, unlike_on_ranks
+from tensorcap.comparison import POLICY, Comparison, Finding, Precision, compare, given_unlike_on_ranks
 from tensorcap.recording import Substitution
 from tensorcap.rerun.compensation import Dependencies, Settled, settle
 from tensorcap.rerun.finite_padding import with_finite_padding
@@ -239,7 +239,8 @@ class _ReverseReplays:
                     result, judge_replay(self.fed, runs, self.way, self.keys, natural, released)
                 )
         result = _without(result, self.unpaired, self.misfits)
-        return _JudgedReplay(_without_unlike_ranks(result, unlike_on_ranks(self.tested)), run)
+        given = given_unlike_on_ranks(self.seen, self.tested)
+        return _JudgedReplay(_without_unlike_ranks(result, given), run)
 
     def _run(self, workload: Workload, stage: str, released: frozenset[str], **options: Any) -> Archive:
         substitution = Substitution(
@@ -273,9 +274,8 @@ def _without(result: Replay, unpaired: tuple[str, ...], misfits: tuple[str, ...]
     return replace(result, own_errors=own_errors, unpaired=unpaired, misfits=misfits)
 
 
-def _without_unlike_ranks(result: Replay, unlike: Collection[str]) -> Replay:
+def _without_unlike_ranks(result: Replay, given: Collection[str]) -> Replay:
     """Leave modules unjudged that ranks gave unlike arguments, of which the replay has one rank's."""
-    given = {key.site for key in map(Key.parse, unlike) if key.slot.startswith("input")}
     own_errors = tuple(
         unjudged(own) if own.is_bad and own.module in given else own for own in result.own_errors
     )

@@ -29,7 +29,7 @@ from tensorcap.recording import (
 )
 from tensorcap.session.process_rank import process_rank
 from tensorcap.wording import counted
-from tensorcap.workload import class_name, describe_process, now, redact
+from tensorcap.workload import class_name, describe_process, find_functions, now, redact
 from tensorcap_formats.errors import CaptureError, TensorcapError, UsageError
 from tensorcap_formats.keys import module_site
 from tensorcap_formats.ranks import rank_path
@@ -359,6 +359,7 @@ class Capture:
         called = [name for name, point in points.items() if point.calls and point.kind == "module"]
         if called and not points[""].calls:
             points[""].note = "not seen to be called itself, so that all calls are of one step"
+        sources = self._adapter.read_sources(self._model, called)
         run = {
             **self._metadata,
             **recorder.facts,
@@ -366,7 +367,7 @@ class Capture:
             "steps": recorder.last_step + 1,
             **self._describe_outcome(),
             "points": [entry for point in points.values() if point.is_listed for entry in point.describe()],
-            "sources": self._adapter.read_sources(self._model, called),
+            "sources": {**sources, **find_functions(recorder.lines, sources)},
             "finished": now(),
             "duration_seconds": round(time.perf_counter() - self._started_seconds, 3),
         }

@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorcap.adapters import Adapter, adapter_for, adapter_named
@@ -72,11 +73,17 @@ class Recipe:
         options = {name: _redacted(value) for name, value in self.options.items()}
         return {"kind": self.kind, "path": redact(self.path), "options": options}
 
-    def build(self, inputs: Mapping[str, StoredInput] | None = None) -> Workload:
+    def build(
+        self,
+        inputs: Mapping[str, StoredInput] | None = None,
+        *,
+        prepare: Callable[[ModuleType | None], None] | None = None,
+    ) -> Workload:
         """Build the workload.
 
         Args:
             inputs: Archived inputs, in place of those that the options name.
+            prepare: Called before the model is built, with the module of its function, or None.
 
         Raises:
             UsageError: The path or an option is wrong.
@@ -86,6 +93,9 @@ class Recipe:
         seed, perturbation = options.pop("seed", 0), options.pop("perturb", None)
         if expected is not None:
             expected.seed(seed)
+        module = _load(self.path) if self.kind == "function" else None
+        if prepare is not None:
+            prepare(module)
         if self.kind == "huggingface":
             from tensorcap.adapters.huggingface.workload_builder import build
 
@@ -93,7 +103,7 @@ class Recipe:
         elif self.kind == "file":
             workload = adapter_named(self.framework or "").load(self.path, options, inputs, seed=seed)
         else:
-            workload = self._call_function(expected, options, inputs, seed)
+            workload = self._call_function(_function_of(module, self.path), expected, options, inputs, seed)
         adapter = adapter_for(workload.model)
         if perturbation is not None:
             workload = adapter.perturb(workload, perturbation)
@@ -129,6 +139,7 @@ class Recipe:
 
     def _call_function(
         self,
+        make: Callable[..., Any],
         expected: Adapter | None,
         options: dict[str, Any],
         inputs: Mapping[str, StoredInput] | None,
@@ -137,7 +148,6 @@ class Recipe:
         dtype, device = options.pop("dtype", None), options.pop("device", None)
         own = () if expected is None else expected.settings
         settings = {name: options.pop(name) for name in own if name in options}
-        make = _load_function(self.path)
         parameters = inspect.signature(make).parameters
         for name in options:
             if name not in parameters:
@@ -161,13 +171,17 @@ class Recipe:
         )
 
 
-def _load_function(path: str) -> Callable[..., Any]:
-    """Import the file of `FILE.py:FUNCTION`, and return its function."""
-    file_text, _, name = path.rpartition(":")
+def _load(path: str) -> ModuleType:
+    """Import the file of `FILE.py:FUNCTION`."""
     try:
-        module = load_file(file_text)
+        return load_file(path.rpartition(":")[0])
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
+
+
+def _function_of(module: ModuleType | None, path: str) -> Callable[..., Any]:
+    """The function of `FILE.py:FUNCTION` in its module."""
+    file_text, _, name = path.rpartition(":")
     member = getattr(module, name, None)
     if not callable(member):
         names = [n for n, v in vars(module).items() if inspect.isfunction(v) and not n.startswith("_")]

@@ -247,6 +247,30 @@ def test_align_says_which_rows_it_took(tmp_path: Path) -> None:
     assert aligned.exit_status == 0
 
 
+@pytest.mark.spec("ALN-210")
+@pytest.mark.parametrize("width", [6, 8], ids=["heads", "heads as wide as a row is long"])
+def test_positions_before_and_behind_heads_are_cut_off(tmp_path: Path, width: int) -> None:
+    ids = np.array([[7, 8, 9, 10, 11, 0, 0, 0]])
+    mask = (ids > 0).astype(np.int64)
+    before = RANDOM.standard_normal((1, 8, HEADS, width)).astype(np.float32)
+    behind = RANDOM.standard_normal((1, HEADS, 8, width)).astype(np.float32)
+    target = {
+        "0/@root/input.input_ids": ids,
+        "0/@root/input.attention_mask": mask,
+        "0/model.layers.0.self_attn.q_norm/output": before,
+        "0/model.layers.0.self_attn.k_norm/output": behind,
+    }
+    reference = {
+        "0/@root/input.input_ids": ids[:, :5],
+        "0/@root/input.attention_mask": mask[:, :5],
+        "0/layers.0.self_attn.q_norm/output": before[:, :5],
+        "0/layers.0.self_attn.k_norm/output": behind[:, :, :5],
+    }
+    comparison = compared(tmp_path, reference, target)
+    assert comparison.exit_status == 0
+    assert statuses(comparison) <= {"identical", "match", "within-tolerance"}
+
+
 @pytest.mark.spec("ALN-83")
 def test_a_map_of_tokens_alone_reaches_equal_keys(tmp_path: Path) -> None:
     mask = MASK.copy()

@@ -974,3 +974,56 @@ def test_an_operator_that_takes_functions_runs_and_is_reported(path: Path) -> No
         assert outputs_of(graph, "aten.add.Tensor")[0].tolist() == [[20001, 20001], [20001, 20001]]
         assert lost_of(archive) == {"@root": "out_dtype: a higher-order op, which is not looked into"}
         assert graph.read(graph.nodes[-1].input("self")).tolist() == [[20000, 20000], [20000, 20000]]
+
+
+@pytest.mark.spec("CAP-320")
+def test_the_text_of_each_line_that_ran_an_op_is_kept(tmp_path: Path) -> None:
+    def is_kept(file: str, line: int, sources: Any) -> bool:
+        return any(
+            source["file"] == file and source["line"] <= line < source["line"] + source["text"].count("\n")
+            for source in sources.values()
+        )
+
+    with captured(llama(num_hidden_layers=1), tmp_path / "ref.h5", IDS) as archive:
+        sources = archive.run["sources"]
+        nodes = Graph.of(archive).nodes
+        assert {
+            node.where for node in nodes if not is_kept(node.file or "", node.line or 0, sources)
+        } == set()
+        functions = {name.rpartition(":")[2]: source for name, source in sources.items() if ".py:" in name}
+        text = functions["rotate_half"]["text"]
+        assert text.startswith("def rotate_half(x):")
+        assert text.rstrip().endswith("return torch.cat((-x2, x1), dim=-1)")
+        assert "LlamaMLP" not in functions  # its class is kept, and no line of it again
+
+
+@pytest.mark.spec("CAP-320")
+def test_texts_of_functions_hide_secrets_and_end_at_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorcap.workload import find_functions
+
+    file = tmp_path / "port.py"
+    lines = ["def first(x):", "    key = 'hf_abcdefghijklmn'", "    return x", "", "class A:"]
+    lines += [
+        "    @staticmethod",
+        "    def second(x):",
+        "        def inner(): return x",
+        "        return inner()",
+    ]
+    file.write_text("\n".join(lines) + "\n")
+    sources = find_functions(
+        [(str(file), 2), (str(file), 8), (str(file), 5), (str(file), 99), ("none", 1)], {}
+    )
+    assert {name.rpartition(":")[2]: (entry["line"], entry["text"]) for name, entry in sources.items()} == {
+        "first": (1, "def first(x):\n    key = '[hidden]'\n    return x\n"),
+        "A.second": (6, "\n".join(lines[5:]) + "\n"),
+    }
+    known = {"A": {"file": str(file), "line": 5, "text": "".join(f"{line}\n" for line in lines[4:])}}
+    assert [name.rpartition(":")[2] for name in find_functions([(str(file), 2), (str(file), 8)], known)] == [
+        "first"
+    ]
+    monkeypatch.setattr("tensorcap.workload.sources._MOST", 60)
+    assert [name.rpartition(":")[2] for name in find_functions([(str(file), 2), (str(file), 8)], {})] == [
+        "first"
+    ]

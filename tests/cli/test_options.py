@@ -105,7 +105,7 @@ def test_commands_are_listed_by_what_they_are_for(tcap: Callable[..., Result]) -
     titles = ["Capture:", "Look:", "Compare:", "Find the culprit:", "Files:"]
     assert [line for line in text.splitlines() if line in titles] == titles
     look = text.partition("Look:")[2].partition("Compare:")[0]
-    assert [line.split()[0] for line in look.splitlines() if line] == ["ls", "show", "tree"]
+    assert [line.split()[0] for line in look.splitlines() if line] == ["ls", "show", "tree", "view"]
 
 
 def test_usage_says_that_compare_needs_no_archives_with_saved_results(tcap: Callable[..., Result]) -> None:

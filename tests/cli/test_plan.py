@@ -29,5 +29,8 @@ def test_equal_layers_share_a_line_and_the_configuration_is_written(folder: Path
     assert config["tensor_capture_config"]["modules_to_capture"] == [
         f"layers.{i}.self_attn.o_proj" for i in range(3)
     ]
+    (folder / "results.txt").write_text("".join(f"layers.{i}/output.0\n" for i in range(3)))
+    printed = tcap("plan", "modules.txt", "--points", "results.txt").stdout.splitlines()
+    assert "  layers.{}/output.0: 3 points (0, 1, 2)" in printed
     content = json.loads(tcap("plan", "modules.txt", "--only", "layers.?", "--json").stdout)
     assert (content["format"], content["extra_outputs"]) == ("tensorcap-plan", 3)

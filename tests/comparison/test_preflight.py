@@ -387,6 +387,17 @@ def test_layers_that_were_replaced_alike_are_one_line(look: Look) -> None:
 
 
 @pytest.mark.spec("PRE-7")
+def test_forms_of_a_class_for_ranks_are_no_other_class(look: Look) -> None:
+    ours = tree(("q", "torch.nn.Linear"), ("o", "torch.nn.Linear"), ("gate", "torch.nn.Linear"))
+    layers = "neuronx_distributed.parallel_layers.layers"
+    q, o = ("q", f"{layers}.ColumnParallelLinear"), ("o", f"{layers}.RowParallelLinear")
+    assert "modules" in look(ours, tree(q, o, ("gate", "torch.nn.Linear"))).equal
+    assert not any(item.explains for item in look(ours, tree(q, o, ("gate", o[1]))).items)
+    quantised = tree(q, o, ("gate", f"{layers}.QuantizedColumnParallel"))
+    assert [item.name for item in look(ours, quantised).items if item.explains] == ["gate"]
+
+
+@pytest.mark.spec("PRE-7")
 def test_a_wrapper_of_compiled_code_is_no_other_class(look: Look) -> None:
     compiled = "torch._dynamo.eval_frame.OptimizedModule"
     ours = tree(("0", "x.Ffn"), ("1", "x.Ffn"), ("2", "x.Norm"))

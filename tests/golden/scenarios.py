@@ -46,7 +46,7 @@ OLD_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
     "bisect": {"--target-model": "--into"},
     "capture": {"--only": "--include", "--print-only": "--filter"},
     "compare": {"--layout": "--steps", "--reference-repeat": "--repeat"},
-    "equivalence": {"equivalence": "localize"},
+    "equivalence": {"equivalence": "localize", "archives": "", "localize": ""},
     "export": {"--format": "--layout"},
     "inject": {"--target-model": "--into", "--inject-inputs": "--inputs", "--inject-outputs": "--outputs"},
     "localize": {
@@ -62,7 +62,7 @@ OLD_NAMES: Final[Mapping[str, Mapping[str, str]]] = {
 def old_names(arguments: Sequence[str]) -> list[str]:
     """A command as trees with the old names take it."""
     names = OLD_NAMES.get(arguments[0], {})
-    return [names.get(argument, argument) for argument in arguments]
+    return [new for argument in arguments if (new := names.get(argument, argument))]
 
 
 def _steps(commands: str) -> Iterator[dict[str, Any]]:
@@ -248,9 +248,9 @@ bisect ref.h5 --target-model workloads.py:other
 & localize ref.h5 scaled.h5
 & localize ref.h5 --target-model workloads.py:wrong
 localize ref.h5 ref.h5
-equivalence ref.h5 port.h5 --stage2 stage2.json --stage3 stage3.json
-equivalence --from stage3.json
-equivalence --from stage2.json
+equivalence archives ref.h5 port.h5 --stage2 stage2.json --stage3 stage3.json
+equivalence localize --from stage3.json
+equivalence localize --from stage2.json
 & replay ref.h5 port.h5
 & replay ref.h5 port16.h5 --no-twin
 & replay ref.h5 wrong.h5 --reference-model workloads.py:reference

@@ -207,3 +207,13 @@ def test_wrong_weights_of_another_framework_are_reported_first_and_are_a_failure
         "1 of 3 weights are not the same numbers; going on",
         "capturing the target",
     ]
+
+
+def test_two_archives_are_opened_and_not_captured(tmp_path: Path) -> None:
+    runs = tmp_path / "ref.h5", tmp_path / "tgt.h5"
+    for path in runs:
+        with torch.no_grad(), tensorcap.capture(traced := model(), path):
+            traced(X)
+    progress = RecordedProgress()
+    verify(*runs, tmp_path / "report", progress=progress)
+    assert progress.stages[:2] == ["opening the reference", "opening the target"]

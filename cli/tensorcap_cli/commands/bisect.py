@@ -13,6 +13,7 @@ from tensorcap_cli.options.archives import (
     map_option,
     rtol_option,
 )
+from tensorcap_cli.options.neuron_sources import neuron_sources_option
 from tensorcap_cli.options.run import make_target, run_options, target_model_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.options.time_limit import time_limit_option
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 )
 @click.option("--state", metavar="FILE", type=click.Path(), help="Live: keeps runs, to go on after a break.")
 @run_options
+@neuron_sources_option
 @time_limit_option
 @json_option
 def command(

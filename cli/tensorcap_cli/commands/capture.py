@@ -10,6 +10,7 @@ import click
 
 from tensorcap_cli.commands.capture_on_ranks import RanksCommand, capture_on_ranks, ranks_to_start
 from tensorcap_cli.commands.capture_script import script_command
+from tensorcap_cli.options.neuron_sources import neuron_sources_option
 from tensorcap_cli.options.recording import (
     coreai_option,
     intermediates_beside,
@@ -24,6 +25,7 @@ from tensorcap_cli.options.run import (
     like_option,
     make_recipe,
     run_options,
+    tp_option,
 )
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.options.time_limit import time_limit_option
@@ -207,16 +209,11 @@ def coreai_command(
 
 @command.command("neuron", cls=RanksCommand)
 @click.argument("model", metavar="[MODEL]", required=False)
-@click.option(
-    "--tp",
-    type=click.IntRange(min=1),
-    default=1,
-    metavar="N",
-    help="Ranks that hold the model together, a process each; 1 by default, in this process.",
-)
+@tp_option
 @recording_options
 @like_option
 @function_options
+@neuron_sources_option
 @time_limit_option
 def neuron_command(
     model: str | None,
@@ -230,11 +227,14 @@ def neuron_command(
 
     The function returns tensorcap.Workload(application, inputs), or of the inner module. Of an application
     the inner module is captured, which to_cpu() makes if it is not there yet, and the application is called.
-    Hooks do not fire in the graph of a device: see tcap plan for that. Sources of Neuron are not ours to ship
-    and have to be importable.
+    Hooks do not fire in the graph of a device: see tcap plan for that.
 
-    
-        tcap capture neuron port.py:target -o tgt.h5
+    Sources of NxD Inference are not ours to ship: --neuron-src names a checkout of them, twice for both, or a
+    folder that holds both. What they import of a Neuron runtime that is not installed is then a stand-in: the
+    archive lists those that were called, and a call of one that would have to compute something ends the run.
+
+    \b
+        tcap capture neuron port.py:target --neuron-src ~/neuronx -o tgt.h5
         tcap capture neuron port.py:target --tp 4 -o tgt.h5
         tcap compare ref.h5 tgt.h5
 

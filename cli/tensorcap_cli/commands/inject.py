@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from tensorcap_cli.options.archives import exclude_option, json_option, map_option, only_option, output_option
+from tensorcap_cli.options.neuron_sources import neuron_sources_option
 from tensorcap_cli.options.run import like_option, make_target_recipe, run_options, target_model_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.options.time_limit import time_limit_option
@@ -34,6 +35,7 @@ from tensorcap_cli.text.progress import StageLines
 @click.option("--dry-run", is_flag=True, help="Run, list what would be replaced, write nothing.")
 @like_option
 @run_options
+@neuron_sources_option
 @time_limit_option
 @json_option
 def command(

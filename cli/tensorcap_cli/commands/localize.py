@@ -12,6 +12,7 @@ from tensorcap_cli.options.archives import (
     map_option,
     target_repeat_option,
 )
+from tensorcap_cli.options.neuron_sources import neuron_sources_option
 from tensorcap_cli.options.run import (
     make_target,
     reference_model_option,
@@ -33,6 +34,7 @@ localize_options: Final = with_options(  # of `localize_sides`
     map_option,
     compute_dtype_option,
     run_options,
+    neuron_sources_option,
 )
 
 

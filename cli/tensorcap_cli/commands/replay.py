@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
 
 from tensorcap_cli.options.archives import compute_dtype_option, json_option, map_option
+from tensorcap_cli.options.neuron_sources import neuron_sources_option
 from tensorcap_cli.options.run import (
     make_target,
     reference_model_option,
@@ -30,6 +32,8 @@ from tensorcap_cli.text.progress import StageLines
 @compute_dtype_option
 @click.option("--twin/--no-twin", default=True, help="Run the model in TGT's precision too; on by default.")
 @run_options
+@click.option("--all", "show_all", is_flag=True, help="The own error and R of every result of a leaf.")
+@neuron_sources_option
 @json_option
 def command(
     reference: str,
@@ -40,6 +44,7 @@ def command(
     mapping: str | None,
     compute_dtype: str | None,
     twin: bool,
+    show_all: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -55,6 +60,9 @@ def command(
 
     Of a target that is compiled from an exported graph (Core AI), and a reference captured as that graph,
     each operation is computed on the target's values.
+
+    Beside it runs a twin, the same model in TGT's precision, unless that is float32: R is a result's own
+    error in units of the twin's. Its range is printed, and with --all that of each leaf.
 
     Without TGT the model is run on its own values, which it has to give back bit for bit: do that first.
 
@@ -94,4 +102,4 @@ def command(
             twin=twin,
             progress=StageLines(),
         )
-    print_result(result, print_replay, as_json=as_json)
+    print_result(result, partial(print_replay, show_all=show_all), as_json=as_json)

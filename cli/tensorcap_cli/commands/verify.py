@@ -11,6 +11,7 @@ import click
 
 from tensorcap.wording import one_line
 from tensorcap_cli.options.archives import map_option, rules_option
+from tensorcap_cli.options.neuron_sources import neuron_sources_option
 from tensorcap_cli.options.run import is_workload, make_recipe, make_target_recipe, run_options
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.options.time_limit import time_limit_option
@@ -39,6 +40,7 @@ _OF_TARGET: Final = ("dtype", "device", "perturb", "teacher_forced")  # the refe
 @rules_option
 @click.option("--layers", is_flag=True, help="A file for each tensor too.")
 @run_options
+@neuron_sources_option
 @time_limit_option
 @click.option("--json", "as_json", is_flag=True, help="Print verify.json instead of the summary.")
 def command(

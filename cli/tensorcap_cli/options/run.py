@@ -25,6 +25,13 @@ layers_option: Final = run_option(
 config_option: Final = run_option(
     "--config", metavar="KEY=VALUE", multiple=True, help="Change the configuration."
 )
+tp_option: Final = click.option(
+    "--tp",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="Ranks that hold the model together, a process each; 1 by default, in this process.",
+)
 trust_option: Final = run_option(
     "--trust-remote-code", is_flag=True, help="Run Python code that comes with the model."
 )

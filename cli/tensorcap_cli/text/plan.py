@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -51,15 +52,23 @@ def _alike(points: Sequence[PlannedPoint]) -> list[list[PlannedPoint]]:
 
 def _print_points(points: Sequence[PlannedPoint]) -> None:
     first = points[0]
-    name = one_line(first.point)
+    name, listed = _common_name([point.point for point in points])
     if len(points) > 1:
-        numbers = [name_numbers(point.point)[-1:] for point in points]
-        listed = some([str(number[0]) for number in numbers if number], 4)
-        name = f"{one_line(name_pattern(first.point))}: {counted(len(points), 'point')} ({listed})"
-    other = one_line(name_pattern(first.module) if len(points) > 1 else first.module)
+        name = f"{name}: {counted(len(points), 'point')} ({some(listed, 4)})"
+    other, _ = _common_name([point.module for point in points])
     what = f" = {other}" if first.status == "replaced" else ""
     what += ", its first argument" if first.is_input else ""
     click.echo(f"  {name}{what}")
     for text in (first.reason, *first.remarks):
         if text:
             click.echo(f"    {one_line(text)}")
+
+
+def _common_name(names: Sequence[str]) -> tuple[str, list[str]]:
+    """Names that differ in numbers alone as one, with `{}` for what differs; and these numbers of each."""
+    numbers = [name_numbers(name) for name in names]
+    differing = [place for place, column in enumerate(zip(*numbers, strict=True)) if len(set(column)) > 1]
+    words = ["{}" if place in differing else str(number) for place, number in enumerate(numbers[0])]
+    pieces = name_pattern(names[0]).split("{}")
+    name = "".join(part for pair in zip_longest(pieces, words, fillvalue="") for part in pair)
+    return one_line(name), [".".join(str(each[place]) for place in differing) for each in numbers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -15,8 +16,37 @@ if TYPE_CHECKING:
 _SHOWN: Final = 20
 
 
-def print_replay(result: Replay) -> None:
-    """Print which modules have an error of their own."""
+def print_replay(result: Replay, *, show_all: bool = False) -> None:
+    """Print which modules have an error of their own, and how those of leaves compare with the twin's.
+
+    Args:
+        result: The replay.
+        show_all: Whether R is printed of each leaf.
+    """
+    _print_own_errors(result)
+    _print_ratios(result, show_all=show_all)
+
+
+def _print_ratios(result: Replay, *, show_all: bool) -> None:
+    """Print R of the results of leaves: their least, median and largest, or each."""
+    measured = {own.key: own for own in result.own_errors if own.key in result.leaf_ratios}
+    if not measured:
+        return
+    ratios = sorted(result.leaf_ratios.values())
+    low, middle, high = (number_text(r, 3) for r in (ratios[0], median(ratios), ratios[-1]))
+    click.echo(
+        f"R of {counted(len(ratios), 'result')} of leaves, against the model itself in {result.precision} "
+        f"on the same values: {low} to {high}, median {middle}."
+    )
+    if show_all:
+        rows = [
+            (own.module, own.key, DASH if own.error is None else number_text(own.error, 3), number_text(r, 3))
+            for own, r in zip(measured.values(), result.leaf_ratios.values(), strict=True)
+        ]
+        print_table(("MODULE", "KEY", "OWN ERROR", "R"), rows, left=(0, 1), flexible=1)
+
+
+def _print_own_errors(result: Replay) -> None:
     for note in result.notes:
         click.secho(note, fg="yellow")
     if result.is_self and not result.exit_status:

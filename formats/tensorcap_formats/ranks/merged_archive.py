@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,6 +58,7 @@ class MergedArchive(Archive):
         self._archives = archives
         self._sources: list[_Source] = []
         self._kept: tuple[int, Array] | None = None
+        self._rank = -1  # whose copies are read; those of the first of each tensor
         records: list[Record] = []
         for tensor in plan.tensors:
             for record, source in _records(tensor, archives):
@@ -78,10 +80,20 @@ class MergedArchive(Archive):
         )
         self.checks_digests = all(archive.checks_digests for archive in archives)
 
+    def of_rank(self, rank: int) -> MergedArchive:
+        """The same archive with what ranks hold copies of as one of them has it."""
+        view = copy.copy(self)
+        view._rank, view._kept = rank, None
+        return view
+
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
         source = self._sources[record.row]
         if source.tensor is None or source.tensor.is_whole:
-            source.archive.read_into(source.record, start, out)
+            archive, own = source.archive, source.record
+            if source.tensor is not None and self._rank in source.tensor.shards.ranks:
+                shards = source.tensor.shards
+                archive, own = self._archives[self._rank], shards.records[shards.ranks.index(self._rank)]
+            archive.read_into(own, start, out)
             return
         out[:] = self._joined(record.row, source.tensor)[start : start + out.size]
 

@@ -169,6 +169,33 @@ class Rule:
         whole = np.concatenate([piece for part in zip(*pieces, strict=True) for piece in part], at)
         return whole if self.cut is None else whole.take(np.arange(self.cut), at)
 
+    def split(self, whole: Array, count: int) -> list[Array]:
+        """The tensors of ranks that are a whole one together: what `merge` puts together, by rank.
+
+        Args:
+            whole: The whole tensor.
+            count: How many ranks there are.
+
+        Raises:
+            UsageError: It is no `concat`, its size is cut, or the parts do not divide the axis.
+        """
+        if self.kind != "concat" or self.cut is not None:
+            raise UsageError(
+                f"{self.text}: nothing says what each rank holds of a tensor of {list(whole.shape)}"
+            )
+        members = self.distinct(count)
+        at, held = self.at(whole.ndim), len(members)
+        if whole.shape[at] % held:
+            raise UsageError(f"{self.text} of an axis of {whole.shape[at]}, which {held} does not divide")
+        widths = [held * width for width in self._widths(whole.shape[at] // held)]
+        parts = [np.split(part, held, at) for part in np.split(whole, np.cumsum(widths)[:-1], at)]
+        tensors: list[Array] = [whole] * count
+        for number, ranks in enumerate(members):
+            own = np.concatenate([part[number] for part in parts], at)
+            for rank in ranks:
+                tensors[rank] = own
+        return tensors
+
     def _widths(self, size: int) -> Sequence[int]:
         """The sizes of the parts of one rank's part."""
         if len(self.parts) > 1:

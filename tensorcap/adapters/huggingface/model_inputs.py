@@ -51,19 +51,27 @@ def load_arguments(
 
 
 def _tokenize(path: str, model: Any, options: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    tokenizer = load_tokenizer(path, trust_remote_code=bool(options.get("trust_remote_code")))
+    encoded = tokenizer(options["prompt"], return_tensors="pt")
+    parameters = inspect.signature(model.forward).parameters
+    return {name: value for name, value in encoded.items() if name in parameters}
+
+
+def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
+    """Load the tokenizer of a model.
+
+    Raises:
+        UsageError: There is none.
+    """
     from transformers import AutoTokenizer
 
-    trust = bool(options.get("trust_remote_code"))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(
             f"{path}: no tokenizer can be read there: {reason}", hint="Give --input-ids instead."
         ) from error
-    encoded = tokenizer(options["prompt"], return_tensors="pt")
-    parameters = inspect.signature(model.forward).parameters
-    return {name: value for name, value in encoded.items() if name in parameters}
 
 
 def _parse_ids(text: str, model: Any) -> torch.Tensor:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from tensorcap.adapters.neuron.model import inner_model, is_application
 from tensorcap.adapters.neuron.processes import join_ranks
+from tensorcap.adapters.neuron.stand_ins import stand_in_note
 from tensorcap.adapters.torch.adapter import TorchAdapter
+from tensorcap.recording import CaptureOptions, Recorder, Substitution
 from tensorcap.workload import StoredInput, Workload
 
 
 class NeuronAdapter(TorchAdapter):
     """Sites are the modules of the inner model; what calls it is the application, which pads its inputs."""
+
+    is_of_one_shape: ClassVar[bool] = True
 
     def seed(self, seed: int) -> None:
         """Join the other ranks, before anything of the port runs, and set the random generators."""
@@ -55,3 +60,20 @@ class NeuronAdapter(TorchAdapter):
         """
         adopted = self.adopt(workload, {})
         return super().prepare(adopted, dtype=dtype, input_dtype=input_dtype, device=device, inputs=inputs)
+
+    @contextmanager
+    def tap(
+        self,
+        model: Any,
+        names: Collection[str],
+        recorder: Recorder,
+        plan: CaptureOptions,
+        substitution: Substitution | None = None,
+    ) -> Iterator[None]:
+        """Hook the named modules; of stand-ins for a runtime say which were called until the run ended."""
+        try:
+            with super().tap(model, names, recorder, plan, substitution):
+                yield
+        finally:
+            if note := stand_in_note():
+                recorder.facts.setdefault("notes", []).append(note)

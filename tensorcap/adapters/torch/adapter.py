@@ -27,8 +27,9 @@ from tensorcap.adapters.torch.staging_buffer import StagingBuffer
 from tensorcap.adapters.torch.tap import tap
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves
 from tensorcap.adapters.torch.tensors import device_named, dtype_named
+from tensorcap.adapters.torch.token_model import TorchTokenModel
 from tensorcap.recording import CaptureOptions, Recorder, Substitution
-from tensorcap.workload import StoredInput, Workload, class_name, find_sources
+from tensorcap.workload import StoredInput, TokenModel, Workload, class_name, find_sources
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key
 
@@ -153,6 +154,10 @@ class TorchAdapter(Adapter):
     def perturb(self, workload: Workload, dtype: str) -> Workload:
         """Perturb floating inputs, or the output of the token embedding."""
         return perturb(workload, dtype_named(dtype))
+
+    def token_model(self, workload: Workload) -> TokenModel:
+        """A workload whose model returns logits, run on other tokens."""
+        return TorchTokenModel(workload)
 
     def run(self, workload: Workload, *, grads: bool = False) -> None:
         """Call the model, or the workload's own function, once."""

@@ -127,7 +127,7 @@ def apply_edit(tensor: torch.Tensor, edit: Edit) -> torch.Tensor | None:
 def _quantise(tensor: torch.Tensor, edit: Quantised) -> torch.Tensor:
     """Round a matrix to whole numbers of its scales, and give it back by the scales that it gets."""
     largest = 2 ** (edit.bits - 1) - 1
-    slices = tensor.unflatten(1, (-1, edit.group)) if edit.group else tensor
+    slices = tensor.reshape(len(tensor), -1, edit.group) if edit.group else tensor
     size = slices.abs()
     axis = -1 if edit.group else None if edit.axis is None else 1 - edit.axis
     scale = size.max() if axis is None else size.amax(axis, keepdim=True)
@@ -136,7 +136,8 @@ def _quantise(tensor: torch.Tensor, edit: Quantised) -> torch.Tensor:
     given_back = scale if moved_axis is None else scale.roll(edit.by, moved_axis)
     if edit.is_transposed:
         given_back = scale.transpose(0, 1).reshape(scale.shape)
-    return ((slices / scale).round() * given_back).reshape(tensor.shape)
+    quantised: torch.Tensor = (slices / scale).round() * given_back
+    return quantised.reshape(tensor.shape)
 
 
 def _is_setting(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -166,10 +167,8 @@ def _reduction_options(name: str, args: Any, kwargs: Mapping[str, Any]) -> Optio
             yield words, lambda f=function: f(args[0], **options)  # type: ignore[misc]
     if own in ("variance", "standard deviation"):
         for correction, whose in ((0, "the whole"), (1, "a sample")):
-            yield (
-                f"the {own} of {whose}",
-                lambda c=correction: _REDUCTIONS[own](args[0], correction=c, **options),
-            )  # type: ignore[misc]
+            reduced = partial(_REDUCTIONS[own], args[0], correction=correction, **options)
+            yield f"the {own} of {whose}", reduced
 
 
 def _running_options(args: Any, kwargs: Mapping[str, Any], result: torch.Tensor) -> Options:

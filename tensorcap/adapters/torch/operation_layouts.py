@@ -116,10 +116,8 @@ def _rearranged(x: torch.Tensor, result: torch.Tensor) -> Options:
             return y.permute(*order).reshape(shape)
 
         if is_new(laid_out):
-            yield (
-                f"axes {', '.join(map(str, order))} of its operand read in this order",
-                lambda f=laid_out: f(x),
-            )  # type: ignore[misc]
+            words = f"axes {', '.join(map(str, order))} of its operand read in this order"
+            yield words, lambda f=laid_out: f(x)  # type: ignore[misc]
     for order in _orders_of_axes(shape):
 
         def cut(y: torch.Tensor, order: Sequence[int] = order) -> torch.Tensor:
@@ -178,7 +176,7 @@ def _split_options(x: torch.Tensor, parts: Any, axis: int, *, is_removed: bool) 
         if order != tuple(range(len(parts))) and len(set(sizes)) > 1:
 
             def taken(order: Sequence[int] = order) -> tuple[torch.Tensor, ...]:
-                pieces = x.split([sizes[at] for at in order], axis)
+                pieces = torch.split(x, [sizes[at] for at in order], axis)
                 return tuple(pieces[order.index(at)] for at in range(len(order)))
 
             yield f"parts in the order {', '.join(map(str, order))}", taken

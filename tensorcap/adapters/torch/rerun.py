@@ -200,8 +200,8 @@ class ModuleRerun:
         for slot, value in self._name_slots(self._module, args, kwargs):
             for leaf in walk(value, KINDS):
                 self._mutator.note(f"{slot}.{leaf.name}" if leaf.name else slot, leaf.value)
-        for name, slot in self._find_slots().items():
-            self._mutator.note(name, slot.registry[slot.name])
+        for name, tensor_slot in self._find_slots().items():
+            self._mutator.note(name, tensor_slot.registry[tensor_slot.name])
 
     def _describe_argument(self, tensor: torch.Tensor) -> Argument:
         shape = tuple(tensor.shape)

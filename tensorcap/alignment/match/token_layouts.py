@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from tensorcap.alignment.links import Gatherings, Link, place_of
-from tensorcap.alignment.mapping import Alignment, Entry
+from tensorcap.alignment.mapping import SIDE_NAMES, Alignment, Entry
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_each, resolve_fitting
 from tensorcap.alignment.tokens import LAST, VALID, TokenAlignment, TokenRule
 from tensorcap.wording import conjugated, counted
@@ -62,6 +62,8 @@ def match_tokens(mapping: ResolvedMapping) -> ResolvedMapping:
        removed.
     3. The first steps with which all tensors of the entry fit are taken; `last_token` only if it holds to
        the end of the run.
+    4. Arguments of the same calls that no entry has, since their shapes differ, get an entry with the steps
+       of the result.
     """
     if mapping.alignment.tokens is not None:
         return mapping
@@ -89,7 +91,56 @@ def match_tokens(mapping: ResolvedMapping) -> ResolvedMapping:
             for number, entry in fitting.items():
                 entries[number] = entry
             unlike = [number for number in unlike if number not in fitting]
-    return mapping.with_entries(entries)
+    return _with_arguments(mapping.with_entries(entries))
+
+
+def _with_arguments(mapping: ResolvedMapping) -> ResolvedMapping:
+    """Add an entry for each argument of equal names of which the tokens are matched as those of its result.
+
+    The values of such arguments are no evidence: a tensor of fewer tokens has other statistics.
+    """
+    ours, theirs = (_arguments(archive) for archive in (mapping.reference, mapping.target))
+    linked = [
+        {place_of(record) for link in mapping.links for record in side(link)}
+        for side in (lambda link: link.reference, lambda link: link.target)
+    ]
+    trial: dict[int, Entry] = {}
+    for entry, links in zip(mapping.alignment.entries, mapping.links_by_entry, strict=True):
+        if not entry.token_steps or not any(link.gathers for link in links):
+            continue
+        sites = {(link.reference[0].key.site, link.target[0].key.site) for link in links}
+        for one, other in sorted(sites):
+            for slot in ours.get(one, ()):
+                places = f"{one}/{slot}", f"{other}/{slot}"
+                is_free = not any(place in side for place, side in zip(places, linked, strict=True))
+                if is_free and slot in theirs.get(other, ()):
+                    reason = f"an argument of a result that has {_EXPLANATIONS[entry.token_steps]}"
+                    own = Entry(places[:1], places[1:], steps=entry.steps, evidence="rule", reason=reason)
+                    trial[len(trial)] = own
+    fitting = [trial[number] for number in _find_gathered(trial, mapping)]
+    if not fitting:
+        return mapping
+    placed = (
+        {place for entry in fitting for place in entry.reference},
+        {place for entry in fitting for place in entry.target},
+    )
+    left_over = []
+    for left in mapping.alignment.left_over:
+        places = tuple(p for p in left.places if p not in placed[SIDE_NAMES.index(left.side)])
+        if places:
+            left_over.append(replace(left, places=places))
+    alignment = replace(mapping.alignment, left_over=tuple(left_over))
+    entries = (*alignment.entries, *fitting)
+    return resolve(replace(alignment, entries=entries), mapping.reference, mapping.target)
+
+
+def _arguments(archive: Archive) -> dict[str, list[str]]:
+    """The slots of the arguments of each module but the model itself."""
+    slots: dict[str, dict[str, None]] = {}
+    for record in archive.records:
+        if record.key.slot.startswith("input") and record.key.site != ROOT_SITE and not record.key.rank:
+            slots.setdefault(record.key.site, {})[record.key.slot] = None
+    return {site: [*names] for site, names in slots.items()}
 
 
 def _find_gathered(trial: Mapping[int, Entry], mapping: ResolvedMapping) -> list[int]:

@@ -5,8 +5,21 @@ of a verification), `page` (all that the page says, as dataclasses) with `charts
 `panels` (pictures of tensors), and `writing`; `templates/` only print. Normative in `specs/report.md`.
 """
 
-from tensorcap.reports.html.page import Page, gather_page
+from tensorcap.reports.html.charts import HEIGHT, WIDTH, Curve, draw_curves, place_of
+from tensorcap.reports.html.page import Page, gather_page, number_text, points_of, results_of, verdict_of
+from tensorcap.reports.html.panels import (
+    AxisErrors,
+    Histogram,
+    draw_histogram,
+    draw_picture,
+    errors_along,
+    finite_range,
+    widened,
+    worst_element,
+)
 from tensorcap.reports.html.sources import (
+    MAP,
+    VERIFICATION,
     ReportSource,
     own_errors_json,
     source_of,
@@ -25,19 +38,38 @@ from tensorcap.reports.html.writing import (
 )
 
 __all__ = [
+    "HEIGHT",
     "HTML_BEGINNING",
+    "MAP",
     "MARKDOWN_BEGINNING",
+    "VERIFICATION",
+    "WIDTH",
+    "AxisErrors",
+    "Curve",
+    "Histogram",
     "Page",
     "ReportSource",
+    "draw_curves",
+    "draw_histogram",
+    "draw_picture",
+    "errors_along",
+    "finite_range",
     "gather_page",
     "html_of",
     "markdown_of",
+    "number_text",
     "own_errors_json",
+    "place_of",
+    "points_of",
+    "results_of",
     "source_of",
     "source_of_archives",
     "source_of_folder",
     "source_of_result",
     "source_of_verification",
+    "verdict_of",
+    "widened",
+    "worst_element",
     "write_html",
     "write_markdown",
 ]

@@ -129,11 +129,10 @@ def _curve(
         return None
     inherited = [point.inherited for point in points] if title.startswith("Total") else []
     scale = _Scale.of([*values, *inherited])
-    step = (WIDTH - _LEFT - 10) / max(len(points) - 1, 1)
     by_component: dict[str, dict[str, None]] = {}
     line: dict[int, float] = {}
     for at, (point, value) in enumerate(zip(points, values, strict=True)):
-        x = _LEFT + at * step
+        x = place_of(at, len(points))
         if value is not None:
             component = component_of(point.site)
             name = component if component in colours else "others"
@@ -145,6 +144,11 @@ def _curve(
     order = {**colours, "others": _COLOURS}
     dots = [Dots(name, order[name], "".join(by_component[name])) for name in order if name in by_component]
     return Curve(title, tuple(dots), " ".join(f"{x},{y:.0f}" for x, y in line.items()), scale.ticks)
+
+
+def place_of(at: int, count: int) -> float:
+    """How far from the left the point of a number is, of so many points."""
+    return _LEFT + at * (WIDTH - _LEFT - 10) / max(count - 1, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tensorcap.comparison import GREEN, Finding, Pair, contents, error_of, worst
+from tensorcap.comparison import GREEN, Comparison, Finding, Pair, contents, error_of, worst
 from tensorcap.comparison.preflight import side_texts
 from tensorcap.localization import joined_modules
 from tensorcap.reports.html.charts import Curve, HeatMap, Point, draw_curves, draw_heat_map
@@ -221,13 +221,13 @@ def gather_page(source: ReportSource) -> Page:
     )
     drawn = {suspect["key"] for suspect in source.suspects}
     others = [p for p in worst(comparison.pairs, PANELS) if p.key not in drawn]
-    points = tuple(_points(source))
+    points = tuple(points_of(source))
     preflight = source.examination.preflight
     is_green = source.exit_status == 0
     return Page(
         title=_title(source),
         is_green=is_green,
-        verdict=_verdict(source),
+        verdict=verdict_of(source),
         culprit="" if is_green else _culprit(source, suspects),
         next=_next(source, suspects),
         counts=tuple((status, count, status in GREEN) for status, count in comparison.counts.items()),
@@ -266,7 +266,8 @@ def _title(source: ReportSource) -> str:
     return f"{target} against {reference}"
 
 
-def _verdict(source: ReportSource) -> str:
+def verdict_of(source: ReportSource) -> str:
+    """The verdict as a sentence, with its denominator."""
     comparison = source.comparison
     measured = f"{comparison.compared} of {counted(comparison.records, 'tensor')} compared"
     bad = [pair for pair in comparison.pairs if pair.is_required and not pair.is_green]
@@ -437,24 +438,35 @@ def _finding(finding: Finding) -> tuple[str, str]:
     return finding.status, finding.text
 
 
-def _points(source: ReportSource) -> Iterator[Point]:
+def points_of(source: ReportSource) -> Iterator[Point]:
     """Results of modules in execution order, with what went into the call of each."""
     inherited: dict[str, float] = {}
-    results: list[Pair] = []
     for pair in source.comparison.pairs:
         record, error = pair.reference, _drawn_error(pair)
-        if record is None or record.key.is_bare:
+        if record is None or record.key.is_bare or error is None:
             continue
-        if record.key.slot.startswith("input") and error is not None:
+        if record.key.slot.startswith("input"):
             inherited[record.key.where] = max(error, inherited.get(record.key.where, 0.0))
-        elif is_result(record.key) and not is_inner(record.key) and pair.status != "excluded":
-            results.append(pair)
-    results.sort(key=lambda pair: pair.reference.order if pair.reference else 0)
-    for pair in results:
+    for pair in results_of(source.comparison):
         assert pair.reference is not None
         key = pair.reference.key
         own = source.own_errors.get(pair.key)
         yield Point(key.site, _drawn_error(pair), inherited.get(key.where), own, not _is_bad(pair))
+
+
+def results_of(comparison: Comparison) -> list[Pair]:
+    """The pairs of results of modules, in execution order of the reference: the points of a curve."""
+    results = [
+        pair
+        for pair in comparison.pairs
+        if pair.reference is not None
+        and not pair.reference.key.is_bare
+        and is_result(pair.reference.key)
+        and not is_inner(pair.reference.key)
+        and not pair.reference.key.slot.startswith("input")
+        and pair.status != "excluded"
+    ]
+    return sorted(results, key=lambda pair: pair.reference.order if pair.reference else 0)
 
 
 def _is_bad(pair: Pair) -> bool:

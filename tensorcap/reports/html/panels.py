@@ -122,7 +122,7 @@ def draw_pair(pair: Pair, archives: tuple[Archive, Archive] | None) -> Pictures:
         return Pictures(missing=f"Values of unlike shapes, {shapes}, are not drawn.")
     if not reference.size:
         return Pictures(missing="The tensor has no elements.")
-    return draw_tensors(_wide(reference), _wide(target))
+    return draw_tensors(widened(reference), widened(target))
 
 
 def _why_not(pair: Pair, archives: tuple[Archive, Archive] | None) -> str:
@@ -141,7 +141,8 @@ def _why_not(pair: Pair, archives: tuple[Archive, Archive] | None) -> str:
     return ""
 
 
-def _wide(values: Array) -> Array:
+def widened(values: Array) -> Array:
+    """Values as float64 or complex128."""
     return values.astype(np.complex128 if np.iscomplexobj(values) else np.float64)
 
 
@@ -165,15 +166,15 @@ def draw_tensors(reference: Array, target: Array) -> Pictures:
         np.take_along_axis(values.ravel(), worst.ravel(), 0).reshape(worst.shape)
         for values in (reference, difference, target)
     ]
-    low, high = _range(planes[0], planes[2])
-    largest = _range(planes[1], planes[1])[1]
+    low, high = finite_range(planes[0], planes[2])
+    largest = finite_range(planes[1], planes[1])[1]
     maps = (
-        TensorMap("reference", _picture(planes[0], low, high, "values"), low, high),
-        TensorMap("difference", _picture(planes[1], 0.0, largest, "errors"), 0.0, largest),
-        TensorMap("target", _picture(planes[2], low, high, "values"), low, high),
+        TensorMap("reference", draw_picture(planes[0], low, high, "values"), low, high),
+        TensorMap("difference", draw_picture(planes[1], 0.0, largest, "errors"), 0.0, largest),
+        TensorMap("target", draw_picture(planes[2], low, high, "values"), low, high),
     )
-    axes = tuple(_errors_along(difference, axis) for axis in range(difference.ndim))
-    return Pictures(maps, cell, axes, _histogram(reference, target))
+    axes = tuple(errors_along(difference, axis) for axis in range(difference.ndim))
+    return Pictures(maps, cell, axes, draw_histogram(reference, target))
 
 
 def _as_rows(values: Array) -> Array:
@@ -194,7 +195,8 @@ def _worst_of_cells(errors: Array) -> tuple[Array, tuple[int, int]]:
     return row * columns + column, (tall, wide)
 
 
-def _range(*planes: Array) -> tuple[float, float]:
+def finite_range(*planes: Array) -> tuple[float, float]:
+    """The smallest and the largest finite value; zeros without any."""
     values = np.concatenate([plane.ravel() for plane in planes])
     values = values[np.isfinite(values)]
     return (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
@@ -211,8 +213,15 @@ def _ramp(stops: tuple[str, ...]) -> bytes:
 _RAMPS: Final = {name: _ramp(stops) for name, stops in _STOPS.items()}
 
 
-def _picture(values: Array, low: float, high: float, ramp: str) -> str:
-    """A palette PNG as a data URL, one pixel a value."""
+def draw_picture(values: Array, low: float, high: float, ramp: str) -> str:
+    """A palette PNG as a data URL, one pixel a value.
+
+    Args:
+        values: Real ones, two-dimensional; what is not finite is magenta.
+        low: The value of the first colour.
+        high: That of the last one.
+        ramp: `values` or `errors`.
+    """
     # Halved, since a range from -1e308 to 1e308 has no width in float64.
     width = high / 2 - low / 2
     with np.errstate(all="ignore"):
@@ -233,7 +242,7 @@ def _picture(values: Array, low: float, high: float, ramp: str) -> str:
     return f"data:image/png;base64,{base64.b64encode(image).decode('ascii')}"
 
 
-def _errors_along(difference: Array, axis: int) -> AxisErrors:
+def errors_along(difference: Array, axis: int) -> AxisErrors:
     """Sum squared errors over all other axes; elements that are not finite count as the largest error."""
     finite = difference[np.isfinite(difference)]
     largest = float(finite.max(initial=0.0)) or 1.0
@@ -253,8 +262,9 @@ def _errors_along(difference: Array, axis: int) -> AxisErrors:
     return AxisErrors(axis, len(sums), bars, worst, float(sums[worst]) / whole if whole else 0.0)
 
 
-def _histogram(reference: Array, target: Array) -> Histogram | None:
-    low, high = _range(reference, target)
+def draw_histogram(reference: Array, target: Array) -> Histogram | None:
+    """Count the finite values of both sides; None if all are one value, or none is finite."""
+    low, high = finite_range(reference, target)
     if not (math.isfinite(high - low) and high > low):
         return None
     counts = [

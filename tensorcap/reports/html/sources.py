@@ -26,7 +26,7 @@ from tensorcap.wording import counted, some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import CorruptArchiveError, ReadError, UsageError
 from tensorcap_formats.json_values import json_value
-from tensorcap_formats.open import opened_both
+from tensorcap_formats.open import Source, opened_both
 
 VERIFICATION: Final = "verify.json"
 MAP: Final = "map.toml"  # of a folder: what its free runs were compared by
@@ -92,16 +92,16 @@ def source_of(
 
 @contextmanager
 def source_of_archives(
-    reference: str | os.PathLike[str],
-    target: str | os.PathLike[str],
+    reference: Source,
+    target: Source,
     *,
     mapping: MappingSource | Literal["none"] | None = None,
 ) -> Iterator[ReportSource]:
     """Compare two archives, and let them accuse whom they can; no model is run.
 
     Args:
-        reference: Path of the trusted archive.
-        target: Path of the archive under test.
+        reference: The trusted archive, open or a path.
+        target: The archive under test, open or a path.
         mapping: As for `compare`.
 
     Raises:
@@ -120,11 +120,15 @@ def source_of_archives(
             document["by"],
             {},
             compared,
-            (str(reference), str(target)),
+            (_path_text(reference), _path_text(target)),
             mapping=str(mapping) if isinstance(mapping, str | os.PathLike) else "",
             notes=localization.notes,
             exit_status=max(free.exit_status, localization.exit_status),
         )
+
+
+def _path_text(source: Source) -> str:
+    return str(source.path if isinstance(source, Archive) else source)
 
 
 def source_of_result(path: str | os.PathLike[str]) -> ReportSource:

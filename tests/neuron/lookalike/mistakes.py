@@ -1,4 +1,7 @@
-"""Captures the port and its mistakes on the ranks of a launcher, each into an archive of its own name."""
+"""Captures the port and its mistakes on the ranks of a launcher, each into an archive of its own name.
+
+Behind the name of one may stand the precision that it is run in: `port:bfloat16`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from tensorcap.session import capture_workload
 if __name__ == "__main__":
     adapter = adapter_named("neuron")
     adapter.seed(0)
-    for name in sys.argv[1:]:
-        capture_workload(adapter.prepare(getattr(port, name)()), f"{name}.h5", params=True)
+    for argument in sys.argv[1:]:
+        name, _, dtype = argument.partition(":")
+        workload = adapter.prepare(getattr(port, name)(), dtype=dtype or None, input_dtype=dtype or None)
+        capture_workload(workload, f"{name}{dtype and '.'}{dtype}.h5", params=True)
     distributed.destroy_process_group()

@@ -69,7 +69,9 @@ def port(padding: int = 0, **options: Any) -> tensorcap.Workload:
     )
 
 
-def _planted(plant: Callable[[Any], None], **options: Any) -> Callable[[], tensorcap.Workload]:
+def planted(plant: Callable[[Any], None], **options: Any) -> Callable[[], tensorcap.Workload]:
+    """A function that makes the port with a mistake in its inner model."""
+
     def function() -> tensorcap.Workload:
         workload = port(**options)
         workload.model.to_cpu()
@@ -111,6 +113,13 @@ def _halves(model: Any) -> None:
         getattr(layer, kind).data.copy_(whole.chunk(count)[rank])
 
 
+def _rounded_terms(model: Any) -> None:
+    """No mistake: terms are rounded to bfloat16 and added up in it, as many libraries do."""
+    for layer in model.modules():
+        if isinstance(layer, RowParallelLinear):
+            layer.reduce_dtype = torch.bfloat16
+
+
 def _epsilon(model: Any) -> None:
     model.layers[0].input_layernorm.variance_epsilon = 1e-6
 
@@ -131,16 +140,17 @@ class _WrongOrder(GroupQueryAttention_QKV):
         return torch.cat([tensor] * copies)
 
 
-wrong_shard = _planted(_wrong_shard)
-missing_reduce = _planted(_missing_reduce)
-unreduced = _planted(_unreduced)
-doubled_reduce = _planted(_doubled_reduce)
-halves = _planted(_halves)
-epsilon = _planted(_epsilon)
-padding = _planted(_padding, padding=4)
-padded = _planted(lambda model: None, padding=4)
-bias_on_every_rank = _planted(_bias_on_every_rank)
-kv_order = _planted(lambda model: None, qkv_class=_WrongOrder)
+rounded_terms = planted(_rounded_terms)
+wrong_shard = planted(_wrong_shard)
+missing_reduce = planted(_missing_reduce)
+unreduced = planted(_unreduced)
+doubled_reduce = planted(_doubled_reduce)
+halves = planted(_halves)
+epsilon = planted(_epsilon)
+padding = planted(_padding, padding=4)
+padded = planted(lambda model: None, padding=4)
+bias_on_every_rank = planted(_bias_on_every_rank)
+kv_order = planted(lambda model: None, qkv_class=_WrongOrder)
 
 
 def dies() -> tensorcap.Workload:

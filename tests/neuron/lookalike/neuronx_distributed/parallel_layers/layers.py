@@ -63,7 +63,13 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """Columns of the weight over ranks: each makes a term of the result, and one adds the bias."""
+    """Columns of the weight over ranks: each makes a term of the result, and one adds the bias.
+
+    Terms are added up in float32, as matrix units accumulate them, and the result is rounded once; in another
+    `reduce_dtype` each term is rounded, and so is each of their sums.
+    """
+
+    reduce_dtype = torch.float32
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, reduce_output: bool = True) -> None:
         super().__init__()
@@ -73,9 +79,9 @@ class RowParallelLinear(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias.clone(), requires_grad=False)
 
     def forward(self, input_: Tensor) -> Tensor:
-        y = functional.linear(input_, self.weight)
+        y = functional.linear(input_.to(self.reduce_dtype), self.weight.to(self.reduce_dtype))
         y = reduced(y) if self.reduce_output else y
-        return y if self.bias is None else y + self.bias
+        return (y if self.bias is None else y + self.bias).to(input_.dtype)
 
 
 class ParallelEmbedding(nn.Module):

@@ -1,0 +1,332 @@
+"""Rows of the navigator in the order and the selection that a reader asked for, and the tree of modules."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from sys import intern
+from typing import Any, Final, Literal
+
+from tensorcap.comparison import (
+    METRIC_TEXTS,
+    SEVERITY,
+    Bands,
+    Pair,
+    Shade,
+    contents,
+    metric_values,
+    peak_of,
+    shade,
+)
+from tensorcap.reports.html import number_text
+from tensorcap.reports.layer_report import component_of
+from tensorcap.wording import one_line
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import module_of, module_path, natural, unescape
+from tensorcap_formats.records import Record
+
+Colour = Literal["green", "yellow", "red", "grey"]
+METRICS: Final[Mapping[str, str]] = {  # by name: what it is
+    **{str(name): text for name, text in METRIC_TEXTS.items()},
+    "relative": "norm of t - r over the norm of r",
+    "cosine": "cosine of the angle between both",
+}
+ORDERS: Final = ("similarity", "execution", "name", "own error")
+_RANKED: Final = {"relative": "relative_frobenius", "cosine": "cosine"}  # colours by precision, not by a band
+_HIGHER_IS_BETTER: Final = ("psnr", "cosine")
+_POWERS: Final = {"mean-squared": 2, "mean-relative": 0, "relative": 0}  # of the peak, that errors grow with
+_SEVERITIES: Final = {status: number for number, status in enumerate(SEVERITY)}
+WIDEST: Final = 160  # characters of a name: the middle of a longer one is left out
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One tensor: a pair, or a record if one archive is looked at.
+
+    Attributes:
+        number: Its place in execution order of the reference, from 0; what only the target has comes last.
+        key: Its key text.
+        record: The reference's record, else the target's.
+        pair: The pair; None if one archive is looked at.
+        module: Path of its module, "" for the model itself.
+        name: What is left of the key behind the module, shortened and printable.
+        component: What kind of module that is.
+        status: Of the pair, "" without one.
+        colour: Of the status: green, yellow if suspect, red, or grey if nothing was judged.
+        own: The error that its module made itself; None if unknown.
+    """
+
+    number: int
+    key: str
+    record: Record
+    pair: Pair | None
+    module: str
+    name: str
+    component: str
+    status: str
+    colour: Colour
+    own: float | None
+
+    @property
+    def title(self) -> str:
+        """The key for a reader: in one line, without its middle if it is long."""
+        return shortened(self.key)
+
+
+def shortened(name: str, limit: int = WIDEST) -> str:
+    """A name in one line, of at most so many characters, without its middle.
+
+    Example:
+        >>> shortened("model.layers.0.mlp", 12)
+        'model…0.mlp'
+    """
+    line = one_line(name)
+    half = (limit - 1) // 2
+    return line if len(line) <= limit else f"{line[:half]}…{line[-half:]}"
+
+
+def rows_of_pairs(pairs: Iterable[Pair], own: Mapping[str, float | None]) -> tuple[Row, ...]:
+    """Make a row of each pair."""
+    rows = []
+    for number, pair in enumerate(pairs):
+        record = pair.reference or pair.target
+        if record is not None:
+            rows.append(_row(number, record, pair, own.get(pair.key)))
+    return tuple(rows)
+
+
+def rows_of_archive(archive: Archive) -> tuple[Row, ...]:
+    """Make a row of each record."""
+    return tuple(_row(number, record, None, None) for number, record in enumerate(archive.records))
+
+
+def _row(number: int, record: Record, pair: Pair | None, own: float | None) -> Row:
+    key = record.key
+    if key.is_bare:
+        module, _, name = unescape(key.text).replace("/", ".").rpartition(".")
+        component = ""
+    else:
+        site = module_of(key.site)
+        module, component = _module_of(site)
+        inner = key.site_call[len(site) :].removeprefix(":")
+        name = f"{inner}/{key.slot}" if inner else key.slot
+        name = f"{name} (step {key.step})" if key.step else name
+    status = pair.status if pair else ""
+    name = (
+        name if len(name) <= WIDEST and name.isprintable() and "%" not in name else shortened(unescape(name))
+    )
+    return Row(
+        number,
+        pair.key if pair else key.text,
+        record,
+        pair,
+        module,
+        intern(name),
+        component,
+        status,
+        _colour(pair, record),
+        own,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _module_of(site: str) -> tuple[str, str]:
+    """Path and component of a module's site: one object for all its rows."""
+    return module_path(site), shortened(component_of(site), 40)
+
+
+def _colour(pair: Pair | None, record: Record) -> Colour:
+    if pair is None:  # of one archive, values that are not finite stand out
+        s = record.statistics
+        return "yellow" if s is not None and s.nan else "grey"
+    if pair.is_green:
+        return "green"
+    if not pair.is_required or pair.status in ("unjudged", "unexpected"):
+        return "grey"
+    return "yellow" if pair.status == "suspect" else "red"
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Values of metrics with their colours.
+
+    Attributes:
+        bands: Bands of the five metrics of sync points.
+        precision: What the target computed in, "" if unknown: relative errors and cosines go by it.
+    """
+
+    bands: Bands
+    precision: str
+
+    def value(self, row: Row, metric: str) -> float | None:
+        """The value of a metric; None if nothing was measured."""
+        if row.pair is None or not row.pair.is_compared:
+            return None
+        difference = row.pair.difference
+        if metric == "relative":
+            return 0.0 if difference is None else difference.relative_frobenius
+        if metric == "cosine":
+            return 1.0 if difference is None else difference.cosine
+        return metric_values(difference).get(metric)  # type: ignore[call-overload,no-any-return] # others have none
+
+    def text(self, row: Row, metric: str) -> str:
+        """The value of a metric in three digits, "" for none."""
+        value = self.value(row, metric)
+        return "" if value is None else "∞" if value == math.inf else number_text(value)
+
+    def colour(self, row: Row, metric: str) -> Shade | None:
+        """The colour of a metric's value: for a glance, and no verdict."""
+        value = self.value(row, metric)
+        if metric in _RANKED:
+            return shade(_RANKED[metric], value, self.precision)
+        if metric not in METRIC_TEXTS or row.pair is None:
+            return None
+        return self.bands.shade(metric, value, peak_of(row.pair.difference))  # type: ignore[arg-type] # looked up
+
+    def dissimilarity(self, row: Row, metric: str) -> float:
+        """How far a row is from its reference by a metric: larger is worse; errors for the size of values."""
+        value = self.value(row, metric)
+        difference = row.pair.difference if row.pair else None
+        if value is None or math.isnan(value) or (difference is not None and difference.mask_mismatches):
+            return math.inf
+        if metric in _HIGHER_IS_BETTER:
+            return -value
+        peak = peak_of(row.pair.difference) if row.pair else 0.0
+        return value / peak ** _POWERS.get(metric, 1) if value and peak else value
+
+    def legend(self, metric: str) -> str:
+        """What the colours of a metric mean, in a line."""
+        if metric in _RANKED:
+            precision = self.precision or "an unknown precision, so that none is coloured"
+            return f"green up to 8, yellow up to 32 roundings of {precision}"
+        return self.bands.text
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a reader wants to see.
+
+    Attributes:
+        sort: One of `ORDERS`.
+        metric: One of `METRICS`, for the order by similarity.
+        text: Part of a key or a class; "" for all.
+        status: A status, or a colour with `!` in front: `!red`; "" for all.
+        component: A component; "" for all.
+        under: Path of a module; "" for all.
+        once: Whether of keys that hold one tensor on both sides only the first is shown.
+    """
+
+    sort: str = "similarity"
+    metric: str = "psnr"
+    text: str = ""
+    status: str = ""
+    component: str = ""
+    under: str = ""
+    once: bool = False
+
+    def of(self, rows: Sequence[Row], scale: Scale, classes: Mapping[str, str]) -> list[Row]:
+        """The rows that fit, in order."""
+        text, prefix = self.text.casefold(), f"{self.under}."
+        chosen = [
+            row
+            for row in rows
+            if (not text or text in row.key.casefold() or text in classes.get(row.module, "").casefold())
+            and self.status in ("", row.status, f"!{row.colour}")
+            and self.component in ("", row.component)
+            and (not self.under or f"{row.module}.".startswith(prefix))
+        ]
+        if self.once:
+            chosen = _once(chosen)
+        return sorted(chosen, key=self._key(scale))
+
+    def _key(self, scale: Scale) -> Callable[[Row], Any]:
+        if self.sort == "name":
+            return lambda row: (natural(row.key), row.number)
+        if self.sort == "execution":
+            return lambda row: row.number
+        if self.sort == "own error":
+            return lambda row: (
+                row.own is None,
+                -(math.inf if row.own is None or math.isnan(row.own) else row.own),
+                row.number,
+            )
+        return lambda row: (*_standing(row), -scale.dissimilarity(row, self.metric), row.number)
+
+
+def _standing(row: Row) -> tuple[bool, int]:
+    """What has no value comes last, what is worst of it first; all that was measured goes by its metric."""
+    is_measured = row.pair is not None and row.pair.is_compared
+    return not is_measured, 0 if is_measured else -_SEVERITIES.get(row.status, 0)  # type: ignore[call-overload]
+
+
+def _once(rows: Iterable[Row]) -> list[Row]:
+    """The first row of each tensor: keys with equal contents on both sides and one status share one."""
+    known: set[object] = set()
+    first = []
+    for row in rows:
+        same = contents(row.pair) if row.pair else row.record.digest or None
+        tensor = (same, row.status) if same else row.key
+        if tensor not in known:
+            known.add(tensor)
+            first.append(row)
+    return first
+
+
+@dataclass(slots=True)
+class Module:
+    """A module, what it has below it, and how its tensors fared.
+
+    Attributes:
+        path: Its path, "" for the model.
+        children: The modules in it by name, in execution order.
+        counts: Tensors in it and below, by colour.
+        rows: Its own tensors.
+    """
+
+    path: str = ""
+    children: dict[str, Module] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return shortened(self.path.rpartition(".")[2], 60) or "model"
+
+    @property
+    def colour(self) -> str:
+        """The worst colour in it."""
+        return next((c for c in ("red", "yellow", "green") if self.counts[c]), "grey")
+
+    @property
+    def red_share(self) -> float:
+        """Share of its tensors that are red, 0 to 1."""
+        return self.counts["red"] / max(1, self.counts.total())
+
+    def at(self, path: str) -> Module:
+        """A module below this one.
+
+        Raises:
+            KeyError: There is none of that path.
+        """
+        module = self
+        for part in path.split(".") if path else ():
+            module = module.children[part]
+        return module
+
+
+def tree_of(rows: Iterable[Row]) -> Module:
+    """All modules that have rows, and those around them."""
+    root = Module()
+    for row in rows:
+        module = root
+        module.counts[row.colour] += 1
+        for part in row.module.split(".") if row.module else ():
+            path = f"{module.path}.{part}" if module.path else part
+            module = module.children.setdefault(part, Module(path))
+            module.counts[row.colour] += 1
+        module.rows.append(row)
+    return root

@@ -1,0 +1,123 @@
+"""Rows of the page: order, selection, colours, and the tree of modules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcap.viewer import Subject, open_subject
+from tensorcap.viewer.rows import METRICS, Choice, shortened
+from tests.support.archives import write_archive
+
+X = np.random.default_rng(3).standard_normal((4, 16)).astype(np.float32)
+OURS = {
+    "0/@root/input.x": X,
+    "0/layers.0.fc/output": X,
+    "0/layers.0.act/output": X * 100,
+    "0/layers.1.fc/output": X,
+    "0/layers.1.act/output": X + 1,
+    "0/norm/output": X,
+}
+# Errors of 1 % of the values in one, 10 % in another; one NaN; one missing.
+THEIRS = {
+    "0/@root/input.x": X,
+    "0/layers.0.fc/output": X * np.float32(1.01),
+    "0/layers.0.act/output": X * np.float32(110),
+    "0/layers.1.fc/output": np.where(np.arange(16) == 5, np.nan, X).astype(np.float32),
+    "0/norm/output": X,
+}
+Opened = Callable[..., Subject]
+
+
+@pytest.fixture
+def subject(tmp_path: Path) -> Any:
+    paths = [write_archive(tmp_path / name, tensors) for name, tensors in (("r.h5", OURS), ("t.h5", THEIRS))]
+    opened = open_subject(*paths)
+    yield opened
+    opened.close()
+
+
+def keys(subject: Subject, **choice: Any) -> list[str]:
+    rows = Choice(**choice).of(subject.rows, subject.scale, subject.classes)
+    return [row.key.removeprefix("0/").removesuffix("/output") for row in rows]
+
+
+@pytest.mark.spec("VIEW-20")
+def test_the_least_similar_come_first_and_what_has_no_value_last(subject: Subject) -> None:
+    order = ["layers.1.fc", "layers.0.act", "layers.0.fc", "@root/input.x", "norm", "layers.1.act"]
+    assert keys(subject) == order
+    # By error, values a hundred times as large do not count a hundred times: 0.1 of the peak before 0.01.
+    assert keys(subject, metric="max-abs") == order
+    assert keys(subject, metric="cosine")[0] == "layers.1.fc"
+    execution = ["@root/input.x", "layers.0.fc", "layers.0.act", "layers.1.fc", "layers.1.act", "norm"]
+    assert keys(subject, sort="execution") == execution
+    assert keys(subject, sort="name") == sorted(execution)
+
+
+@pytest.mark.spec("VIEW-21")
+def test_rows_are_chosen_by_text_status_component_and_module(subject: Subject) -> None:
+    assert keys(subject, sort="execution", text="ACT") == ["layers.0.act", "layers.1.act"]
+    assert keys(subject, sort="execution", status="missing-in-target") == ["layers.1.act"]
+    red = ["layers.0.fc", "layers.0.act", "layers.1.fc", "layers.1.act"]
+    assert keys(subject, sort="execution", status="!red") == red
+    assert keys(subject, sort="execution", component="fc") == ["layers.0.fc", "layers.1.fc"]
+    assert keys(subject, sort="execution", under="layers.1") == ["layers.1.fc", "layers.1.act"]
+    assert keys(subject, under="layers") != keys(subject, under="layer")
+    # The input and the norm hold one tensor on both sides.
+    assert keys(subject, sort="execution", once=True) == ["@root/input.x", *red]
+
+
+@pytest.mark.spec("VIEW-22")
+def test_a_dot_is_the_verdict_and_a_score_has_the_colour_of_its_band(subject: Subject) -> None:
+    rows = {row.key: row for row in subject.rows}
+    assert {key: row.colour for key, row in rows.items()} == {
+        "0/@root/input.x": "green",
+        "0/layers.0.fc/output": "red",
+        "0/layers.0.act/output": "red",
+        "0/layers.1.fc/output": "red",
+        "0/layers.1.act/output": "red",
+        "0/norm/output": "green",
+    }
+    scale, one_percent = subject.scale, rows["0/layers.0.fc/output"]
+    # PSNR of 1 %: the peak over the RMS error; in float32 between 40 and 60 dB is yellow.
+    peak, rms = float(np.abs(X).max()), float(np.sqrt(np.mean((X.astype("f8") * 0.01) ** 2)))
+    assert scale.value(one_percent, "psnr") == pytest.approx(20 * math.log10(peak / rms), abs=1e-3)
+    assert scale.colour(one_percent, "psnr") == "yellow"
+    assert scale.colour(one_percent, "relative") == "red"
+    assert scale.value(one_percent, "relative") == pytest.approx(0.01, rel=1e-4)
+    assert scale.text(rows["0/norm/output"], "psnr") == "∞"
+    assert [scale.text(rows["0/layers.1.act/output"], metric) for metric in METRICS] == [""] * 7
+
+
+@pytest.mark.spec("VIEW-23")
+def test_modules_have_the_worst_colour_below_them_and_the_share_of_red(subject: Subject) -> None:
+    layers = subject.tree.at("layers")
+    assert (layers.colour, layers.counts.total(), layers.red_share) == ("red", 4, 1.0)
+    assert subject.tree.red_share == pytest.approx(4 / 6)
+    assert (subject.tree.at("norm").colour, subject.tree.at("norm").red_share) == ("green", 0.0)
+    assert list(subject.tree.children) == ["layers", "norm"]
+    with pytest.raises(KeyError):
+        subject.tree.at("layers.7")
+
+
+@pytest.mark.spec("VIEW-1")
+def test_one_archive_alone_has_rows_and_nothing_to_compare_with(tmp_path: Path) -> None:
+    subject = open_subject(write_archive(tmp_path / "r.h5", OURS))
+    assert keys(subject, sort="execution")[0] == "@root/input.x"
+    assert "6 tensors" in subject.verdict
+    assert {row.colour for row in subject.rows} == {"grey"}
+    assert (subject.suspects, subject.counts, subject.curves) == ((), {}, {})
+    subject.close()
+
+
+@pytest.mark.spec("VIEW-13")
+def test_long_names_lose_their_middle_and_what_is_not_printable() -> None:
+    name = "a" * 1000 + "\x1b[2J\u202e" + "b" * 1000
+    assert len(shortened(name)) == 159
+    assert shortened(name).isprintable()
+    assert shortened("a\u202eb") == "a b"
