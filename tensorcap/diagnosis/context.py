@@ -90,6 +90,12 @@ class PairContext:
         """What the target would be without a mistake; None if the shapes differ."""
         return self.r if self.is_same_shape else None
 
+    def is_erring(self, axis: int) -> Values:
+        """Whether each slice along an axis differs by more than some roundings."""
+        others = tuple(other for other in range(self.t.ndim) if other != axis)
+        errors, sizes = (np.square(side).sum(axis=others) for side in (self.t - self.r, self.r))
+        return np.asarray(errors > self.tolerance() ** 2 * sizes)
+
     @property
     def sides(self) -> tuple[Side, Side]:
         """Archive and record of the reference, and of the target."""

@@ -79,6 +79,8 @@ def _propose_any_order(context: PairContext) -> Iterator[Hypothesis]:
     predicted[theirs], sources[theirs] = r_sorted, ours
     strides = _read_strides(sources)
     how = ""
+    if not strides and any(not context.is_erring(axis).all() for axis in range(context.t.ndim)):
+        return  # where the error is says more
     if strides:
         sizes, steps = zip(*strides, strict=True)
         how = f", as if read by axes of {listed(sizes, 8)} elements that lie {listed(steps, 8)} apart"
