@@ -48,6 +48,7 @@ NEEDED_BY = {
         "tests/equivalence/test_token_stages.py",
         "tests/diagnosis/test_masks.py",
         "tests/diagnosis/test_mutations.py",
+        "tests/diagnosis/test_operations.py",
         "tests/diagnosis/test_options.py",
         "tests/formats/test_dump_folder.py",
         "tests/comparison/test_value_range.py",

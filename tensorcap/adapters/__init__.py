@@ -23,6 +23,7 @@ from tensorcap.adapters.edits import (
     Replaced,
     Rerun,
     Rounded,
+    Scaled,
     Shifted,
     Transposed,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "Replaced",
     "Rerun",
     "Rounded",
+    "Scaled",
     "Shifted",
     "Transposed",
     "adapter_for",

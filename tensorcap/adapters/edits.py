@@ -41,6 +41,13 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True)
+class Scaled:
+    """A tensor times a number."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
 class Absent:
     """No tensor at all."""
 
@@ -68,11 +75,15 @@ class Quantised:
         bits: Of each number, with its sign.
         axis: The axis that has a scale for each slice; None for one scale of all.
         by: How far scales are moved along it when numbers are given back.
+        group: Columns of a row that share a scale; 0 for scales along `axis`.
+        is_transposed: Whether scales of groups are given back as if rows and groups were exchanged.
     """
 
     bits: int
     axis: int | None
     by: int = 0
+    group: int = 0
+    is_transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +100,19 @@ class Replaced:
     values: Array
 
 
-Edit = Filled | Ordered | Transposed | Added | Absent | Shifted | Rounded | Quantised | Masked | Replaced
+Edit = (
+    Filled
+    | Ordered
+    | Transposed
+    | Added
+    | Scaled
+    | Absent
+    | Shifted
+    | Rounded
+    | Quantised
+    | Masked
+    | Replaced
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +122,31 @@ class Operation:
     Attributes:
         name: As the framework calls it.
         place: File and line where it is written.
+        line: That line as it is written; "" if it is not known.
         alternatives: What it can do instead: `first` and `second` (it returns that operand), `twice` (a sum),
             `opposite` (of sums and differences), `sum` (for a product), `0 and 1` (parts that are split or
             joined are exchanged), one of `MASK_EXTENTS` (of attention), the name of another function, or one
             option of the operation in words (`over axes 1, 2`, `padding at the end`).
         has_number: Whether an operand is a number.
         own_axes: The axes that a reduction is over, in the words of an alternative; "" of any other one.
+        numbers: Numbers that it is given, by their place from 0 or by their name.
+        operands: Names of other values that fit in the place of an operand, by its place from 0: of an
+            argument of the module, of a call within it, or the key of another operation.
+        given: Names of the values that its operands are, by their place, as far as they have one.
+        behind: Operations behind which it can be done, by their keys, each with the operand that their result
+            is put in the place of.
     """
 
     name: str
     place: str
+    line: str
     alternatives: tuple[str, ...]
     has_number: bool
     own_axes: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    operands: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    given: Mapping[int, str] = field(default_factory=dict)
+    behind: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +177,10 @@ class CallMutation:
         results: Edits of what calls within it return, or the name of the call whose result replaces it, by
             the name of the call.
         operations: One of the alternatives of an operation, by its key in `Rerun.operations`.
+        numbers: Other numbers that operations are given, by the key of the operation and the number's name.
+        operands: Names of other values that operations are given, by the key and the place of the operand.
+        moved: Operations that are not done in their place, by their keys: the operand whose value is their
+            result, and the operation behind which they are done, on its result in the place of that operand.
         steps: A dtype that the result of every operation of its code is rounded to; "" for none.
         is_in_turn: Whether sums are then taken one after the other, rounded each time.
         makes_calls_within: Whether calls within it are made, and do not return what they returned.
@@ -152,6 +191,9 @@ class CallMutation:
     arguments: Mapping[str, Edit] = field(default_factory=dict)
     results: Mapping[str, Edit | str] = field(default_factory=dict)
     operations: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    operands: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    moved: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     steps: str = ""
     is_in_turn: bool = False
     makes_calls_within: bool = False
@@ -159,6 +201,10 @@ class CallMutation:
 
 class Rerun(Protocol):
     """One call of a module on the target's arguments; calls within it return what the target's returned."""
+
+    @property
+    def site(self) -> str:
+        """The module's site."""
 
     @property
     def class_name(self) -> str:
@@ -183,6 +229,9 @@ class Rerun(Protocol):
     @property
     def operations(self) -> Mapping[str, Operation]:
         """Operations of its own code in the last call that was made, by key, in their order."""
+
+    def read_tensor(self, name: str) -> Array:
+        """Values of one of `tensors`, float64."""
 
     def run(self, mutation: CallMutation) -> Array | None:
         """Make the call; the tensor in question as float64, or None if the call fails."""

@@ -25,6 +25,12 @@ Side = tuple[Archive, Record]  # one of a pair
 
 LARGEST: Final = 1 << 22  # elements of a tensor that is read beside the pair
 _LARGEST_ROW: Final = 1 << 26  # elements of one index of the first axis: float64 of both sides is 1 GiB
+_CHOOSING: Final = (  # kinds that say nothing of what a router is there for
+    *("pooling-differs", "slice-order", "slice-shift", "layout-differs", "operand-exchanged"),
+    *("operation-missing", "operation-differs", "operations-order", "groups-differ"),
+)
+_OF_OTHER_TENSORS: Final = ("operand-exchanged", "results-order", "calls-order")
+_ACTIVATION_WORDS: Final = ("activation", "elu", "silu", "sigmoid", "tanh", "mish", "swish", "softplus")
 _NEIGHBOURS: Final = 48  # records before and behind that are looked at
 _NO_RESULTS: Final = ("param.", "buffer.", "grad")
 _WIDTHS: Final = ("hidden_size", "d_model", "n_embd", "dim")
@@ -84,6 +90,12 @@ class PairContext:
     def baseline(self) -> Values | None:
         """What the target would be without a mistake; None if the shapes differ."""
         return self.r if self.is_same_shape else None
+
+    def is_erring(self, axis: int) -> Values:
+        """Whether each slice along an axis differs by more than some roundings."""
+        others = tuple(other for other in range(self.t.ndim) if other != axis)
+        errors, sizes = (np.square(side).sum(axis=others) for side in (self.t - self.r, self.r))
+        return np.asarray(errors > self.tolerance() ** 2 * sizes)
 
     @property
     def sides(self) -> tuple[Side, Side]:
@@ -153,6 +165,37 @@ class PairContext:
         return any(word in key.site.rpartition(".")[2] for word in _WEIGHTS)
 
     @cached_property
+    def is_mask(self) -> bool:
+        """Whether it says what is seen: by its name a mask, by its values one of two numbers."""
+        values = self.reference_values, self.target_values
+        return "mask" in self.reference.key.slot and all(len(np.unique(side)) <= 2 for side in values)
+
+    def by_role(self, hypothesis: Hypothesis) -> Hypothesis:
+        """Name a hypothesis by what the tensor is, or the module whose code made it, if that says more.
+
+        Whatever is wrong in a mask is a mistake of the mask; what the code of a router does otherwise, short
+        of another activation or precision, chooses other experts; another tensor that an activation is given
+        means that the activation is done elsewhere.
+        """
+        kind, hint = hypothesis.kind, hypothesis.hint
+        if self.is_mask and not kind.startswith(("only-", "holds", "inherited", "nan")):
+            kind, hint = (
+                "attention-mask",
+                "The mask is another one: what is seen, what is padded, its length.",
+            )
+        elif self.rerun is not None and kind in _CHOOSING and "router" in self.rerun.class_name.lower():
+            kind, hint = "router-differs", "Experts, or groups of them, are chosen otherwise."
+        elif kind in _OF_OTHER_TENSORS and self._is_given_to_activation():
+            kind, hint = "activation-elsewhere", "The activation is done on another branch, or too late."
+        return hypothesis if kind == hypothesis.kind else replace(hypothesis, kind=kind, hint=hint)
+
+    def _is_given_to_activation(self) -> bool:
+        key = self.reference.key
+        module = self.reference_archive.info.modules.get(module_of(key.site))
+        name = "" if module is None else module.short_class.lower()
+        return key.slot.startswith("input") and any(word in name for word in _ACTIVATION_WORDS)
+
+    @cached_property
     def inherited(self) -> float:
         """The largest relative error that an input of the module arrives with, no unit; 0 if unknown."""
         if self.outer is not None:
@@ -177,6 +220,9 @@ class PairContext:
             self.target_values,
             target_dtype=self.target.dtype.name,
             ignored=self.ignored,
+            is_of_choices=self.reference.dtype.kind == "float"
+            and self.r.ndim > 0
+            and 1 < self.chosen_experts == self.r.shape[-1],
         )
 
     @cached_property

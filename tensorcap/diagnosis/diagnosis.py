@@ -20,7 +20,13 @@ from tensorcap.diagnosis.context import PairContext, read_pair
 from tensorcap.diagnosis.error_location import propose_error_locations, propose_mistakes_in_inner_inputs
 from tensorcap.diagnosis.factors import propose_factors
 from tensorcap.diagnosis.hypothesis import Explanation, Hypothesis, Scorer, rank_explanations
-from tensorcap.diagnosis.mutation_trials import propose_code_mutations, propose_mutations
+from tensorcap.diagnosis.linear_weights import propose_linear_weights
+from tensorcap.diagnosis.mutation_trials import (
+    propose_code_mutations,
+    propose_mutations,
+    propose_numbers_in_code,
+    propose_operations_in_another_order,
+)
 from tensorcap.diagnosis.norms import propose_norms
 from tensorcap.diagnosis.orders import propose_orders
 from tensorcap.diagnosis.pointwise import propose_functions
@@ -85,8 +91,11 @@ FAMILIES: Final = (  # in the order in which they are tried
     Family("attention", propose_attention_cores),
     Family("inner inputs", propose_mistakes_in_inner_inputs),
     Family("other records", propose_other_records),
+    Family("linear weights", propose_linear_weights),
     Family("mutations", propose_mutations, makes_nonfinite=True),
     Family("code mutations", propose_code_mutations, makes_nonfinite=True, is_last_resort=True),
+    Family("numbers in code", propose_numbers_in_code, makes_nonfinite=True, is_last_resort=True),
+    Family("order of operations", propose_operations_in_another_order, is_last_resort=True),
     Family("error locations", propose_error_locations),
 )
 
@@ -254,7 +263,7 @@ def _score_families(
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 for hypothesis in family.propose(context):
-                    explanations.append(scorer.score(hypothesis))
+                    explanations.append(scorer.score(context.by_role(hypothesis)))
         except TensorcapError:
             raise
         except Exception as error:  # a fault of ours, which no suspect may be lost by

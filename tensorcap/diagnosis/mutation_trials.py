@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
-from tensorcap.adapters import CallMutation, Ordered, Replaced
-from tensorcap.diagnosis.code_mutations import mutate_operations, quantise_tensors
+from tensorcap.adapters import CallMutation, Ordered, Replaced, Scaled
+from tensorcap.diagnosis.code_mutations import (
+    classify_number,
+    exchange_operands,
+    list_numbers,
+    move_operations,
+    mutate_operations,
+    quantise_tensors,
+)
 from tensorcap.diagnosis.constants import hint_for_factor, name_factor
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.golden_section import minimize_over_logarithm
@@ -30,10 +37,18 @@ from tensorcap.diagnosis.values import Values, evenly_spaced, listed, number_tex
 
 _LARGEST: Final = 1 << 26  # elements of a tensor that is put in another order
 _STEPS: Final = 32  # of the golden section for a setting: 1e-6 of its logarithm
-_FACTORS: Final = tuple(2.0**power for power in range(-8, 9) if power)
+_FACTORS: Final = (*(2.0**power for power in range(-8, 9) if power), 2**-0.5, 2**0.5)
 _NAME_TOLERANCE: Final = 1e-3  # by which a fitted factor is named
 _MOST_EXPERTS: Final = 128  # each costs a call
 _ROWS_PER_EXPERT: Final = 8
+_EXACT: Final = 1e-6  # what the order of operations in float32 may leave
+_MOST_NUMBERS: Final = 32  # in the code of a module that others are tried for
+_MOST_EXCHANGES: Final = 2048  # of operands, and of operations done behind others
+_UNITS: Final = (  # numbers that arguments are usually scaled by: thousands, bytes, angles, signs
+    *(1e-3, 1e3, 1 / 255, 255.0, 1 / 256, 256.0, 2 / 255, 127.5, 1 / 32768, 32768.0),
+    *(2 * math.pi, 1 / (2 * math.pi), math.pi, 1 / math.pi, -1.0, 0.01, 100.0, 0.1, 10.0),
+)
+_EPSILONS: Final = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.0)
 _FAINT: Final = 0.1  # share of the largest weight that an expert needs to count
 
 
@@ -73,8 +88,36 @@ def propose_code_mutations(context: PairContext) -> Iterator[Hypothesis]:
     yield from _weigh_inputs_of_experts(context, call)
     yield from _limit_capacity_of_experts(context, call)
     shapes = {name: shape for name, shape in call.rerun.tensors.items() if math.prod(shape) <= _LARGEST}
-    yield from _try_mutations(context, call, [*quantise_tensors(shapes)][: call.affordable_calls])
-    yield from _try_mutations(context, call, mutate_operations(call.operations)[: call.affordable_calls])
+    yield from _try_mutations(
+        context, call, [*quantise_tensors(shapes)][: call.affordable_calls], stops_if_exact=True
+    )
+    yield from _try_mutations(
+        context, call, mutate_operations(call.operations)[: call.affordable_calls], stops_if_exact=True
+    )
+
+
+def propose_numbers_in_code(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose other numbers in the code of the module, usual and fitted ones, and scaled arguments."""
+    call = context.repeated_call
+    if call is None or call.affordable_calls < _STEPS:
+        return
+    for key, name, number in itertools.islice(list_numbers(call.operations), _MOST_NUMBERS):
+        yield from _try_numbers(context, call, key, name, number)
+    for name, argument in call.rerun.arguments.items():
+        is_no_index = not call.rerun.tensors and (argument.highest or 0) >= context.experts
+        if argument.kind == "float" or (argument.kind == "int" and is_no_index):
+            yield from _scale_argument(context, call, name, is_fitted=argument.kind == "float")
+
+
+def propose_operations_in_another_order(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose operations done behind later ones, and other values of the call in the place of operands."""
+    call = context.repeated_call
+    if call is None:
+        return
+    moves, exchanges = move_operations(call.operations), exchange_operands(call.operations)
+    most = min(call.affordable_calls, _MOST_EXCHANGES)
+    yield from _try_mutations(context, call, [*itertools.islice(moves, most)], stops_if_exact=True)
+    yield from _try_mutations(context, call, [*itertools.islice(exchanges, most)], stops_if_exact=True)
 
 
 def _propose(
@@ -101,11 +144,23 @@ def _propose(
 
 
 def _try_mutations(
-    context: PairContext, call: RepeatedCall, mutations: Sequence[Mutation]
+    context: PairContext,
+    call: RepeatedCall,
+    mutations: Sequence[Mutation],
+    *,
+    stops_if_exact: bool = False,
 ) -> Iterator[Hypothesis]:
-    """Make the call with each mutation; of those of a kind that make the same the first is proposed."""
-    log_alternatives = math.log(max(len(mutations), 1))
-    for mutation in mutations:
+    """Make the call with each mutation; of those of a kind that make the same the first is proposed.
+
+    Where they are many, those behind one that leaves no more than a rounding are not tried, but for others of
+    its place. The earlier ones are the likelier ones, by Zipf's law: the n-th of N counts as one of n log N.
+    """
+    exact: Mutation | None = None
+    spread = math.log1p(math.log(max(len(mutations), 1)))
+    for number, mutation in enumerate(mutations, 1):
+        if exact is not None and mutation.facts.get("place") != exact.facts.get("place"):
+            return
+        log_alternatives = math.log(number) + spread
         values = call.run(mutation.call)
         if values is not None and call.is_first(mutation.kind, values):
             yield _propose(
@@ -118,10 +173,110 @@ def _try_mutations(
                 facts=mutation.facts,
                 log_alternatives=log_alternatives,
             )
+            if stops_if_exact and call.distance(values) <= max(context.rounding, _EXACT):
+                exact = exact or mutation
 
 
 def _fit_setting(context: PairContext, call: RepeatedCall, name: str, value: float) -> Iterator[Hypothesis]:
-    """Fit another number for a setting.
+    """Fit another number for a setting."""
+
+    def run(number: float) -> Values | None:
+        return call.run(CallMutation(settings={name: number}))
+
+    kind, hint = classify_setting(name, call.rerun.class_name)
+    facts = {"setting": name}
+    yield from _fit_number(context, call, value, run, kind, f"its setting {name}", hint, facts)
+
+
+def _try_numbers(
+    context: PairContext, call: RepeatedCall, key: str, name: str, value: float
+) -> Iterator[Hypothesis]:
+    """Propose usual numbers in the place of one of an operation, and a fitted one if none makes it."""
+
+    def run(number: float) -> Values | None:
+        return call.run(CallMutation(numbers={(key, name): number}))
+
+    operation = call.operations[key]
+    kind, hint = classify_number(operation, name, value)
+    facts = {"operation": operation.name, "place": operation.place}
+    what = f"a number of {operation.name} in {operation.place}"
+    others = _usual_numbers(value, kind)
+    before = call.distance(call.values) if context.is_same_shape else 1.0
+    least = before
+    for other in others:
+        values = run(other)
+        if values is None:
+            continue
+        least = min(least, call.distance(values))
+        yield _propose(
+            context,
+            call,
+            kind,
+            f"with {number_text(other, value)} in the place of {value:g} as {what}",
+            values,
+            hint=hint,
+            facts={**facts, "reference": value, "target": other},
+            log_alternatives=math.log(len(others) * len(call.operations)),
+        )
+    if isinstance(value, float) and value and least > LESSENED**2 * before:
+        yield from _fit_number(context, call, value, run, kind, what, hint, facts)
+
+
+def _usual_numbers(value: float, kind: str) -> list[float]:
+    """Usual numbers in the place of one: next ones of a whole number; of others 0, 1, roots and inverses."""
+    others: list[float]
+    if isinstance(value, int):
+        others = [value - 1, value + 1, value - 2, value + 2, 0, 2 * value]
+    elif kind == "norm-eps":
+        others = [*_EPSILONS]
+    else:
+        others = [0.0, 1.0, -value, 1.0 - value, value**2, math.sqrt(abs(value))]
+        others += [1 / value] if value else []
+    return [other for other in dict.fromkeys(others) if other != value and math.isfinite(other)]
+
+
+def _scale_argument(
+    context: PairContext, call: RepeatedCall, name: str, *, is_fitted: bool
+) -> Iterator[Hypothesis]:
+    """Multiply an argument by usual numbers, and by a fitted one."""
+
+    def run(number: float) -> Values | None:
+        return call.run(CallMutation(arguments={name: Scaled(number)}))
+
+    short = name.removeprefix("input.")
+    facts = {"argument": short}
+    hint = "An argument has another unit, or is scaled on one side only."
+    for factor in _UNITS:
+        values = run(factor)
+        if values is not None:
+            text = f"with its {short} times {factor:g}"
+            log_alternatives = math.log(len(_UNITS))
+            yield _propose(
+                context,
+                call,
+                "input-factor",
+                text,
+                values,
+                hint=hint,
+                facts={**facts, "factor": factor},
+                log_alternatives=log_alternatives,
+            )
+    if is_fitted:
+        what = f"the factor of its {short}"
+        yield from _fit_number(context, call, 1.0, run, "input-factor", what, hint, facts)
+
+
+def _fit_number(
+    context: PairContext,
+    call: RepeatedCall,
+    value: float,
+    run: Callable[[float], Values | None],
+    kind: str,
+    what: str,
+    hint: str,
+    facts: Mapping[str, Any],
+) -> Iterator[Hypothesis]:
+    """Fit another number in the place of one.
 
     1. The best of some powers of two times the number; it has to leave less than the number itself.
     2. Golden section over the logarithm between half and twice that.
@@ -130,7 +285,7 @@ def _fit_setting(context: PairContext, call: RepeatedCall, name: str, value: flo
     before = call.distance(call.values) if context.is_same_shape else 1.0
 
     def error(factor: float) -> float:
-        values = call.run(CallMutation(settings={name: value * factor}))
+        values = run(value * factor)
         return math.inf if values is None else call.distance(values)
 
     errors = {factor: error(factor) for factor in _FACTORS}
@@ -139,20 +294,19 @@ def _fit_setting(context: PairContext, call: RepeatedCall, name: str, value: flo
         return
     fitted = minimize_over_logarithm(error, math.log(best / 2), math.log(best * 2), _STEPS)
     factor = min((fitted, best), key=error)
-    values = call.run(CallMutation(settings={name: value * factor}))
+    values = run(value * factor)
     if values is None or call.distance(values) > LESSENED * before:
         return
     names = name_factor(factor, context, _NAME_TOLERANCE)
-    kind, hint = classify_setting(name, call.rerun.class_name)
     yield _propose(
         context,
         call,
         kind,
-        f"with {number_text(value * factor, value)} in the place of {value:g} for its setting {name}"
+        f"with {number_text(value * factor, value)} in the place of {value:g} for {what}"
         + (f", which is {names[0]} times that" if names else ""),
         values,
         hint=hint or hint_for_factor(names),
-        facts={"setting": name, "reference": value, "target": value * factor, "equals": list(names)},
+        facts={**facts, "reference": value, "target": value * factor, "equals": list(names)},
         log_alternatives=math.log(_STEPS + len(_FACTORS)),
         parameters=1,
     )

@@ -66,6 +66,11 @@ _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {  # by a part of their names;
     ),
     "residual_connection": ("term-exchanged", "The residual is taken from before or behind the norm."),
     "parallel": ("term-exchanged", "Parts stand beside each other on one side, and in a row on the other."),
+    "heads": ("attention-heads", "Another count of heads."),
+    "freq": ("frequencies-differ", "Frequencies are made otherwise."),
+    "theta": ("frequencies-differ", "Frequencies have another base."),
+    "shift": ("frequencies-differ", "Frequencies are made otherwise."),
+    "group": ("groups-differ", "Another count of groups."),
     "scal": ("factor", ""),
     "factor": ("factor", ""),
     "multiplier": ("factor", ""),
@@ -116,6 +121,7 @@ def list_mutations(context: PairContext, rerun: Rerun, *, largest: int) -> list[
     """
     shapes = {name: shape for name, shape in rerun.tensors.items() if math.prod(shape) <= largest}
     return [
+        *take_settings_of_target(context, rerun),
         *mutate_experts(context, shapes),
         *mutate_settings(rerun),
         *mutate_arguments(context, rerun),
@@ -166,7 +172,8 @@ def classify_setting(name: str, class_name: str) -> tuple[str, str]:
     kinds = {**_SETTINGS, **_OF_ATTENTION} if "attention" in role else _SETTINGS
     if "position" in role and "offset" in name:
         return "position-offset", "Positions are counted from another number."
-    entry = next((entry for part, entry in kinds.items() if part in name), None)
+    plain = name.lower().replace("soft_cap", "softcap")
+    entry = next((entry for part, entry in kinds.items() if part in plain), None)
     return entry or ("setting-differs", f"The setting {name} is another one, or is not looked at.")
 
 
@@ -268,6 +275,29 @@ def _usual_orders(context: PairContext, axis: int, size: int) -> Iterator[tuple[
             yield name, Ordered(axis, np.ascontiguousarray(order))
 
 
+def take_settings_of_target(context: PairContext, rerun: Rerun) -> Iterator[Mutation]:
+    """Take the settings of the target's module that its archive has and the reference's has otherwise."""
+    sides = (context.reference_archive, context.target_archive)
+    ours, theirs = (archive.info.modules.get(rerun.site) for archive in sides)
+    if ours is None or theirs is None:
+        return
+    for name, value in ours.settings.items():
+        other = theirs.settings.get(name, value)
+        if other == value or not _is_exchangeable(value, other):
+            continue
+        kind, hint = classify_setting(name, rerun.class_name)
+        if kind == "setting-differs" and isinstance(value, float):
+            kind = "factor"
+        text = f"with {other!r} in the place of {value!r} for its setting {name}, as the target has it"
+        facts = {"setting": name, "reference": value, "target": other}
+        yield Mutation(kind, text, hint, CallMutation(settings={name: other}), facts)
+
+
+def _is_exchangeable(value: Any, other: Any) -> bool:
+    """Whether a setting can have another value: both are numbers, switches, words, or nothing."""
+    return all(one is None or isinstance(one, (bool, int, float, str)) for one in (value, other))
+
+
 def mutate_settings(rerun: Rerun) -> Iterator[Mutation]:
     """Give each setting another usual value."""
     for name, value in rerun.settings.items():
@@ -327,7 +357,18 @@ def mutate_arguments(context: PairContext, rerun: Rerun) -> Iterator[Mutation]:
         ]
         for edit_kind, text, edit in edits:
             call = CallMutation(arguments={name: edit})
-            yield Mutation(edit_kind, text, hint, call, {"argument": short})
+            facts = {"argument": short}
+            if isinstance(edit, Absent) and _is_not_handed_on(context, rerun, name):
+                facts["not_given_to"] = rerun.site
+            yield Mutation(edit_kind, text, hint, call, facts)
+
+
+def _is_not_handed_on(context: PairContext, rerun: Rerun, name: str) -> bool:
+    """Whether the target's module is given something, but not this argument, as the reference's is."""
+    key = replace(context.reference.key, site=rerun.site, slot=name, call=0)
+    others = [r for r in context.target_archive.records if r.key.site == rerun.site]
+    is_given = any(record.key.slot.startswith("input.") for record in others)
+    return is_given and key.text in context.reference_archive and key.text not in context.target_archive
 
 
 def _is_in_range(context: PairContext, rerun: Rerun, argument: Argument, step: int) -> bool:
@@ -359,6 +400,11 @@ def mutate_results(rerun: Rerun) -> Iterator[Mutation]:
     for names in names_by_shape.values():
         for number, one in enumerate(names):
             for other in names[number + 1 : number + 1 + _NEIGHBOURS]:
+                for its, another in ((one, other), (other, one)):
+                    text = f"with the result of {another} in the place of that of {its}"
+                    hint = f"The result of {another} is used where that of {its} has to be."
+                    call = CallMutation(results={its: another})
+                    yield Mutation("operand-exchanged", text, hint, call, {"calls": [its, another]})
                 text = f"with the results of {one} and {other} exchanged"
                 hint = f"{one} and {other} stand in each other's place."
                 call = CallMutation(results={one: other, other: one})

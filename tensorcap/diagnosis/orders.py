@@ -12,6 +12,7 @@ import numpy as np
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.hypothesis import Hypothesis
 from tensorcap.diagnosis.values import Values, evenly_spaced, listed
+from tensorcap_formats.float_formats import rounded
 
 _WIDEST: Final = 4096  # slices of an axis whose order is looked for; the cost grows with its square
 _SAMPLE: Final = 256  # elements of a slice by which it is recognised
@@ -21,6 +22,9 @@ _SHOWN: Final = 16  # indices of an order that its text has
 _MOST_SOURCES: Final = 64  # and that its facts have
 _SAME_DISTANCE: Final = 1e-9  # two slices of distances that near, relative to their size, are equally near
 _LEAST_DISTINCT: Final = 0.5  # share of the slices that have to be taken, if some are taken repeatedly
+_LEAST_ELEMENTS: Final = 16  # distinct ones, of an order that may be any
+_MOST_ELEMENTS: Final = 1 << 20
+_MOST_STRIDES: Final = 6
 _HINTS: Final = {
     "token": "Tokens are shifted: a begin token on one side, another padding side, or positions off by some.",
     "channel": "Channels are in another order: the layout of fused or rotated weights.",
@@ -50,6 +54,66 @@ def propose_orders(context: PairContext) -> Iterator[Hypothesis]:
     yield from _propose_signs(context)
     if r.ndim >= 3 and r.shape[0] > 1:
         yield from _propose_shifts_by_sequence(context)
+    yield from _propose_any_order(context)
+
+
+def _propose_any_order(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose the same elements in another order, whatever it is; it is told by strides if it has these.
+
+    Elements of both sides correspond by their ranks. As one of n! orders it counts far less than any order
+    of slices. Elements in low precision have many neighbours: there all have to be equal.
+    """
+    r, t = context.r.reshape(-1), context.t.reshape(-1)
+    if not _LEAST_ELEMENTS <= r.size <= _MOST_ELEMENTS or context.reference.dtype.kind != "float":
+        return
+    ours, theirs = np.argsort(r, kind="stable"), np.argsort(t, kind="stable")
+    r_sorted, t_sorted = r[ours], t[theirs]
+    if len(np.unique(r_sorted)) < _LEAST_ELEMENTS:
+        return
+    if context.is_narrow:
+        r_sorted = rounded(r_sorted, context.target.dtype.name)
+    allowed = 0.0 if context.is_narrow else context.tolerance()
+    if np.abs(r_sorted - t_sorted).max() > allowed * max(abs(t_sorted[0]), abs(t_sorted[-1])):
+        return
+    predicted, sources = np.empty_like(t), np.empty(t.size, int)
+    predicted[theirs], sources[theirs] = r_sorted, ours
+    strides = _read_strides(sources)
+    how = ""
+    if not strides and any(not context.is_erring(axis).all() for axis in range(context.t.ndim)):
+        return  # where the error is says more
+    if strides:
+        sizes, steps = zip(*strides, strict=True)
+        how = f", as if read by axes of {listed(sizes, 8)} elements that lie {listed(steps, 8)} apart"
+    yield context.propose(
+        "element-order",
+        f"the target has the elements of the reference in another order{how}",
+        predicted.reshape(context.t.shape),
+        log_alternatives=math.lgamma(r.size + 1),
+        hint="Axes are exchanged before the elements are laid out anew, or an index has another order.",
+        facts={"strides": [[int(size), int(step)] for size, step in strides]},
+    )
+
+
+def _read_strides(sources: Values) -> list[tuple[int, int]]:
+    """Read an order as that of a strided tensor: size and stride of each axis, the outermost first.
+
+    Returns:
+        Nothing if it is not the order of a tensor of few axes.
+    """
+    strides: list[tuple[int, int]] = []
+    known = 1
+    while known < len(sources):
+        if len(strides) == _MOST_STRIDES or len(sources) % known:
+            return []
+        starts = sources[::known]
+        step = int(starts[1] - starts[0])
+        steps = np.flatnonzero(np.diff(starts) != step)
+        size = int(steps[0]) + 1 if steps.size else len(starts)
+        strides.insert(0, (size, step))
+        known *= size
+    axes = [np.arange(size) * step for size, step in strides]
+    laid_out = sources[0] + sum(np.meshgrid(*axes, indexing="ij")) if axes else sources
+    return strides if np.array_equal(np.reshape(laid_out, -1), sources) else []
 
 
 def _propose_swaps(context: PairContext) -> Iterator[Hypothesis]:

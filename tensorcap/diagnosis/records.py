@@ -65,8 +65,8 @@ def _identity(context: PairContext, slot: str, values: Values) -> Hypothesis:
 def _propose_calls_in_another_order(context: PairContext) -> Iterator[Hypothesis]:
     """Propose that a call is given what another one returns, which the reference makes only after it.
 
-    Of the target's own results of the same parent module, one that is this argument, bit by bit; and that
-    call is given in the target what the reference gives this one.
+    Of the target's own results of the same parent module, one is this argument, bit by bit. If that call is
+    given in the target what the reference gives this one, the order is the opposite one.
     """
     key, target, digest = context.reference.key, context.target_archive, context.target.digest
     if not key.slot.startswith("input.") or not digest:
@@ -77,15 +77,16 @@ def _propose_calls_in_another_order(context: PairContext) -> Iterator[Hypothesis
         theirs = target.get(text) if text in target else None
         if theirs is None or theirs.digest != digest or not theirs.stored or theirs.size != context.t.size:
             continue
-        if not any(
+        is_turned = any(
             relative_error(x, context.r) <= context.tolerance() for x in _read_arguments(context, later)
-        ):
-            continue
+        )
         yield context.propose(
-            "calls-order",
+            "calls-order" if is_turned else "operand-exchanged",
             f"the target gives {site} what {later} returns, which the reference calls after it",
             values_of(target, theirs).reshape(context.t.shape),
-            hint=f"{site} and {later} are called in the opposite order.",
+            hint=f"{site} and {later} are called in the opposite order."
+            if is_turned
+            else f"{site} is called on another branch, or too late.",
             facts={"call": site, "other": later},
         )
 

@@ -18,7 +18,13 @@ _WORK: Final = 1 << 36  # elements of tensors, arguments and results that all ca
 
 
 def repeat_call(
-    rerun: Rerun, reference: Values, target: Values, *, target_dtype: str, ignored: Values | None = None
+    rerun: Rerun,
+    reference: Values,
+    target: Values,
+    *,
+    target_dtype: str,
+    ignored: Values | None = None,
+    is_of_choices: bool = False,
 ) -> RepeatedCall | None:
     """Make the call as it was.
 
@@ -28,6 +34,8 @@ def repeat_call(
         target: The value that a mutated call is held against, likewise.
         target_dtype: Name of the target's dtype; floats in bfloat16 or float16 are rounded to it.
         ignored: Elements that count as 0, of the same shape; None if all count.
+        is_of_choices: Whether rows are weights of what each token chose, whose order means nothing if they
+            are not the same in order.
 
     Returns:
         The call; None if it does not make the reference's value again.
@@ -44,7 +52,10 @@ def repeat_call(
         <= _REPEATS
     ):
         return None
-    return RepeatedCall(rerun, values, target, target_dtype, ignored)
+    if is_of_choices:
+        in_order = np.sort(values, axis=-1), np.sort(target, axis=-1)
+        is_of_choices = values.shape == target.shape and relative_error(*in_order) > _REPEATS
+    return RepeatedCall(rerun, values, target, target_dtype, ignored, is_of_choices=is_of_choices)
 
 
 class RepeatedCall:
@@ -58,11 +69,20 @@ class RepeatedCall:
     """
 
     def __init__(
-        self, rerun: Rerun, values: Values, target: Values, target_dtype: str, ignored: Values | None
+        self,
+        rerun: Rerun,
+        values: Values,
+        target: Values,
+        target_dtype: str,
+        ignored: Values | None,
+        *,
+        is_of_choices: bool = False,
     ) -> None:
         """Take the call over directly after it was made without a mutation."""
         self.rerun = rerun
-        self.values = values
+        self._is_sorted = is_of_choices
+        self.values = values = np.sort(values, axis=-1) if is_of_choices else values
+        target = np.sort(target, axis=-1) if is_of_choices else target
         self.operations: Mapping[str, Operation] = rerun.operations
         shapes = [
             *rerun.tensors.values(),
@@ -86,6 +106,8 @@ class RepeatedCall:
             mutation makes no difference.
         """
         values = self.rerun.run(mutation)
+        if values is not None and self._is_sorted and values.ndim:
+            values = np.sort(values, axis=-1)
         if values is None or np.array_equal(values, self.values, equal_nan=True):
             return None
         values = _repeated(values, self._target.shape)

@@ -29,8 +29,12 @@ _FREQUENCY_HINT: Final = (
 
 def propose_rotations(context: PairContext) -> Iterator[Hypothesis]:
     """Propose other frequencies of a table of sines or cosines, and other angles of rotated heads."""
-    r = context.r
-    if not context.is_same_shape or r.ndim < 2 or r.shape[-1] < 4 or r.shape[-1] % 2 or r.shape[-2] < 4:
+    r, t = context.r, context.t
+    if r.ndim < 2 or r.shape[-1] < 4 or r.shape[-1] % 2 or r.shape[-2] < 4:
+        return
+    if not context.is_same_shape:
+        if r.shape[:-1] == t.shape[:-1]:
+            yield from _propose_more_frequencies(context)
         return
     yield from _propose_frequencies(context)
     yield from _propose_angles(context)
@@ -72,6 +76,29 @@ def _propose_frequencies(context: PairContext) -> Iterator[Hypothesis]:
             hint=_FREQUENCY_HINT,
             facts=facts,
         )
+
+
+def _propose_more_frequencies(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose that the target's table of cosines or sines is one of more or fewer frequencies."""
+    r, t = context.r, context.t
+    for name, function in (("cosine", np.cos), ("sine", np.sin)):
+        fits = [_fit_frequencies(side.reshape(-1, *side.shape[-2:])[0], name) for side in (r, t)]
+        tables = []
+        for side, fit in zip((r, t), fits, strict=True):
+            if fit is not None:
+                table = fit[1] * function(np.arange(side.shape[-2])[:, None] * fit[0])
+                tables.append(np.broadcast_to(table, side.shape))
+        if fits[1] is not None and len(tables) == 2 and np.abs(tables[0] - r).max() <= _FIT_TOLERANCE:
+            yield Hypothesis(
+                "rotary-frequencies",
+                f"the {name}s of the target are of {t.shape[-1]} frequencies, those of the reference of "
+                f"{r.shape[-1]}",
+                t,
+                tables[1],
+                None,
+                parameters=len(np.unique(np.round(fits[1][0], 12))) + 1,
+                hint="Another part of the channels is rotated, or frequencies are of another size of heads.",
+            )
 
 
 def _propose_low_tables(

@@ -19,7 +19,7 @@ from tensorcap.comparison import (
     label_of,
     rank_text,
 )
-from tensorcap.diagnosis import Diagnosis, diagnose
+from tensorcap.diagnosis import Diagnosis, Explanation, diagnose
 from tensorcap.localization.curves import ChangePoint, CurvePoint, change_points
 from tensorcap.localization.evidence import Evidence, EvidenceSource, is_within
 from tensorcap.localization.grouping import group_suspects, kind_of_place
@@ -34,6 +34,10 @@ from tensorcap_formats.keys import ROOT_SITE, Key
 
 _DIAGNOSED: Final = 3  # places, layers, and tensors of each: diagnosing takes longer than all else
 _NOISE: Final = 2.0  # times what a target differs from itself: no larger error means anything
+_DONE_THERE: Final = (  # kinds by which something is done that the reference does elsewhere
+    *("operations-order", "term-twice", "term-exchanged", "product-added", "activation-added"),
+    *("bias-added", "bias-twice", "weight-twice"),
+)
 NOISE_CAUSE: Final = "run-to-run noise"
 
 
@@ -64,15 +68,15 @@ def rank_suspects(
         compute_dtype: What the target computed in, if its run does not say so.
     """
     free_errors = _FreeErrors(free, noise)
-    calls = Calls(reference)
+    calls, called = Calls(reference), called_sites(reference)
     suspects: list[Suspect] = []
     diagnosed = Counter[tuple[object, ...]]()  # suspects of each place
     for merged in _merge(sources):
-        suspect = _suspect(merged, None, free_errors, calls, noise)
+        suspect = _suspect(merged, None, free_errors, calls, called, noise)
         place = kind_of_place(suspect)
         if diagnosed[place] < _DIAGNOSED and (place in +diagnosed or len(+diagnosed) < _DIAGNOSED):
             diagnosed[place] += 1
-            suspect = _suspect(merged, _diagnose(merged, compute_dtype), free_errors, calls, noise)
+            suspect = _suspect(merged, _diagnose(merged, compute_dtype), free_errors, calls, called, noise)
         same = next((at for at, other in enumerate(suspects) if other.module == suspect.module), None)
         if same is None:
             suspects.append(suspect)
@@ -102,7 +106,7 @@ def rank_suspects(
     localization = Localization(
         tuple(suspects),
         sources[0].by,
-        tuple(_explained(every, free, called_sites(reference))),
+        tuple(_explained(every, free, called)),
         changes,
         find_nonfinite_origin(reference, target, free),
         tuple(_over_precise(own_errors, calls)),
@@ -184,11 +188,13 @@ def _suspect(
     examined: Diagnosis | None,
     free_errors: _FreeErrors,
     calls: Calls,
+    called: set[str],
     noise: Noise | None,
 ) -> Suspect:
     """Describe a suspect; its cause is noise, else the mistake that explains it, else what R means.
 
-    A module that is skipped is suspected itself, not the one whose code should have called it.
+    A module that is skipped is suspected itself, not the one whose code should have called it; and one that
+    is right for what it was given is not, but the one whose code left out an argument.
     """
     evidence = merged.evidence
     module, key = evidence.module, evidence.keys[0]
@@ -198,6 +204,8 @@ def _suspect(
     mistake = find_mistake(examined)
     if mistake is not None and mistake.kind == "skipped":
         module = str(mistake.facts["module"])
+    if mistake is not None and mistake.facts.get("not_given_to") == module:
+        module = caller_of(module, called)
     if mistake is not None and mistake.facts.get("site") in merged.source.operations:
         module = str(mistake.facts["site"])
     cause, reason = mistake.kind if mistake else "", evidence.reason
@@ -235,32 +243,61 @@ def _with_ranks(suspect: Suspect, free: Comparison) -> Suspect:
 
 
 def _diagnose(merged: _Merged, compute_dtype: str | None) -> Diagnosis | None:
-    """Diagnose a suspect's tensors: return the first diagnosis that names a mistake, else the first."""
-    first = None
-    source, module = merged.source, merged.evidence.module
+    """Diagnose a suspect's tensors: return the first diagnosis that names a mistake, else the first.
+
+    1. Its first tensors are diagnosed in turn, until one diagnosis names a mistake.
+    2. If something is missing there, those behind it are, too: what is done at one of them is done in
+       another order.
+    """
+    first = missing = None
     for key in merged.evidence.keys[:_DIAGNOSED]:
-        if key not in source.reference or key not in source.target:
-            continue
-        reference, rerun = source.reference, None
-        if source.rerun_call is not None:
-            reference, rerun = _until(reference, key), source.rerun_call(module, key)
-        if _is_folded(module, key):
-            reference = _without_inputs(reference, key)
-        try:
-            diagnosis = diagnose(
-                reference,
-                source.target,
-                key,
-                compute_dtype=compute_dtype,
-                rerun=rerun,
-                further=None if source.mistakes is None else source.mistakes(key),
-            )
-        except TensorcapError:  # complex values, or none were kept: nothing to look at
-            continue
-        if find_mistake(diagnosis) is not None:
-            return diagnosis
+        diagnosis = _diagnose_tensor(merged, key, compute_dtype)
+        mistake = find_mistake(diagnosis)
+        if diagnosis is not None and missing is not None:
+            if mistake is not None and mistake.kind in _DONE_THERE:
+                return _in_another_order(missing, mistake, diagnosis.key)
+        elif diagnosis is not None and mistake is not None:
+            if not mistake.kind.endswith("-missing"):
+                return diagnosis
+            missing = diagnosis
         first = first or diagnosis
-    return first
+    return missing or first
+
+
+def _in_another_order(missing: Diagnosis, done: Explanation, key: str) -> Diagnosis:
+    """Say of what is missing in one tensor that it is done at another one."""
+    mistake = find_mistake(missing)
+    if mistake is None:
+        return missing
+    order = replace(
+        mistake,
+        kind="operations-order",
+        text=f"{mistake.text}, and of {key} {done.text}: it is done there",
+        hint="Two steps are done the other way round: a sum, a norm, an activation, a gate.",
+    )
+    return replace(missing, explanations=(order, *missing.explanations))
+
+
+def _diagnose_tensor(merged: _Merged, key: str, compute_dtype: str | None) -> Diagnosis | None:
+    source, module = merged.source, merged.evidence.module
+    if key not in source.reference or key not in source.target:
+        return None
+    reference, rerun = source.reference, None
+    if source.rerun_call is not None:
+        reference, rerun = _until(reference, key), source.rerun_call(module, key)
+    if _is_folded(module, key):
+        reference = _without_inputs(reference, key)
+    try:
+        return diagnose(
+            reference,
+            source.target,
+            key,
+            compute_dtype=compute_dtype,
+            rerun=rerun,
+            further=None if source.mistakes is None else source.mistakes(key),
+        )
+    except TensorcapError:  # complex values, or none were kept: nothing to look at
+        return None
 
 
 def _is_folded(module: str, key: str) -> bool:

@@ -14,6 +14,9 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
+from tensorcap.adapters.torch.operation_functions import function_options
+from tensorcap.adapters.torch.operation_layouts import layout_options
+
 Options = Iterator[tuple[str, Callable[[], Any]]]
 
 _MOST_AXES: Final = 5  # of a tensor whose axes are all tried; the number of sets doubles with each
@@ -57,7 +60,7 @@ def find_options(name: str, args: Any, kwargs: Mapping[str, Any], result: Any) -
         kwargs: Likewise.
         result: What it returned.
     """
-    return [words for words, _ in _options(name, args, kwargs, result)]
+    return [words for words, _ in _options(name, None, args, kwargs, result)]
 
 
 def find_own_axes(name: str, args: Any, kwargs: Mapping[str, Any]) -> str:
@@ -73,10 +76,20 @@ def run_option(name: str, words: str, func: Any, args: Any, kwargs: Mapping[str,
     Raises:
         KeyError: It has no such option on what it is given now.
     """
-    return dict(_options(name, args, kwargs, func(*args, **kwargs)))[words]()
+    options = _options(name, func, args, kwargs, func(*args, **kwargs))
+    for own, run in options:
+        if own == words:
+            return run()
+    raise KeyError(words)
 
 
-def _options(name: str, args: Any, kwargs: Mapping[str, Any], result: Any) -> Options:
+def _options(name: str, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> Options:
+    yield from _options_of_kind(name, args, kwargs, result)
+    yield from function_options(name, args, kwargs, result)
+    yield from layout_options(name, func, args, kwargs, result)
+
+
+def _options_of_kind(name: str, args: Any, kwargs: Mapping[str, Any], result: Any) -> Options:
     if not args or not isinstance(args[0], torch.Tensor) or not isinstance(result, torch.Tensor):
         return
     if name in _CONVOLUTIONS:

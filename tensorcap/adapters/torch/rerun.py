@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ from tensorcap.adapters.protocol import further_names
 from tensorcap.adapters.torch.injector import inject
 from tensorcap.adapters.torch.low_precision import RoundedOperations
 from tensorcap.adapters.torch.module_mutations import (
-    OperationMutator,
     TensorSlot,
     apply_edit,
     find_settings,
@@ -27,6 +27,7 @@ from tensorcap.adapters.torch.module_mutations import (
     with_forward,
 )
 from tensorcap.adapters.torch.modules import argument_names, tree
+from tensorcap.adapters.torch.operation_mutator import OperationMutator
 from tensorcap.adapters.torch.tensor_leaves import KINDS
 from tensorcap.recording import Call, Point, Substitution, argument_slots, leaf_slot, rebuild, walk
 from tensorcap_formats.dtypes import Array
@@ -40,11 +41,7 @@ class _CallIsOver(BaseException):
 
 
 class ModuleRerun:
-    """One call of a torch module, as `Rerun` defines it; `find_call` comes before all else.
-
-    Attributes:
-        operations: Operations of its own code in the last call.
-    """
+    """One call of a torch module, as `Rerun` defines it; `find_call` comes before all else."""
 
     def __init__(self, model: nn.Module, substitution: Substitution, site: str, key: Key) -> None:
         """Prepare to find the call.
@@ -60,6 +57,7 @@ class ModuleRerun:
         sites = {name: tuple(map(module_site, (name, *further.get(name, ())))) for name in modules}
         substitution.bind({own: others for own, *others in sites.values()})
         own = next(name for name, known in sites.items() if site in known)
+        self.site = site
         self._module = modules[own]
         self._sites = {id(module): sites[name] for name, module in modules.items()}
         prefix = f"{own}." if own else ""
@@ -80,7 +78,7 @@ class ModuleRerun:
         self._attributes: Mapping[str, Any] = {}  # those that the call changes, as they were before it
         self._order: dict[int, int] = {}  # by module: place among the calls within
         self._tensor: torch.Tensor | None = None  # the one of the key
-        self.operations: Mapping[str, Operation] = {}
+        self._mutator = OperationMutator(CallMutation())
         self._inputs: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
     @property
@@ -92,6 +90,11 @@ class ModuleRerun:
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """Those of the module itself, and of modules within it whose own code did not run."""
         return {name: tuple(slot.registry[slot.name].shape) for name, slot in self._find_slots().items()}
+
+    def read_tensor(self, name: str) -> Array:
+        """Values of one of them."""
+        slot = self._find_slots()[name]
+        return slot.registry[slot.name].detach().cpu().double().numpy()  # type: ignore[no-any-return]
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -119,6 +122,17 @@ class ModuleRerun:
             if calls and isinstance(calls[0][1], torch.Tensor) and calls[0][1].is_floating_point():
                 shapes[name] = self._order[id(module)], tuple(calls[0][1].shape)
         return {name: shape for name, (_, shape) in sorted(shapes.items(), key=lambda item: item[1][0])}
+
+    @property
+    def operations(self) -> Mapping[str, Operation]:
+        """Those of its own code in the last call, if that was one without mutations of operations."""
+        operations = self._mutator.operations
+        if self._is_on_cpu():
+            return operations
+        return {
+            key: replace(one, numbers={n: v for n, v in one.numbers.items() if type(v) is not int})
+            for key, one in operations.items()
+        }
 
     def find_call(self, run: Callable[[], None]) -> bool:
         """Run the workload until the call is over.
@@ -158,7 +172,9 @@ class ModuleRerun:
             stack.enter_context(_with_attributes(self._module, self._attributes))
             for name, module in self._within.items():
                 if id(module) in self._returned and not mutation.makes_calls_within:
-                    stack.enter_context(with_forward(module, self._stub(module, mutation.results.get(name))))
+                    stack.enter_context(
+                        with_forward(module, self._stub(name, module, mutation.results.get(name)))
+                    )
             self._calls = {}
             try:
                 stack.enter_context(mutate_module(self._module, self._find_slots(), mutation))
@@ -166,8 +182,10 @@ class ModuleRerun:
                 rounded = None
                 if mutation.steps:
                     rounded = RoundedOperations(mutation.steps, is_in_turn=mutation.is_in_turn)
-                mutator = stack.enter_context(OperationMutator(mutation.operations, rounded))
-                self.operations = mutator.operations
+                self._mutator = OperationMutator(mutation, rounded)
+                if self._mutator.is_needed:
+                    stack.enter_context(self._mutator)
+                    self._note_inputs(args, kwargs)
                 result = self._module(*args, **kwargs)
                 if self._key.slot.startswith("output"):
                     self._take("output", result)
@@ -176,6 +194,14 @@ class ModuleRerun:
             except Exception:  # whatever a mutated module may run into
                 return None
         return None if self._tensor is None else self._tensor.cpu().double().numpy()
+
+    def _note_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Name tensors that operations may be given in the place of others: arguments, own parameters."""
+        for slot, value in self._name_slots(self._module, args, kwargs):
+            for leaf in walk(value, KINDS):
+                self._mutator.note(f"{slot}.{leaf.name}" if leaf.name else slot, leaf.value)
+        for name, tensor_slot in self._find_slots().items():
+            self._mutator.note(name, tensor_slot.registry[tensor_slot.name])
 
     def _describe_argument(self, tensor: torch.Tensor) -> Argument:
         shape = tuple(tensor.shape)
@@ -266,7 +292,7 @@ class ModuleRerun:
         values = [edit_value(slot, value) for slot, value in self._name_slots(self._module, args, kwargs)]
         return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
 
-    def _stub(self, module: nn.Module, other: Edit | str | None) -> Forward:
+    def _stub(self, name: str, module: nn.Module, other: Edit | str | None) -> Forward:
         """Make a `forward` that returns what was returned then, or that edited, or another call's result.
 
         One of which the target has no result runs, on what it is given now.
@@ -284,7 +310,9 @@ class ModuleRerun:
                     raise _CallIsOver
             if id(module) not in self._replaced and not isinstance(other, str):
                 result = forward(*args, **kwargs)
-            return apply_edit(result, other) if isinstance(other, Edit) else _copy(result)
+            result = apply_edit(result, other) if isinstance(other, Edit) else _copy(result)
+            self._mutator.note(name, result)
+            return self._mutator.finish(name, result)
 
         return call
 
