@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := hf,zarr,compress
 
-.PHONY: demo test test-slow test-files test-browser test-downstream test-neuron zoo ablate golden upgrades trained check clean
+.PHONY: demo test test-slow test-entries test-files test-browser test-downstream test-neuron zoo ablate golden upgrades trained check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -15,6 +15,10 @@ test: $(VENV)/.installed-dev
 test-slow: $(VENV)/.installed-max $(VENV)/.installed-coreai
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m slow
 	$(BIN)/python -m pytest -q -m "not slow" tests/coreai tensorcap/adapters/coreai
+
+# The cases that CI leaves out, of tests that have many: for a change of what they are about.
+test-entries: $(VENV)/.installed-max $(VENV)/.installed-coreai
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m entries
 
 # Files whose packages are installed for these tests alone: without them tcap names the format and the extra.
 test-files: $(VENV)/.installed-dev

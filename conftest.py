@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from importlib.util import find_spec
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # To collect is to import: also modules of the source, for their doctests.
 NEEDED_BY = {
-    "jinja2": ["tests/cli/test_report.py", "tests/reports"],
+    "jinja2": ["tests/cli/test_report.py", "tests/reports", "tests/viewer"],
     "playwright": ["tests/viewer/test_browser.py"],
     "starlette": [
         "tensorcap/viewer/server.py",
@@ -140,3 +142,14 @@ collect_ignore.append("tests/neuron/lookalike")  # has a path of its own, which 
 # No test fails because a machine is slow.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Share out the cases of sampled tests: every other one is slow, which CI runs."""
+    counts: Counter[str] = Counter()
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            name = item.nodeid.partition("[")[0]
+            item.add_marker("entries" if counts[name] % 2 else "slow")
+            counts[name] += 1

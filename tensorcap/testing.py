@@ -13,8 +13,10 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -46,7 +48,7 @@ def assert_matches(
     """Assert that a target computes what an archived reference run computed.
 
     Args:
-        reference: Archive of the trusted run.
+        reference: Archive of the trusted run, of one process.
         target: Archive of the run under test; or a `Workload`, a model, or a function without arguments that
             returns one of these, which is run and captured.
         inputs: What a model is run on; those that the reference holds if None.
@@ -63,6 +65,7 @@ def assert_matches(
 
     Raises:
         AssertionError: It is not; the text names the first divergence, the counts and how to look further.
+            Of a run of several ranks that joined each other, all of them raise it.
         TensorcapError: The archives cannot be read or the target cannot be run.
     """
     compared_by = {"rtol": rtol, "atol": atol, "only": only, "exclude": exclude, **options}
@@ -73,28 +76,52 @@ def assert_matches(
     is_kept = keep is not None
     try:
         with open_archive(reference) as trusted:
-            _capture(trusted, target, inputs, path)
-            comparison = compare(trusted, path, **compared_by)
+            captured = _capture(trusted, target, inputs, path)
+            comparison = compare(trusted, captured.path, **compared_by)
+            captured.wait()
         is_kept = is_kept or comparison.exit_status != 0
         return _require_green(comparison, compared_by)
     finally:
         if not is_kept or keep is not None:
             shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # what is kept lies in the first rank's folder
+            folder.rmdir()
 
 
-def _capture(reference: Archive, target: Any, inputs: Any, path: Path) -> None:
-    """Run a target under capture, at the sites and slots that the reference has."""
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """The archive of a target that was run.
+
+    Attributes:
+        path: It; of a run of several ranks that joined each other, the pattern that names all of theirs.
+        wait: Waits until all ranks are done with it.
+    """
+
+    path: Path
+    wait: Callable[[], object]
+
+
+def _capture(reference: Archive, target: Any, inputs: Any, path: Path) -> _Captured:
+    """Run a target under capture, at the sites and slots that the reference has.
+
+    Ranks that joined each other write beside each other, where the first of them does, and wait until all
+    have written.
+    """
+    from tensorcap.adapters import adapter_for
     from tensorcap.session import capture_workload
+    from tensorcap_formats.ranks import rank_path, rank_pattern
     from tensorcap_formats.run_info import ScopeInfo
 
     scope = reference.info.scope or ScopeInfo()
-    capture_workload(
-        _make_workload(reference, target, inputs),
-        path,
-        only=scope.include,
-        exclude=scope.exclude,
-        inputs=scope.inputs,
-    )
+    made = _make_workload(reference, target, inputs)
+    adapter = adapter_for(made.model)
+    workload = adapter.adopt(made, {})
+    path = Path(adapter.gather_texts(str(path))[0])
+    capture = capture_workload(workload, path, only=scope.include, exclude=scope.exclude, inputs=scope.inputs)
+    own = capture.path or path
+    ranks = adapter.gather_texts(str(own))
+    shared = rank_pattern(rank_path(path, 0)) if len(ranks) > 1 else own
+    return _Captured(shared, partial(adapter.gather_texts, ""))
 
 
 def _make_workload(reference: Archive, target: Any, inputs: Any) -> Workload:

@@ -22,7 +22,7 @@ sys.exit(pytest.main(["--collect-only", "-q", "-p", "xdist", "-p", "no:cacheprov
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "absent",
-    [["torch", "transformers"], ["transformers"], ["zarr"], ["max"], ["coreai_torch"], ["gguf", "onnx"]],
+    [["torch", "transformers"], ["transformers"], ["zarr", "gguf", "onnx"], ["max", "coreai_torch"]],
     ids="-".join,
 )
 def test_all_else_is_collected_if_a_package_is_absent(absent: list[str]) -> None:

@@ -176,8 +176,8 @@ class Adapter(Protocol):
     `prepare`, `perturb`, `run`), the capture (`tap`, `record_inputs`, `watch_roots`, `process_rank`), and the
     references' (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python
     code. The last group has defaults, for adapters that derive from this class, and so have `process_rank`,
-    `token_model`, `decompose`, `operation_graph`, `program_workload`, `program_mappings` and
-    `program_operations`, and `load` and `adopt`, which are for frameworks that run files, or models of
+    `gather_texts`, `token_model`, `decompose`, `operation_graph`, `program_workload`, `program_mappings`
+    and `program_operations`, and `load` and `adopt`, which are for frameworks that run files, or models of
     another one that they convert.
 
     Attributes:
@@ -387,6 +387,13 @@ class Adapter(Protocol):
         None if the framework does not know of others.
         """
         return None
+
+    def gather_texts(self, text: str) -> list[str]:
+        """What each process of one run says here, by rank; it waits until all have said it.
+
+        Of a run that `process_rank` knows no others of, the text alone.
+        """
+        return [text]
 
     def with_eager_attention(self, workload: Workload) -> Workload | None:
         """The workload with an attention that computes its scores as tensors and rounds them.

@@ -110,7 +110,8 @@ class _WholeArchive(ArchiveView):
         whole = self._wholes.get(record.key.text)
         if whole is None:
             return record
-        dtype = dtype_of(np.empty(0, values_dtype(record)))
+        like = whole if _are_masks_of_two_kinds(record, whole) else record
+        dtype = dtype_of(np.empty(0, values_dtype(like)))
         return replace(record, shape=whole.shape, dtype=dtype, digest="", statistics=None)
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
@@ -123,11 +124,18 @@ class _WholeArchive(ArchiveView):
         out[:] = filled[start : start + out.size]
 
     def _filled(self, inner: Record, whole: Record) -> Array:
-        values = self.source.load(inner)
-        filled = self._around.load(whole).astype(values.dtype)
+        values, natural = self.source.load(inner), self._around.load(whole)
+        if _are_masks_of_two_kinds(inner, whole):
+            values = values == 0 if natural.dtype == bool else np.where(values, 0, natural.min())
+        filled = natural.astype(values.dtype)
         part = self._parts[inner.key.text]
         filled[np.ix_(*(part.get(axis, np.arange(size)) for axis, size in enumerate(whole.shape)))] = values
         return filled
+
+
+def _are_masks_of_two_kinds(one: Record, other: Record) -> bool:
+    """Whether of two tensors one says by truth, the other by numbers to add, what is attended to (POL-24)."""
+    return {one.dtype.kind, other.dtype.kind} == {"bool", "float"}
 
 
 def values_dtype(record: Record) -> str:

@@ -193,8 +193,20 @@ def is_blocked(value: object) -> bool:
     return isinstance(value, float) and value in _BLOCKED
 
 
-def judge_masks(reference: Archive, target: Archive, pair: Pair) -> Pair:
-    """Judge a pair of a bool and a float mask by what they let attend (POL-24), and no other."""
+def judge_masks(
+    reference: Archive,
+    target: Archive,
+    pair: Pair,
+    left_out: Callable[[Record], Array | None] = lambda record: None,
+) -> Pair:
+    """Judge a pair of a bool and a float mask by what they let attend (POL-24), and no other.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test.
+        pair: Their pair.
+        left_out: Which elements of a tensor are of padding, None if none is: what that sees does not count.
+    """
     trusted, tested = pair.reference, pair.target
     if trusted is None or tested is None or pair.difference is None:
         return pair
@@ -203,10 +215,15 @@ def judge_masks(reference: Archive, target: Archive, pair: Pair) -> Pair:
     ours, theirs = attends(reference, trusted), attends(target, tested)
     if ours is None or theirs is None:
         return pair
-    wrong = int((ours != theirs).sum())
+    differs = ours != theirs
+    reason = "masks of two kinds that say the same"
+    if differs.any() and (padding := left_out(trusted)) is not None:
+        differs &= ~padding.reshape(-1)
+        reason += " of tokens that are no padding"
+    wrong = int(differs.sum())
     text = f"as masks, {wrong} of {ours.size} elements differ"
     if not wrong:
-        return decide(pair, Decision("masks", "match", "masks of two kinds that say the same"))
+        return decide(pair, Decision("masks", "match", reason))
     return decide(pair, Decision("masks", "diverged", "", (Finding("mask", wrong, 0, "diverged", text),)))
 
 

@@ -152,8 +152,7 @@ class PolicyJudge:
         if all(pair.difference is None for pair in pairs) and not any(map(self._is_open, pairs)):
             return list(pairs), RunSummary(POLICY)
         differences = {pair.key: pair.difference for pair in pairs}
-        padding = Padding(*archives)
-        pairs = [self._without_padding(padding, pair) for pair in pairs]
+        pairs = [self._without_padding(pair) for pair in pairs]
         by_key = {pair.key: pair for pair in pairs}
         ops = ops_of(self.reference)
         routers = find_routers(self._calls, ops, by_key)
@@ -253,11 +252,11 @@ class PolicyJudge:
         is_settled = pair.status not in ("unjudged", "nonfinite") or bool(pair.findings)
         if is_settled or self.thresholds.limits_for(pair.key):
             return pair
-        return judge_masks(self.reference, self.target, pair)
+        return judge_masks(self.reference, self.target, pair, lambda record: self._padding.left_out(record))
 
-    def _without_padding(self, padding: Padding, pair: Pair) -> Pair:
+    def _without_padding(self, pair: Pair) -> Pair:
         """Take rows of padding out of a pair; if it was not finite there alone, the user's limits decide."""
-        without = padding.without(pair)
+        without = self._padding.without(pair)
         limits, difference = self.thresholds.limits_for(pair.key), without.difference
         if pair.status != "nonfinite" or without.status != "unjudged" or not limits or difference is None:
             return without
@@ -282,6 +281,10 @@ class PolicyJudge:
     def _is_open(self, pair: Pair) -> bool:
         """Whether the policy has to judge the pair: no threshold applies to it, and nothing decided it."""
         return pair.status == "unjudged" and not pair.findings and not self.thresholds.limits_for(pair.key)
+
+    @cached_property
+    def _padding(self) -> Padding:
+        return Padding(self.reference, self.target)
 
     @cached_property
     def _calls(self) -> Calls:

@@ -106,13 +106,19 @@ def quantised_modules(
 
 
 def packed_weights(run: RunInfo) -> set[tuple[str, str]]:
-    """Return site and name of each weight that an engine keeps packed, which is recorded in floats."""
-    return {
+    """Return site and name of each weight that is kept in few bits, and recorded in floats."""
+    packed = {
         (site, name)
         for site, module in run.modules.items()
         for name, tensor in module.parameters.items()
         if tensor.dtype in _PACKED
     }
+    for site, module in run.modules.items():
+        names = module.settings.get("dequantised")
+        packed |= (
+            {(site, name) for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+        )
+    return packed
 
 
 def _product_errors(

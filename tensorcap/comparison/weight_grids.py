@@ -15,6 +15,9 @@ _GROUPS: Final = (128, 64, 32, 256, 16)  # elements of the last axis that share 
 _OFF_GRID: Final = 0.02  # steps that a value may be off, besides its own rounding and that of the largest
 _UNCERTAIN: Final = 0.2  # steps that rounding may put a value off, to say whether it is on a grid
 _LEAST_SHARE: Final = 0.5  # of the values has to say so
+_MICRO: Final = 32  # values that share a scale in MXFP4
+_LEVELS: Final = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])  # of it, without signs
+_CUT: Final = 8.0  # below which the largest of a group lies, in units of its scale
 _HALF: Final = 0.5  # of a step, by which rounding to the nearest changes a value at most
 _COLUMNS: Final = "each column"
 _LEAST: Final = 64  # elements: fewer lie on a grid by chance
@@ -26,12 +29,14 @@ class WeightGrid:
 
     Attributes:
         bits: Of one weight.
+        number: The format of one, if that is no whole number.
         scope: What shares a scale, in words.
         rounded: The reference's values on it, float64.
     """
 
     bits: int
     scope: str
+    number: str = ""
     rounded: Array = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
 
     @property
@@ -42,7 +47,7 @@ class WeightGrid:
             >>> WeightGrid(8, "each row").text
             'int8 with a scale for each row'
         """
-        return f"int{self.bits} with a scale for {self.scope}"
+        return f"{self.number or f'int{self.bits}'} with a scale for {self.scope}"
 
 
 def find_weight_grid(reference: Array, target: Array, unit: float = 0.0) -> WeightGrid | None:
@@ -80,7 +85,38 @@ def find_weight_grid(reference: Array, target: Array, unit: float = 0.0) -> Weig
                 on_grid = np.rint(ours / step) * step
                 if scope == _COLUMNS:
                     on_grid = on_grid.T
-                return WeightGrid(bits, scope, on_grid.reshape(target.shape))
+                return WeightGrid(bits, scope, rounded=on_grid.reshape(target.shape))
+    return _find_microscaled(reference, target)
+
+
+def _find_microscaled(reference: Array, target: Array) -> WeightGrid | None:
+    """Find whether the target's values are the reference's in MXFP4: groups of 32 along one of the last axes.
+
+    The scale is a power of two, with which the largest of a group is 4 or 6; in units of it every value has
+    to be one of the format's, and the nearest one to the reference's, of which those beyond the largest are
+    cut (OCP Microscaling Formats 1.0, 6.3).
+    """
+    for axis in range(max(0, target.ndim - 2), target.ndim)[::-1]:
+        if target.shape[axis] % _MICRO:
+            continue
+        ours, theirs = (np.moveaxis(side, axis, -1).reshape(-1, _MICRO) for side in (reference, target))
+        largest = np.abs(theirs).max(axis=1, keepdims=True)
+        mantissa, exponent = np.frexp(largest)
+        scale = np.where(largest > 0, np.ldexp(1.0, exponent - 3), 1.0)  # 4 is 0.5 and 6 is 0.75 of 2 ** 3
+        numbers = np.abs(theirs) / scale
+        is_level = np.isin(mantissa, (0.0, 0.5, 0.75)).all() and np.isin(numbers, _LEVELS).all()
+        if not is_level or np.abs(numbers).max() == 0:
+            continue
+        at = np.searchsorted(_LEVELS, numbers)
+        below = (_LEVELS[at] - _LEVELS[np.maximum(at - 1, 0)]) / 2
+        above = (np.append(_LEVELS, 2 * _LEVELS[-1] - 4)[at + 1] - _LEVELS[at]) / 2
+        above = np.where(at == len(_LEVELS) - 1, _CUT - _LEVELS[-1], above)
+        wanted = ours * np.where(theirs < 0, -1, 1) / scale
+        is_near = (wanted >= numbers - np.where(at == 0, above, below) - _OFF_GRID) & (
+            wanted <= numbers + above + _OFF_GRID
+        )
+        if is_near.all():
+            return WeightGrid(4, f"{_MICRO} values", "MXFP4", rounded=target)
     return None
 
 

@@ -250,7 +250,7 @@ def _other_rules(rule: Rule, count: int) -> Iterator[tuple[Rule, str, str, str]]
     if rule.parts != (1,):
         each = len(rule.parts) if len(rule.parts) > 1 else rule.parts[0]
         yield (
-            replace(rule, parts=(1,)),
+            replace(rule, parts=(1,), part_copies=()),
             "fused-cut",
             f"each of {count} ranks was given one piece of a tensor of {each} parts, and takes it for its "
             "piece of each part",
@@ -292,7 +292,7 @@ def _exchanged_parts(sharding: _Sharding) -> Hypothesis | None:
         return None
     members = [ranks[0] for ranks in rule.distinct(count)]
     sources = [
-        min(members, key=lambda rank, piece=theirs[own]: (relative_error(piece, ours[rank]), rank != own))
+        _nearest(theirs[own], ours, members, own)
         for own in members
         if all(ours[rank].shape == theirs[own].shape for rank in members)
     ]
@@ -306,7 +306,12 @@ def _exchanged_parts(sharding: _Sharding) -> Hypothesis | None:
         "rank-parts",
         f"ranks have other parts than their own: {shown}{', …' if len(wrong) > _TERMS else ''}",
         np.split(joined, starts, sharding.axis)[wholes[2]],
-        log_alternatives=len(wrong) * math.log(len(members) ** 2),
+        log_alternatives=len(wrong) * math.log(len(members)),
         hint="A rank loads another one's shard: its number, or the order of ranks in a group.",
         facts={"parts": [list(pair) for pair in wrong[:_TERMS]]},
     )
+
+
+def _nearest(piece: Values, pieces: Sequence[Values], ranks: Sequence[int], own: int) -> int:
+    """The rank whose piece of the reference is nearest to another piece; of equally near ones its own."""
+    return min(ranks, key=lambda rank: (relative_error(piece, pieces[rank]), rank != own))

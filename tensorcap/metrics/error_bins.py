@@ -70,7 +70,7 @@ class Histogram(Sequence[tuple[int, int]]):
     def __add__(self, other: Histogram) -> Histogram:
         table = empty()
         for numbers, counts in (self.columns(), other.columns()):
-            table[numbers] += counts
+            table[numbers] += np.asarray(counts, np.int64)  # of no counts, too
         return Histogram.of(table)
 
     def __len__(self) -> int:

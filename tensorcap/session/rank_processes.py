@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
@@ -16,11 +16,13 @@ from typing import Final
 from tensorcap_formats.errors import CaptureError, abbreviate
 
 _POLL_SECONDS: Final = 0.05
+_NO_ERRORS: Final = ("Hint:", "tensorcap:", "capturing ")
+_CLOCK_SECONDS: Final = 2.0  # by which the times of files may be coarse
 _PREFIX: Final = re.compile(r"(?:\[rank\d+\]: ?)?(?:Error: )?")  # torch's, of each line, and ours
 _GRACE_SECONDS: Final = 5.0  # for the others to end in order
 
 
-def run_on_ranks(command: Sequence[str], logs: Sequence[Path]) -> None:
+def run_on_ranks(command: Sequence[str], logs: Sequence[Path], outputs: Sequence[Path] = ()) -> None:
     """Run a command once for each log, as ranks that know of each other as those of `torchrun` do.
 
     What a process prints goes to its log. Logs are removed, but for those of ranks that failed.
@@ -28,10 +30,12 @@ def run_on_ranks(command: Sequence[str], logs: Sequence[Path]) -> None:
     Args:
         command: The program and its arguments, the same on each rank.
         logs: Where each rank's log lies, by rank.
+        outputs: What each rank writes, by rank; () if that is not known.
 
     Raises:
-        CaptureError: A process did not end with 0; the others were ended.
+        CaptureError: A process did not end with 0, or did not write what it should; the others were ended.
     """
+    start = time.time()
     environment = {
         "OMP_NUM_THREADS": "1",
         **os.environ,
@@ -52,7 +56,7 @@ def run_on_ranks(command: Sequence[str], logs: Sequence[Path]) -> None:
                         command, env=own, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
                     )
                 )
-        failed = _first_failure(processes)
+        failed = _first_failure(processes, logs, lambda rank: _is_written(outputs, rank, start))
     finally:
         _end(processes)
         for rank, log in enumerate(logs):
@@ -66,19 +70,35 @@ def run_on_ranks(command: Sequence[str], logs: Sequence[Path]) -> None:
         )
 
 
-def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
+def _first_failure(
+    processes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path], is_written: Callable[[int], bool]
+) -> dict[int, int]:
     """Wait until all processes are over, or one has failed.
 
     Returns:
         The exit statuses of those that failed, the cause first: a rank that dies takes others with it, which
-        lose their connection to it, so that a moment decides.
+        lose their connection to it. So it is the one that printed nothing any more for the longest time.
     """
     while True:
-        statuses = [process.poll() for process in processes]
-        failed = {rank: status for rank, status in enumerate(statuses) if status}
-        if failed or all(status is not None for status in statuses):
-            return failed
+        statuses = {rank: process.poll() for rank, process in enumerate(processes)}
+        failed = {
+            rank: status
+            for rank, status in statuses.items()
+            if status is not None and (status or not is_written(rank))
+        }
+        if failed or None not in statuses.values():
+            return dict(sorted(failed.items(), key=lambda item: logs[item[0]].stat().st_mtime_ns))
         time.sleep(_POLL_SECONDS)
+
+
+def _is_written(outputs: Sequence[Path], rank: int, start: float) -> bool:
+    """Whether a rank wrote its output, as far as that is known, and not an earlier run."""
+    if not outputs:
+        return True
+    try:
+        return outputs[rank].stat().st_mtime >= start - _CLOCK_SECONDS
+    except OSError:
+        return False
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -95,14 +115,17 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _ended(status: int) -> str:
+    if not status:
+        return "ended before its archive was written"
     return f"ended with status {status}" if status > 0 else f"died of {signal.Signals(-status).name}"
 
 
 def _last_line(log: Path) -> str:
-    """What a process said last of an error: the last line that is none of a hint."""
-    lines = [line.strip() for line in log.read_text("utf-8", "replace").splitlines()]
-    said = [line for line in lines if line and not line.startswith(("Hint:", "tensorcap:"))]
-    return abbreviate(_PREFIX.sub("", said[-1], count=1)) if said else "it printed nothing"
+    """What a process said last of an error: the last line that is none of a hint, or of what is under way."""
+    text = log.read_text("utf-8", "replace")
+    lines = [_PREFIX.sub("", line.strip(), count=1) for line in text.splitlines()]
+    said = [line for line in lines if line and not line.startswith(_NO_ERRORS)]
+    return abbreviate(said[-1]) if said else "it printed nothing"
 
 
 def _free_port() -> int:

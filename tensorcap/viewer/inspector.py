@@ -84,6 +84,7 @@ class Inspection:
     Attributes:
         row: The row.
         class_name: Class of its module, "" if unknown.
+        operation: The operation of a compiled program that holds it, with its node, "" for none.
         facts: What it is: dtype, shape, on both sides.
         statistics: Name of each, and its text on each side that has one.
         sides: Names of the sides that the statistics are of.
@@ -102,6 +103,7 @@ class Inspection:
 
     row: Row
     class_name: str
+    operation: str
     facts: tuple[tuple[str, str], ...]
     statistics: tuple[tuple[str, tuple[str, ...]], ...]
     sides: tuple[str, ...]
@@ -131,6 +133,7 @@ def inspect(subject: Subject, row: Row) -> Inspection:
     return Inspection(
         row,
         subject.classes.get(row.module, ""),
+        _operation(subject, row),
         tuple(_facts(records)),
         tuple(
             (_NAMES.get(f.name, f.name), tuple(_number(getattr(s, f.name)) for _, s in known))
@@ -151,6 +154,14 @@ def inspect(subject: Subject, row: Row) -> Inspection:
         shape,
         missing,
     )
+
+
+def _operation(subject: Subject, row: Row) -> str:
+    point = subject.points.get(row.key)
+    if point is None or not point.operation:
+        return ""
+    source = " and it fails although all that it is computed from agrees" if point.is_failure_source else ""
+    return f"{point.name}{source}"
 
 
 Known = tuple[str, Archive | None, Record]

@@ -89,12 +89,12 @@ def shortened(name: str, limit: int = WIDEST) -> str:
 
 
 def rows_of_pairs(pairs: Iterable[Pair], own: Mapping[str, float | None]) -> tuple[Row, ...]:
-    """Make a row of each pair."""
-    rows = []
-    for number, pair in enumerate(pairs):
+    """Make a row of each pair that has a record on either side."""
+    rows: list[Row] = []
+    for pair in pairs:
         record = pair.reference or pair.target
         if record is not None:
-            rows.append(_row(number, record, pair, own.get(pair.key)))
+            rows.append(_row(len(rows), record, pair, own.get(pair.key)))
     return tuple(rows)
 
 

@@ -39,7 +39,7 @@ from tensorcap.viewer.inspector import Inspection, draw_charts, inspect, row_of
 from tensorcap.viewer.planes import Maps, Picture, PlaneView, TensorReader, pictures, read_maps
 from tensorcap.viewer.rows import METRICS, ORDERS, Choice, Row, shortened
 from tensorcap.viewer.source_texts import Excerpt
-from tensorcap.viewer.subject import Mapping_, Subject, open_subject
+from tensorcap.viewer.subject import MappingChoice, Subject, open_subject
 from tensorcap.wording import one_line
 from tensorcap_formats.errors import TensorcapError, UsageError
 
@@ -61,7 +61,7 @@ _SUFFIXES: Final = (".h5", ".zarr", ".safetensors", ".hdf5", ".npz", ".npy", ".p
 class Pages:
     """The pages of one subject, which a reader may change for another."""
 
-    def __init__(self, subject: Subject, *, mapping: Mapping_ = None) -> None:
+    def __init__(self, subject: Subject, *, mapping: MappingChoice = None) -> None:
         self._subject = subject
         self._mapping = mapping
         self._opening = threading.Lock()
@@ -79,6 +79,8 @@ class Pages:
         self._templates.filters["quoted"] = quoted
         self._templates.filters["short"] = shortened
         self._templates.filters["end"] = end_of_path
+        for name in self._templates.list_templates():
+            self._templates.get_template(name)  # compiled before the first view waits for it
 
     def app(self, token: str) -> Starlette:
         """An application that answers below the token, and with `not found` everywhere else."""
@@ -440,8 +442,11 @@ def _excerpt(
     if not subject.texts:
         return None, module, "A saved comparison has no source text. Open both archives to see it."
     texts, classes = subject.texts[side], subject.class_names[side]
-    node = subject.flow.nodes.get(row.record.key.where) if side == 0 and wanted is None else None
-    if node is not None and (of_op := texts.of_line(node.file, node.line)) is not None:
+    node = subject.flow.nodes.get(row.record.key.where) if side == 0 else None
+    point = subject.points.get(row.key)
+    file, line = (node.file, node.line) if node else (point.file, point.line) if point else ("", None)
+    of_op = texts.of_line(file, line) if wanted is None else None
+    if of_op is not None:
         return of_op, module, ""
     around = [module]
     while around[-1]:
@@ -492,7 +497,7 @@ def _release_memory() -> None:
 
 
 def serve(
-    listener: socket.socket, subject: Subject, *, mapping: Mapping_ = None, opened: Callable[[str], None]
+    listener: socket.socket, subject: Subject, *, mapping: MappingChoice = None, opened: Callable[[str], None]
 ) -> None:
     """Serve the pages until interrupted.
 

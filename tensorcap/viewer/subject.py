@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from tensorcap.alignment import MappingSource, sides
-from tensorcap.comparison import Bands, compare
+from tensorcap.comparison import Bands, SyncPoint, compare, has_sync_points
+from tensorcap.comparison import points_of as points_of_program
 from tensorcap.localization import joined_modules
 from tensorcap.reports.html import (
     MAP,
@@ -45,7 +46,7 @@ from tensorcap_formats.output_path import is_locked, journal_path
 from tensorcap_formats.view import ArchiveView
 from tensorcap_formats.writing import is_growing, open_growing
 
-Mapping_ = MappingSource | Literal["none"] | None
+MappingChoice = MappingSource | Literal["none"] | None
 _INJECTED: Final = Path("with_injection") / "target.h5"  # of the folder of a verification
 _MOST_NOTES: Final = 8
 
@@ -151,6 +152,11 @@ class Subject:
             self._condition.wait_for(lambda: not self._users)
         self._stack.close()
 
+    def prepare(self) -> None:
+        """Compute what the first selection would wait for."""
+        for _ in (self.flow, self.points, self.tree, self.numbers, self.curve_places, self.module_places):
+            pass
+
     @property
     def title(self) -> str:
         """What is looked at, in a line."""
@@ -203,6 +209,18 @@ class Subject:
     def components(self) -> tuple[str, ...]:
         """The components that rows have."""
         return tuple(sorted({row.component for row in self.rows if row.component}))
+
+    @cached_property
+    def points(self) -> Mapping[str, SyncPoint]:
+        """The sync point of each key, if one of the runs is of a compiled program."""
+        if (
+            self.source is None
+            or len(self.archives) != 2
+            or not has_sync_points(self.archives[0], self.archives[1])
+        ):
+            return {}
+        points = points_of_program(self.source.comparison, self.archives[0], self.archives[1]).points
+        return {point.key: point for point in points if point.key}
 
     @cached_property
     def flow(self) -> Flow:
@@ -270,7 +288,7 @@ def open_subject(
     reference: str | os.PathLike[str],
     target: str | os.PathLike[str] | None = None,
     *,
-    mapping: Mapping_ = None,
+    mapping: MappingChoice = None,
 ) -> Subject:
     """Open what is to be looked at, and compare it.
 
@@ -288,8 +306,15 @@ def open_subject(
     with ExitStack() as stack:
         is_folder = target is None and (path / VERIFICATION).is_file()
         if target is None and not is_folder and path.suffix != ".json":
-            return _of_one(stack, reference)
-        return _of_pair(stack, reference, target, mapping)
+            subject = _of_one(stack, reference)
+        else:
+            subject = _of_pair(stack, reference, target, mapping)
+    try:
+        subject.prepare()
+    except BaseException:
+        subject.close()
+        raise
+    return subject
 
 
 def _of_one(stack: ExitStack, path: str | os.PathLike[str]) -> Subject:
@@ -311,7 +336,7 @@ def _of_pair(
     stack: ExitStack,
     reference: str | os.PathLike[str],
     target: str | os.PathLike[str] | None,
-    mapping: Mapping_,
+    mapping: MappingChoice,
 ) -> Subject:
     if target is None:
         source = stack.enter_context(source_of(reference, None, mapping=mapping))

@@ -40,7 +40,7 @@ def damaged(value: Any, mistake: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
-@pytest.mark.slow
+@pytest.mark.sampled
 @pytest.mark.spec("ALN-22", "ALN-25", "ALN-27", "ALN-31")
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.parametrize("name", [name for name in PORTS if name != "t5"])  # its scan only hands results out

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap import compare
+from tensorcap import align, compare
 from tensorcap.alignment.layout import Layout
 from tensorcap.comparison import Comparison
 from tests.support.archives import write_archive
@@ -152,6 +152,39 @@ def test_several_modules_at_the_end_may_have_last_tokens_only(tmp_path: Path) ->
     assert reduced in found.mapping.tokens[-1]
 
 
+@pytest.mark.spec("ALN-211")
+@pytest.mark.parametrize("token", [-1, 2], ids=["last", "another"])
+def test_what_a_head_of_last_tokens_was_given_is_compared_with_that_token(tmp_path: Path, token: int) -> None:
+    renamed = {text.replace("/layers", "/model.layers"): array for text, array in full().items()}
+    one = {**renamed, "0/lm_head/input.input": HIDDEN["layers.3"]}
+    chosen = HIDDEN["layers.3"][:, [token]]
+    other = {**full(), "0/lm_head/input.input": chosen, "0/lm_head/output": LOGITS[:, -1:]}
+    reference, target = write_archive(tmp_path / "r.h5", one), write_archive(tmp_path / "t.h5", other)
+    alignment = align(reference, target).alignment
+    found = compare(reference, target, mapping=alignment, rtol=0.0, atol=0.0)
+    pair = next(pair for pair in found.pairs if pair.key == "0/lm_head/input.input")
+    assert pair.origin is not None
+    assert pair.origin.steps[-2:] == ("valid_tokens", "last_token")
+    assert pair.status == ("identical" if token == -1 else "diverged")
+
+
+@pytest.mark.spec("ALN-212")
+def test_a_model_of_last_logits_keeps_the_mask_that_says_what_is_padding(tmp_path: Path) -> None:
+    mask = np.array([[1, 1, 1, 0, 0]])
+    given = {"0/@root/input.input_ids": IDS, "0/@root/input.attention_mask": mask}
+    renamed = {text.replace("/layers", "/model.layers"): array for text, array in full().items()}
+    one = {**renamed, **given, "0/@root/output": LOGITS}
+    other = {**full(), **given, "0/@root/output": LOGITS[:, 2:3], "0/lm_head/output": LOGITS[:, 2:3]}
+    other["0/layers.2/output"] = other["0/layers.2/output"].copy()
+    other["0/layers.2/output"][0, 3:] += 1
+    reference = write_archive(tmp_path / "r.h5", one, run={"dtype": "float32"})
+    target = write_archive(tmp_path / "t.h5", other, run={"dtype": "float32"})
+    found = compare(reference, target, mapping=align(reference, target).alignment)
+    assert found.exit_status == 0
+    assert statuses(found)["0/@root/input.attention_mask"] == "identical"
+    assert statuses(found)["0/model.layers.2/output"] == "within-rounding"  # but for padding
+
+
 @pytest.mark.spec("ALN-40")
 def test_logits_of_another_token_are_an_error(tmp_path: Path) -> None:
     other = {**rows_left_out(full()), "0/lm_head/output": LOGITS[:, 3]}
@@ -251,3 +284,21 @@ def test_steps_of_one_token_have_last_tokens_where_all_others_do(tmp_path: Path)
     wrong = {**last, "1/lm_head/output": LOGITS[:, 1:2]}
     found = compared(tmp_path, whole, wrong, rtol=1e-3)
     assert [key for key, status in statuses(found).items() if status == "diverged"] == ["1/lm_head/output"]
+
+
+@pytest.mark.spec("ALN-220")
+def test_the_argument_of_a_result_of_last_tokens_is_compared_with_those(tmp_path: Path) -> None:
+    noise = np.random.default_rng(3).normal(size=(1, 5, 16)).astype("f4")
+    one = {**full(), "0/lm_head/input.x": HIDDEN["layers.3"]}
+    other = {**full(), "0/lm_head/output": LAST["1,1,v"]}
+    other["0/layers.3/output"] = (
+        other["0/layers.3/output"] + 1e-3 * noise
+    )  # else it holds the values of the norm
+    other["0/lm_head/input.x"] = other["0/layers.3/output"][:, -1:]
+    found = compared(tmp_path, one, other, rtol=0.1, atol=0.1)
+    pair = next(pair for pair in found.pairs if pair.key == "0/lm_head/input.x")
+    assert (pair.status, found.exit_status) == ("match", 0)
+    assert pair.origin is not None
+    assert pair.origin.steps == ("valid_tokens", "last_token")
+    other["0/lm_head/input.x"] = -other["0/layers.3/output"][:, -1:]
+    assert statuses(compared(tmp_path, one, other, rtol=0.1))["0/lm_head/input.x"] == "diverged"

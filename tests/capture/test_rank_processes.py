@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -56,3 +57,29 @@ def test_a_process_that_fails_ends_the_others(tmp_path: Path, end: str, text: st
     assert refused.value.hint == f"The other ranks were ended; its log is {paths[1]}."
     assert time.monotonic() - started < SECONDS / 2
     assert list(tmp_path.iterdir()) == [paths[1]]
+
+
+@pytest.mark.spec("NRN-154")
+def test_a_process_that_ends_without_its_archive_has_failed(tmp_path: Path) -> None:
+    outputs = [tmp_path / f"tgt.rank{rank}.h5" for rank in range(2)]
+    outputs[1].write_text("of an earlier run")
+    os.utime(outputs[1], (1, 1))
+    code = f"if rank == 0:\n    open({str(outputs[0])!r}, 'w').close()\n    time.sleep({SECONDS})"
+    with pytest.raises(
+        CaptureError, match="rank 1 of 2 ended before its archive was written: it printed nothing"
+    ):
+        run_on_ranks(python(code), logs(tmp_path, 2), outputs)
+
+
+@pytest.mark.spec("NRN-154")
+def test_the_rank_that_takes_others_with_it_is_the_cause(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    code = (
+        "if rank == 1:\n    print('[rank1]: ValueError: no weights', flush=True)\n"
+        f"    open({str(done)!r}, 'w').close()\n"
+        "    print('[rank1]: tensorcap: what was captured until then is in x', flush=True); os._exit(1)\n"
+        f"while not os.path.exists({str(done)!r}): time.sleep(0.005)\n"
+        "time.sleep(0.02)\nprint('Connection reset by peer', flush=True); os._exit(1)"
+    )
+    with pytest.raises(CaptureError, match="rank 1 of 2 ended with status 1: ValueError: no weights"):
+        run_on_ranks(python(code), logs(tmp_path, 2))

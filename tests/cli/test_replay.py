@@ -70,6 +70,19 @@ def test_the_target_is_run_on_what_the_reference_holds(tcap: Any) -> None:
 
 
 @pytest.mark.usefixtures("runs")
+def test_replay_prints_how_each_leaf_rounds_beside_the_twin(tcap: Any) -> None:
+    tcap("capture", "torch", "m.py:reference", "--dtype", "bfloat16", "-o", "low.h5")
+    done = tcap("replay", "reference.h5", "low.h5", "--all")
+    text = (
+        "R of 3 results of leaves, against the model itself in bfloat16 on the same values: 1 to 1, median 1."
+    )
+    assert text in done.stdout
+    rows = done.stdout.partition(text)[2].splitlines()[2:]
+    assert [row.split()[1] for row in rows if row] == ["0/0/output", "0/1/output", "0/2/output"]
+    assert "R of" not in tcap("replay", "reference.h5", "target.h5", status=1).stdout
+
+
+@pytest.mark.usefixtures("runs")
 @pytest.mark.spec("LCL-2")
 @pytest.mark.parametrize(("model", "by"), [("m.py:reference", "replay"), ("none", "archives")])
 def test_localize_says_who_and_by_what(tcap: Any, model: str, by: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tensorcap
 from tests.cli.conftest import Tcap
 
 X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(4, 16)
@@ -53,6 +54,33 @@ def test_an_absent_package_is_named_with_the_extra(
     refused = tcap("view", "ref.h5", "--no-browser", status=2)
     assert f"needs the package '{package}'" in refused.stderr
     assert "pip install 'tensorcap[view]'" in refused.stderr
+
+
+@pytest.mark.spec("VIEW-11")
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is always a screen")
+@pytest.mark.parametrize(
+    ("screen", "options", "is_opened"),
+    [
+        ("DISPLAY", [], True),
+        ("WAYLAND_DISPLAY", [], True),
+        ("DISPLAY", ["--no-browser"], False),
+        ("", [], False),
+    ],
+)
+def test_a_browser_is_opened_where_there_is_a_screen(
+    tcap: Tcap, monkeypatch: pytest.MonkeyPatch, screen: str, options: list[str], is_opened: bool
+) -> None:
+    addresses: list[str] = []
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    if screen:
+        monkeypatch.setenv(screen, ":0")
+    monkeypatch.setattr("webbrowser.open", addresses.append)
+    monkeypatch.setattr(tensorcap, "view", lambda *_, opened, **__: opened("http://127.0.0.1:81/token/"))
+    done = tcap("view", "ref.h5", *options)
+    assert done.stdout == "http://127.0.0.1:81/token/\n"
+    assert "ssh -L 81:127.0.0.1:81 " in done.stderr
+    assert addresses == ["http://127.0.0.1:81/token/"] * is_opened
 
 
 @pytest.mark.slow

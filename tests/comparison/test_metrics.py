@@ -877,3 +877,10 @@ def test_traps_show_in_the_metrics(reference: Array, target: Array, expected: di
 def test_bin_numbers_are_found_at_every_rank() -> None:
     errors = Histogram([0, 4092, 4096], [1, 998, 1])
     assert quantiles(errors, [1, 2, 999, 1000]) == [0.0, 1.25, 1.25, 2.5]
+
+
+def test_histograms_add_up_also_if_nothing_is_counted() -> None:
+    # Parts of a tensor whose rows are all zero in the reference have no relative error to count.
+    assert tuple(Histogram() + Histogram()) == ()
+    assert tuple(Histogram([3], [2]) + Histogram()) == ((3, 2),)
+    assert tuple(Histogram([3, 5], [2, 1]) + Histogram([3], [4])) == ((3, 6), (5, 1))

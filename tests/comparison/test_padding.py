@@ -181,3 +181,23 @@ def test_a_token_that_sees_nothing_may_become_nan(make_archive: MakeArchive, *, 
     other_key = {**other, key: BY_TOKEN}, {**inputs, key: with_nan(BY_TOKEN, 1, FIRST)}
     pairs = {p.key: p.status for p in compare(*(make_archive(side) for side in other_key)).pairs}
     assert pairs[key] == "nonfinite"
+
+
+@pytest.mark.spec("POL-230")
+@pytest.mark.parametrize(
+    ("at", "status"),
+    [
+        pytest.param((1, 0, 2, 1), "match", id="of-padding"),
+        pytest.param((1, 0, PADDED, 1), "diverged", id="a-token-that-sees-padding"),
+        pytest.param((0, 0, 2, 1), "diverged", id="of-the-other-row"),
+    ],
+)
+def test_what_padding_sees_by_a_mask_does_not_count(
+    make_archive: MakeArchive, at: tuple[int, ...], status: str
+) -> None:
+    seen = np.broadcast_to(np.tril(np.ones((TOKENS, TOKENS), bool)), (ROWS, 1, TOKENS, TOKENS)).copy()
+    added = np.where(seen, 0, np.finfo(np.float32).min).astype(np.float32)
+    seen[at] = not seen[at]
+    pair = statuses(make_archive, "0/attention/input.attention_mask", added, seen, given())
+    assert pair.status == status
+    assert ("of tokens that are no padding" in pair.reason) is (status == "match")

@@ -121,7 +121,7 @@ def test_clean_twins_of_32_layers_have_no_suspect(folder: Path, architecture: st
     assert_not_accused(comparison)
 
 
-@pytest.mark.slow
+@pytest.mark.sampled
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize(
     ("architecture", "mistake"), [(name, mistake) for name in ARCHITECTURES for mistake in planted(name)]

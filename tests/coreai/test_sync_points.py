@@ -32,7 +32,7 @@ def named(name: str) -> Conversion:
     return next(entry for entry in (*CORRECT, *MISTAKES) if entry.name == name)
 
 
-@pytest.mark.slow
+@pytest.mark.sampled
 @pytest.mark.spec("SYN-1", "SYN-3", "SYN-11", "SYN-13")
 @pytest.mark.parametrize(
     ("name", "compared", "others"),
@@ -77,7 +77,7 @@ def test_a_correct_conversion_accuses_nobody(
     }
 
 
-@pytest.mark.slow
+@pytest.mark.sampled
 @pytest.mark.spec("SYN-1", "SYN-21", "SYN-31")
 @pytest.mark.parametrize(
     ("name", "band"),

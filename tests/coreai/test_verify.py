@@ -19,7 +19,6 @@ from tensorcap.session import capture_workload
 from tests.coreai import conversion
 from tests.coreai.entries import CORRECT, MISTAKES, MODELS, Conversion, Line, Mistake
 
-pytestmark = pytest.mark.slow
 GELU, *_ = MISTAKES
 
 
@@ -40,6 +39,7 @@ def verified(entry: Conversion, folder: Path) -> Verification:
     return verify(reference_of(entry), target_of(entry), folder / "report")
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning"
 )  # of torch's and Core AI's own code
@@ -54,6 +54,7 @@ def test_the_guilty_operation_is_named_first(mistake: Mistake, tmp_path: Path) -
     assert verification.exit_status == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.spec("RPL-151", "RPL-152")
 @pytest.mark.parametrize("entry", CORRECT, ids=names(CORRECT))
@@ -67,6 +68,7 @@ def test_a_correct_conversion_is_not_accused(entry: Conversion, tmp_path: Path) 
         assert any(text in line for line in verification.summary)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.spec("SYN-20", "SYN-40")
 def test_a_value_that_the_target_did_not_compute_with_is_no_missing_one(tmp_path: Path) -> None:
@@ -80,6 +82,7 @@ def test_a_value_that_the_target_did_not_compute_with_is_no_missing_one(tmp_path
     assert statuses["permute"] == ("no reference value", "a view of the parameter head.weight")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.spec("VER-81", "DIA-280", "CAI-140")
 def test_a_planted_gelu_by_tanh_is_named_with_its_lines_and_its_operation(tmp_path: Path) -> None:
@@ -106,6 +109,7 @@ def test_a_planted_gelu_by_tanh_is_named_with_its_lines_and_its_operation(tmp_pa
     assert "nothing can be put in the place of their values" in text
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.spec("LCL-150", "RPL-150")
 def test_archives_are_localized_with_the_reference_model_and_without(tmp_path: Path) -> None:
@@ -124,6 +128,7 @@ def test_archives_are_localized_with_the_reference_model_and_without(tmp_path: P
     assert [own.key for own in replayed.bad] == ["0/blocks.1:gelu_1/output"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.spec("CAI-140", "DIA-280")
 @pytest.mark.parametrize("entry", MISTAKES[:2], ids=names(MISTAKES[:2]))

@@ -158,7 +158,7 @@ def run_tool(*command: str | Path) -> str:
 
 def cases(seeds: range) -> list[Any]:
     return [
-        pytest.param(seed, id=f"seed{seed}", marks=[] if seed in QUICK else pytest.mark.slow)
+        pytest.param(seed, id=f"seed{seed}", marks=[] if seed in QUICK else pytest.mark.sampled)
         for seed in seeds
     ]
 

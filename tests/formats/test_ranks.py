@@ -83,6 +83,12 @@ A, B, C, D = ([n, n + 1] for n in (10, 20, 30, 40))
         pytest.param("concat 0 rounds=2", [A, B, A, B], [10, 11, 20, 21], id="copies in rounds"),
         pytest.param("concat 0 cut=3", [A, B], [10, 11, 20], id="padding cut"),
         pytest.param("concat 0 parts=2 copies=2 cut=3", [A, A, B, B], [10, 20, 11], id="all together"),
+        pytest.param(
+            "concat 0 parts=1,1 copies=1,2",
+            [[1, 7], [2, 7], [3, 8], [4, 8]],
+            [1, 2, 3, 4, 7, 8],
+            id="copies of one part alone",
+        ),
         pytest.param("sum", [A, B, C], [60, 63], id="sum"),
         pytest.param("avg", [A, C], [20, 21], id="avg"),
         pytest.param("max", [A, [5, 50]], [10, 50], id="max"),
@@ -701,3 +707,118 @@ def test_keys_keep_their_rank_if_they_are_bare(tmp_path: Path) -> None:
 
 def test_rules_have_one_text() -> None:
     assert Rule.parse("concat  -1   cut=5 parts=2").text == "concat -1 parts=2 cut=5"
+
+
+@pytest.mark.spec("RNK-11")
+@pytest.mark.parametrize(
+    ("text", "whole", "parts"),
+    [
+        pytest.param("concat 0", [1, 2, 3, 4], [[1], [2], [3], [4]], id="parts"),
+        pytest.param(
+            "concat -1 parts=2",
+            [[1, 2, 3, 4, 5, 6, 7, 8]],
+            [[[1, 5]], [[2, 6]], [[3, 7]], [[4, 8]]],
+            id="two",
+        ),
+        pytest.param("concat 0 copies=2", [1, 2], [[1], [1], [2], [2]], id="copies"),
+        pytest.param("concat 0 rounds=2", [1, 2], [[1], [2], [1], [2]], id="rounds"),
+        pytest.param(
+            "concat 0 parts=2,1 copies=1,2",
+            [1, 2, 3, 4, 5, 6, 7, 8, 91, 92],
+            [[1, 2, 91], [3, 4, 91], [5, 6, 92], [7, 8, 92]],
+            id="copies of one part alone",
+        ),
+    ],
+)
+def test_a_whole_tensor_is_split_into_what_ranks_hold(text: str, whole: Any, parts: list[Any]) -> None:
+    held = Rule.parse(text).split(np.array(whole, "f4"), 4)
+    assert [part.tolist() for part in held] == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sum", "nothing says what each rank holds of a tensor of"),
+        ("concat 0 cut=3", "nothing says what each rank holds of a tensor of"),
+        ("concat 0", "concat 0 of an axis of 6, which 4 does not divide"),
+        ("concat 0 parts=2,1 copies=1,2", "of 4 ranks gives 10, and the axis has 6"),
+    ],
+)
+def test_what_does_not_say_who_holds_what_is_not_split(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Rule.parse(text).split(np.zeros(6, "f4"), 4)
+
+
+@pytest.mark.spec("RNK-60")
+def test_copies_of_one_part_are_compared_by_themselves(tmp_path: Path) -> None:
+    key, rule = "0/a.Wqkv/output", recorded("concat -1 parts=2,1 copies=1,2", "0/a.Wqkv/output")
+    held = [[1, 2, 91], [3, 4, 91], [5, 6, 92], [7, 8, 92]]
+    for name in ("right", "wrong"):
+        (tmp_path / name).mkdir()
+    right = merged(tmp_path / "right", {key: [np.array(part, "f4") for part in held]}, tensors=rule)
+    assert problems(right) == []
+    assert right.load(right.get(key)).tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 91, 92]
+    held[3] = [7, 8, 93]
+    wrong = merged(tmp_path / "wrong", {key: [np.array(part, "f4") for part in held]}, tensors=rule)
+    text = "rank 3 holds another part than rank 2, where concat -1 parts=2,1 copies=1,2 (test) says the same"
+    assert problems(wrong) == [(key, "unequal", text)]
+
+
+@pytest.mark.spec("RNK-60")
+@pytest.mark.parametrize(
+    ("shards", "tensors", "text"),
+    [
+        pytest.param(
+            [X, X, X[:1]],
+            (),
+            "rank 0 has [2, 3, 4] and rank 2 has [1, 3, 4]; no rule is recorded, and nothing shows along "
+            "which axis its parts belong together",
+            id="no rule",
+        ),
+        pytest.param(
+            [X, X, X[:1]],
+            recorded("replicated", "0/a/output"),
+            "replicated: shapes [2, 3, 4] and [1, 3, 4] differ (test); rank 0 has [2, 3, 4] and rank 2 has "
+            "[1, 3, 4]",
+            id="copies",
+        ),
+        pytest.param(
+            [X, X.astype("f2"), X],
+            recorded("replicated", "0/a/output"),
+            "rank 0 holds it in float32, rank 1 in float16 (test)",
+            id="dtypes",
+        ),
+    ],
+)
+def test_ranks_of_unlike_shapes_and_dtypes_are_told(
+    tmp_path: Path, shards: list[Any], tensors: Any, text: str
+) -> None:
+    assert [found[2] for found in problems(merged(tmp_path, {"0/a/output": shards}, tensors=tensors))] == [
+        text
+    ]
+
+
+@pytest.mark.spec("RNK-20")
+def test_ranks_of_unlike_models_are_no_run(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    first = write_ranks(tmp_path / "a", {"0/m/output": [X, X]}, model={"class": "A"})
+    other = write_ranks(tmp_path / "b", {"0/m/output": [X, X]}, model={"class": "B"})
+    with pytest.raises(UsageError, match="rank 1 is of a model B, rank 0 A; expected the same") as refused:
+        open_ranks([first[0], other[1]], tmp_path / "t.rank*.h5")
+    assert refused.value.hint == "Name only the archives of one run."
+
+
+def test_an_archive_of_ranks_is_read_as_each_of_them_has_it(tmp_path: Path) -> None:
+    archive = merged(
+        tmp_path,
+        {"0/a/output": [X, 2 * X], "0/b/output": [Y[..., :4], Y[..., 4:]]},
+        tensors=recorded("replicated", "0/a/output") + recorded("concat -1", "0/b/output"),
+    )
+    own = archive.of_rank(1)
+    assert own is not None
+    assert np.array_equal(own.load(own.get("0/a/output")), 2 * X)
+    assert np.array_equal(own.load(own.get("0/b/output")), Y)
+    assert np.array_equal(archive.load(archive.get("0/a/output")), X)
+    with open_archive(write_archive(tmp_path / "one.h5", {"0/a/output": X})) as one:
+        assert one.of_rank(0) is None

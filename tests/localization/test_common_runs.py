@@ -69,7 +69,7 @@ def change_activation(port: Any) -> None:
     port.model.layers[1].mlp.act_fn = nn.GELU()
 
 
-@pytest.mark.slow
+@pytest.mark.sampled
 @pytest.mark.spec("RPL-60", "INJ-70")
 @pytest.mark.parametrize(("reference", "target"), PAIRS)
 def test_what_both_runs_have_verifies_a_port(tmp_path: Path, reference: str, target: str) -> None:

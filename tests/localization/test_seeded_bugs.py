@@ -146,7 +146,7 @@ def runs(tmp_path: Path) -> Callable[..., Path]:
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.sampled
 @pytest.mark.spec("RPL-7")
 @pytest.mark.parametrize("name", SEEDED)
 def test_a_seeded_mistake_is_seen_where_the_table_says_and_caught_by_replay(

@@ -44,14 +44,13 @@ _SETTINGS: Final[dict[str, dict[str, Any]]] = {  # of each model beside its size
 _PACKAGES: Final = {"Qwen3Moe": "qwen3_moe"}
 
 
-def _inputs() -> dict[str, torch.Tensor]:
-    """Two prompts of twelve tokens."""
+def _inputs(padding: int = 0) -> dict[str, torch.Tensor]:
+    """Two prompts of twelve tokens, the second with so many of padding behind it."""
     ids = torch.randint(3, 256, (2, 12), generator=torch.Generator().manual_seed(5))
-    return {
-        "input_ids": ids,
-        "attention_mask": torch.ones_like(ids),
-        "position_ids": torch.arange(12).repeat(2, 1),
-    }
+    mask = torch.ones_like(ids)
+    mask[1, 12 - padding :] = 0
+    positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
+    return {"input_ids": ids * mask, "attention_mask": mask, "position_ids": positions}
 
 
 def _model(name: str) -> Any:
@@ -68,8 +67,8 @@ def _model(name: str) -> Any:
     return model
 
 
-def _reference(name: str) -> Callable[[], tensorcap.Workload]:
-    return lambda: tensorcap.Workload(_model(name), {**_inputs(), "use_cache": False})
+def _reference(name: str, padding: int = 0) -> Callable[[], tensorcap.Workload]:
+    return lambda: tensorcap.Workload(_model(name), {**_inputs(padding), "use_cache": False})
 
 
 def _application(name: str, **changes: Any) -> Any:
@@ -99,8 +98,8 @@ def _application(name: str, **changes: Any) -> Any:
     return application
 
 
-def _port(name: str) -> Callable[[], tensorcap.Workload]:
-    return lambda: tensorcap.Workload(_application(name), _inputs())
+def _port(name: str, padding: int = 0) -> Callable[[], tensorcap.Workload]:
+    return lambda: tensorcap.Workload(_application(name), _inputs(padding))
 
 
 reference_Llama, port_Llama = _reference("Llama"), _port("Llama")  # noqa: N816 # as the models are called
@@ -109,6 +108,7 @@ reference_Qwen3, port_Qwen3 = _reference("Qwen3"), _port("Qwen3")  # noqa: N816
 reference_Mistral, port_Mistral = _reference("Mistral"), _port("Mistral")  # noqa: N816
 reference_Mixtral, port_Mixtral = _reference("Mixtral"), _port("Mixtral")  # noqa: N816
 reference_Qwen3Moe, port_Qwen3Moe = _reference("Qwen3Moe"), _port("Qwen3Moe")  # noqa: N816
+reference_padded, port_padded = _reference("Mixtral", 4), _port("Mixtral", 4)
 
 
 def wrong_epsilon() -> tensorcap.Workload:

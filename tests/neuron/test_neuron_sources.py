@@ -232,7 +232,7 @@ def test_sources_that_were_not_named_are_asked_for() -> None:
         import_module(NXDI)
     explained = explain_import_error(error.value)
     assert explained is not None
-    assert str(explained).endswith(f": imports {NXDI}, which is not installed, expected --neuron-src PATH")
+    assert str(explained).endswith(f": imports {NXDI}, which is not installed, expected --neuron-src DIR")
     assert "aws-neuron/neuronx-distributed-inference" in (explained.hint or "")
 
 

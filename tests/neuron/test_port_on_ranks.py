@@ -5,32 +5,70 @@ The port is our own, `lookalike/port.py`; each mistake of it is in one module th
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 import tensorcap
+from tensorcap.adapters import adapter_named
+from tensorcap.adapters.neuron import leave_ranks
+from tensorcap.localization import bisect_live
+from tensorcap.rerun import replay
 from tensorcap_cli.main import main
 
 ROOT = Path(__file__).parents[2]
 PORT = Path(__file__).parent / "lookalike" / "port.py"
+ASSERTION = """
+import os
+import port
+from torch import distributed
+from tensorcap.adapters import adapter_named
+from tensorcap.adapters.neuron import leave_ranks
+from tensorcap.testing import assert_matches
+
+adapter_named("neuron").seed(0)
+for name in ("port", "wrong_shard"):
+    try:
+        assert_matches("../ref.h5", getattr(port, name), exclude=["*/param.*"])
+        text = f"{name} matches"
+    except AssertionError as error:
+        text = f"{name}: " + next(l for l in str(error).splitlines() if "part" in l).strip().partition(":")[0]
+    print(f"rank {os.environ['RANK']}: {text}\\n", end="", flush=True)
+leave_ranks()
+"""
 TIMEOUT_SECONDS = 600  # ten times and more of what four processes need here
 
-# the module, and what its finding says of ranks
+# the module, what its finding says of ranks, and the kind that its diagnosis names
 MISTAKES = {
-    "wrong_shard": ("model.layers.1.self_attn.q_proj", ", which is the reference's part of rank 0"),
-    "unreduced": ("model.layers.1.mlp.down_proj", "as terms of a sum would that was not taken"),
-    "missing_reduce": ("model.layers.1.mlp.down_proj", ""),
-    "doubled_reduce": ("model.layers.1.self_attn.o_proj", ""),
-    "halves": ("model.layers.1.mlp.gate_proj", ""),
-    "kv_order": ("model.layers.0.self_attn.k_proj", "rank 1 holds another tensor than rank 0, where concat"),
-    "epsilon": ("model.layers.0.input_layernorm", ""),
-    "padding": ("model.layers.1.self_attn", ""),
-    "bias_on_every_rank": ("model.layers.1.self_attn.o_proj", ""),
+    "wrong_shard": (
+        "model.layers.1.self_attn.q_proj",
+        ", which is the reference's part of rank 0",
+        "rank-parts",
+    ),
+    "unreduced": (
+        "model.layers.1.mlp.down_proj",
+        "as terms of a sum would that was not taken",
+        "reduce-missing",
+    ),
+    "missing_reduce": ("model.layers.1.mlp.down_proj", "", "bias-on-ranks"),
+    "doubled_reduce": ("model.layers.1.self_attn.o_proj", "", "reduced-again"),
+    "halves": ("model.layers.1.mlp.gate_proj", "", "fused-cut"),
+    "kv_order": (
+        "model.layers.0.self_attn.k_proj",
+        "rank 1 holds another tensor than rank 0, where concat",
+        "repeats-order",
+    ),
+    "epsilon": ("model.layers.0.input_layernorm", "", "norm-eps"),
+    "padding": ("model.layers.1.self_attn", "", "attention-mask"),
+    "bias_on_every_rank": ("model.layers.1.self_attn.o_proj", "", "bias-on-ranks"),
 }
 
 
@@ -57,6 +95,13 @@ def capture(folder: Path, framework: str, function: str, *options: str) -> str:
     return done.stdout + done.stderr
 
 
+def launch(folder: Path, ranks: int, *functions: str) -> None:
+    """Run functions of the port on the ranks of a launcher, each into archives of its name."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+    done = run(folder, *launcher, str(PORT.with_name("mistakes.py")), *functions)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def refusal(*options: str) -> tuple[int, str]:
     """The exit status and the error of `tcap capture neuron --tp 2`, which starts no process."""
     arguments = ["capture", "neuron", "port.py:port", "--tp", "2", *options]
@@ -74,11 +119,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def port() -> Iterator[Any]:
+    """The look-alike port and its reference, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(PORT.parent))
+        yield importlib.import_module(PORT.stem)
+    leave_ranks()
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in (PORT.stem, "neuronx_distributed", "neuronx_distributed_inference"):
+            del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
 def mistakes(folder: Path) -> Path:
     """The right port on prompts of two lengths, and all mistakes, on four ranks."""
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4")
-    done = run(folder, *launcher, str(PORT.with_name("mistakes.py")), "padded", *MISTAKES)
-    assert done.returncode == 0, done.stdout + done.stderr
+    low = ("port:bfloat16", "rounded_terms:bfloat16")
+    launch(folder, 4, "padded", "fused", *low, *MISTAKES)
     return folder
 
 
@@ -153,7 +209,7 @@ def test_a_right_port_accuses_nobody_on_prompts_of_unlike_lengths(mistakes: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_on_ranks_is_named_first(mistakes: Path, name: str) -> None:
-    module, text = MISTAKES[name]
+    module, text, _ = MISTAKES[name]
     reference = mistakes / ("padded_ref.h5" if name == "padding" else "ref.h5")
     target = mistakes / f"{name}.rank*.h5"
     comparison = tensorcap.compare(reference, target)
@@ -163,6 +219,127 @@ def test_a_mistake_on_ranks_is_named_first(mistakes: Path, name: str) -> None:
     suspects = tensorcap.localize(reference, target).suspects
     assert suspects[0].module == module
     assert text in suspects[0].reason
+
+
+@pytest.mark.slow
+@pytest.mark.spec("DIA-300", "DIA-301")
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_on_ranks_is_named_by_kind(mistakes: Path, port: Any, name: str) -> None:
+    is_padded = name == "padding"
+    reference = mistakes / ("padded_ref.h5" if is_padded else "ref.h5")
+    made = port.padded_reference() if is_padded else port.reference()
+    result = tensorcap.localize(reference, mistakes / f"{name}.rank*.h5", reference_model=made)
+    first = result.suspects[0]
+    assert first.module == MISTAKES[name][0]
+    assert first.diagnosis is not None
+    assert first.diagnosis.kind == MISTAKES[name][2]
+    if name in ("unreduced", "missing_reduce"):  # what follows has one rank's terms, and is no suspect
+        assert {"model.norm", "lm_head"}.isdisjoint(suspect.module for suspect in result.suspects)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_right_port_in_bfloat16_rounds_as_the_model_itself(
+    folder: Path, request: pytest.FixtureRequest, port: Any, ranks: int
+) -> None:
+    target = folder / "port.bfloat16.h5"
+    if ranks == 4:
+        target = request.getfixturevalue("mistakes") / "port.bfloat16.rank*.h5"
+    elif ranks == 2:
+        (folder / "two").mkdir()
+        launch(folder / "two", 2, "port:bfloat16")
+        target = folder / "two" / "port.bfloat16.rank*.h5"
+    else:
+        launch(folder, 1, "port:bfloat16")
+    comparison = tensorcap.compare(folder / "ref.h5", target)
+    assert comparison.exit_status == 0
+    assert not [item for item in tensorcap.preflight(folder / "ref.h5", target).items if item.explains]
+    result = replay(folder / "ref.h5", target, reference_model=port.reference())
+    assert result.exit_status == 0
+    ratios = sorted(result.leaf_ratios.values())
+    assert len(ratios) == 25  # embedding, tables of rotations, 5 norms, 14 projections, 2 activations, head
+    assert ratios[-1] <= 1.2
+    assert 0.9 <= median(ratios) <= 1.1
+
+
+@pytest.mark.slow
+@pytest.mark.spec("RPL-180")
+def test_terms_that_ranks_round_and_add_up_in_bfloat16_accuse_nobody(mistakes: Path, port: Any) -> None:
+    target = mistakes / "rounded_terms.bfloat16.rank*.h5"
+    assert tensorcap.compare(mistakes / "ref.h5", target).exit_status == 0
+    result = replay(mistakes / "ref.h5", target, reference_model=port.reference())
+    assert result.exit_status == 0
+    assert max(result.leaf_ratios.values()) > 1.5  # four roundings of terms, and two of their sums
+
+
+@pytest.mark.slow
+@pytest.mark.spec("NRN-152")
+def test_a_fused_projection_of_repeated_heads_is_put_together(mistakes: Path) -> None:
+    target = mistakes / "fused.rank*.h5"
+    with tensorcap.open_archive(target) as archive:
+        assert archive.info.ranks is not None
+        assert not archive.info.ranks.problems
+        assert archive.get("0/layers.1.self_attn.qkv_proj.Wqkv/output").shape == (2, 32, 128)
+    comparison = tensorcap.compare(mistakes / "ref.h5", target)
+    assert comparison.exit_status == 0
+    keys = {pair.key for pair in comparison.pairs if pair.is_compared}
+    assert {f"0/model.layers.1.self_attn.{name}_proj/output" for name in "qkv"} <= keys
+
+
+@pytest.mark.slow
+@pytest.mark.spec("NRN-181", "INJ-100", "BIS-40")
+def test_a_port_is_injected_verified_and_bisected(folder: Path, port: Any) -> None:
+    adapter = adapter_named("neuron")
+    found = bisect_live(folder / "ref.h5", adapter.prepare(port.epsilon()))
+    assert (found.module, found.blame, found.exit_status) == ("model.layers.0.input_layernorm", "module", 1)
+    target = adapter.prepare(port.port(), dtype="bfloat16", input_dtype="bfloat16")
+    verification = tensorcap.verify(port.reference(), target, folder / "report")
+    assert verification.exit_status == 0
+    with tensorcap.open_archive(folder / "report" / "with_injection" / "target.h5") as archive:
+        assert archive.info.injected is not None
+        sites = {slot.site for slot in archive.info.injected.slots if slot.status == "injected"}
+        assert {"layers.1.mlp.down_proj", "layers.0.self_attn.o_proj.o_proj", "norm", "lm_head"} <= sites
+    tensorcap.inject(folder / "ref.h5", adapter.prepare(port.epsilon()), folder / "own.h5")
+    pairs = tensorcap.compare(folder / "ref.h5", folder / "own.h5").pairs
+    assert [p.key for p in pairs if p.status in ("suspect", "diverged")] == [
+        "0/model.layers.0.input_layernorm/output",
+        "0/model.layers.0.self_attn/input.hidden_states",  # the same tensor, before it was replaced
+    ]
+
+
+@pytest.mark.slow
+def test_an_assertion_on_ranks_is_about_what_all_of_them_hold(folder: Path) -> None:
+    script = folder / "check.py"
+    script.write_text(ASSERTION)
+    (folder / "asserted").mkdir()
+    arguments = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script))
+    done = run(folder / "asserted", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "rank 0: port matches",
+        "rank 0: wrong_shard: all of it in rank 1's part",
+        "rank 1: port matches",
+        "rank 1: wrong_shard: all of it in rank 1's part",
+    ]
+    assert not list((folder / "asserted").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.spec("NRN-180")
+def test_the_group_of_a_port_is_left_again(tmp_path: Path) -> None:
+    code = (
+        "import os, port\nbefore = dict(os.environ)\n"
+        "from torch import distributed\nfrom tensorcap.adapters import adapter_named\n"
+        "from tensorcap.adapters.neuron import leave_ranks\n"
+        "adapter_named('neuron').seed(0)\nassert distributed.is_initialized()\n"
+        "assert (os.environ['RANK'], os.environ['NXD_CPU_MODE']) == ('0', '1')\n"
+        "leave_ranks()\nassert not distributed.is_initialized()\nassert dict(os.environ) == before\n"
+        "distributed.init_process_group('gloo', store=distributed.HashStore(), rank=0, world_size=1)\n"
+        "adapter_named('neuron').seed(0)\nleave_ranks()\nassert distributed.is_initialized()\n"
+        "distributed.destroy_process_group()\n"
+    )
+    done = run(tmp_path, "-c", code)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

@@ -19,29 +19,43 @@ LENGTH = 8  # of the rows that the port runs on
 IDS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 
 
+class Mean(nn.Module):
+    """A mean of what each token sees, by a mask of truth or one of numbers that are added to scores."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        sees = mask if mask.dtype == torch.bool else mask == 0
+        weights = sees[:, 0].to(x.dtype)
+        return weights @ x / weights.sum(-1, keepdim=True)
+
+
 class Net(nn.Module):
-    """Tokens, and a mean of those up to each; a mask is made as the port makes it."""
+    """Tokens, and a mean of those up to each, by a mask of numbers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(10, 6)
+        self.mean = Mean()
         self.mix = nn.Linear(6, 6)
         self.head = nn.Linear(6, 10)
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        x = self.embed(input_ids)
-        causal = torch.ones(x.shape[1], x.shape[1]).tril() * attention_mask[:, None]
-        logits: torch.Tensor = self.head(self.mix(causal @ x / causal.sum(-1, keepdim=True)))
+        sees = torch.ones(2 * input_ids.shape[1:]).tril().bool() & attention_mask[:, None, None].bool()
+        mask = torch.zeros(sees.shape).masked_fill(~sees, torch.finfo(torch.float32).min)
+        return self.compute(input_ids, mask)
+
+    def compute(self, input_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.mix(self.mean(self.embed(input_ids), mask)))
         return logits
 
 
 class Port(Net):
-    """The same of one length alone, as a graph for a device is."""
+    """The same of one length alone, as a graph for a device is, with a mask of truth."""
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         if input_ids.shape[1] != LENGTH:
             raise RuntimeError(f"the graph is of {LENGTH} tokens")
-        return super().forward(input_ids, attention_mask)
+        sees = torch.ones(LENGTH, LENGTH).tril().bool()
+        return self.compute(input_ids, sees.expand(len(input_ids), 1, LENGTH, LENGTH))
 
 
 Port.__module__ = "neuronx_distributed_inference.net"  # by which its adapter is found
@@ -84,9 +98,13 @@ def test_padding_keeps_the_values_of_the_run_without_injection(reference: Path, 
         np.testing.assert_array_equal(given[:, :5].numpy(), archive.read(archive.get("0/mix/input.input")))
     torch.testing.assert_close(given[:, 5:], natural[:, 5:], rtol=0, atol=0)
     assert result.shape == (2, LENGTH, 6)
+    with open_archive(tmp_path / "own.h5") as archive:
+        assert archive.info.injected is not None
+        masks = [slot for slot in archive.info.injected.slots if slot.slot == "input.mask"]
+        assert [slot.status for slot in masks] == ["injected"]
     comparison = tensorcap.compare(reference, tmp_path / "own.h5")
     bad = {pair.key for pair in comparison.pairs if pair.status == "diverged"}
-    assert bad == {"0/embed/output", "0/mix/input.input"}  # what the embedding made, and was given on
+    assert bad == {"0/embed/output", "0/mean/input.x"}  # what the embedding made, and was handed on
 
 
 @pytest.mark.spec("INJ-90")

@@ -351,8 +351,7 @@ def test_a_browser_that_loses_the_server_says_so_and_goes_on_when_it_is_back(
     one.complaints.clear()  # the browser tells of requests that found nobody
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 800])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 800)])
 def test_nothing_is_wider_than_the_screen(
     serve: Callable[..., Served], plain: tuple[Path, Path], scheme: str, width: int
 ) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensorcap.comparison import Pair
 from tensorcap.viewer import Subject, open_subject
-from tensorcap.viewer.rows import METRICS, Choice, shortened
+from tensorcap.viewer.rows import METRICS, Choice, rows_of_pairs, shortened
 from tests.support.archives import write_archive
 
 X = np.random.default_rng(3).standard_normal((4, 16)).astype(np.float32)
@@ -23,11 +24,11 @@ OURS = {
     "0/layers.1.act/output": X + 1,
     "0/norm/output": X,
 }
-# Errors of 1 % of the values in one, 10 % in another; one NaN; one missing.
+# 10 % of the values in one, 1 % of values a hundred times as large in another; one NaN; one missing.
 THEIRS = {
     "0/@root/input.x": X,
-    "0/layers.0.fc/output": X * np.float32(1.01),
-    "0/layers.0.act/output": X * np.float32(110),
+    "0/layers.0.fc/output": X * np.float32(1.1),
+    "0/layers.0.act/output": X * np.float32(101),
     "0/layers.1.fc/output": np.where(np.arange(16) == 5, np.nan, X).astype(np.float32),
     "0/norm/output": X,
 }
@@ -49,7 +50,7 @@ def keys(subject: Subject, **choice: Any) -> list[str]:
 
 @pytest.mark.spec("VIEW-20")
 def test_the_least_similar_come_first_and_what_has_no_value_last(subject: Subject) -> None:
-    order = ["layers.1.fc", "layers.0.act", "layers.0.fc", "@root/input.x", "norm", "layers.1.act"]
+    order = ["layers.1.fc", "layers.0.fc", "layers.0.act", "@root/input.x", "norm", "layers.1.act"]
     assert keys(subject) == order
     # By error, values a hundred times as large do not count a hundred times: 0.1 of the peak before 0.01.
     assert keys(subject, metric="max-abs") == order
@@ -83,7 +84,7 @@ def test_a_dot_is_the_verdict_and_a_score_has_the_colour_of_its_band(subject: Su
         "0/layers.1.act/output": "red",
         "0/norm/output": "green",
     }
-    scale, one_percent = subject.scale, rows["0/layers.0.fc/output"]
+    scale, one_percent = subject.scale, rows["0/layers.0.act/output"]
     # PSNR of 1 %: the peak over the RMS error; in float32 between 40 and 60 dB is yellow.
     peak, rms = float(np.abs(X).max()), float(np.sqrt(np.mean((X.astype("f8") * 0.01) ** 2)))
     assert scale.value(one_percent, "psnr") == pytest.approx(20 * math.log10(peak / rms), abs=1e-3)
@@ -121,3 +122,10 @@ def test_long_names_lose_their_middle_and_what_is_not_printable() -> None:
     assert len(shortened(name)) == 159
     assert shortened(name).isprintable()
     assert shortened("a\u202eb") == "a b"
+
+
+def test_pairs_without_a_record_have_no_row_and_leave_no_gap(subject: Subject) -> None:
+    assert subject.source is not None
+    pairs = list(subject.source.comparison.pairs)
+    pairs.insert(2, Pair("0/nothing/output", "excluded", None, None))
+    assert [row.number for row in rows_of_pairs(pairs, {})] == [0, 1, 2, 3, 4, 5]

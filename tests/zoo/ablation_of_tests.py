@@ -57,7 +57,7 @@ MECHANISMS: Final[Mapping[str, tuple[str, Callable[..., Any]]]] = {  # what is p
     "reordered rows": ("tensorcap.comparison.judge.aligned_errors", lambda *_: {}),
     "cancellation": ("tensorcap.comparison.policy_tests.growth.cancellation_scale", lambda *_: 1.0),
     "padding": ("tensorcap.comparison.judge.Padding.without", lambda _, pair: pair),
-    "masks": ("tensorcap.comparison.judge.judge_masks", lambda _, __, pair: pair),
+    "masks": ("tensorcap.comparison.judge.judge_masks", lambda _, __, pair, ___: pair),
     "agreement": ("tensorcap.comparison.pipeline.explain_by_agreement", lambda _, __, pairs, *___: pairs),
     "passed through": ("tensorcap.comparison.pipeline.judge_pass_through", lambda _, __, pairs, *___: pairs),
 }

@@ -96,7 +96,7 @@ def test_a_correct_cached_run_is_green(archives: Any) -> None:
     assert compare(reference, target).exit_status == 0
 
 
-@pytest.mark.slow
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "run", "rows", "seed"),
     [
@@ -119,7 +119,7 @@ def test_growth_behind_flipped_experts_makes_no_suspect(
         assert (located.suspects, located.exit_status) == ((), 0)
 
 
-@pytest.mark.slow
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "dtype", "run", "rows", "seed"),
     [

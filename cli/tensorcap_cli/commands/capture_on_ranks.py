@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ import click
 from tensorcap_cli.options.sections import Command
 
 _ARGUMENTS: Final = "tensorcap_cli.arguments"
+_TIME_LIMIT: Final = "--timeout"
 
 
 class RanksCommand(Command):
@@ -41,6 +42,18 @@ def ranks_to_start(count: int) -> int:
     return 1
 
 
+def _without_time_limit(arguments: Sequence[str]) -> list[str]:
+    """Arguments without `--timeout`, which is that of this process: it ends the ranks."""
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        if word == _TIME_LIMIT:
+            next(words, None)
+        elif not word.startswith(f"{_TIME_LIMIT}="):
+            kept.append(word)
+    return kept
+
+
 def capture_on_ranks(count: int, options: Mapping[str, Any], *, as_json: bool) -> None:
     """Run the command of the current context on several ranks, merge what they wrote, and print that.
 
@@ -66,9 +79,8 @@ def capture_on_ranks(count: int, options: Mapping[str, Any], *, as_json: bool) -
     context = click.get_current_context()
     output = Path(options["output"])
     paths = [rank_path(output, rank) for rank in range(count)]
-    arguments = [*context.command_path.split()[1:], *context.meta[_ARGUMENTS]]
+    own = [*context.command_path.split()[1:], *_without_time_limit(context.meta[_ARGUMENTS])]
     click.echo(f"capturing {count} ranks, a process each", err=True)
-    run_on_ranks(
-        [sys.executable, "-m", "tensorcap_cli", *arguments], [path.with_suffix(".log") for path in paths]
-    )
+    command = [sys.executable, "-m", "tensorcap_cli", *own]
+    run_on_ranks(command, [path.with_suffix(".log") for path in paths], paths)
     print_result(merge(paths, output), print_merged, as_json=as_json)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import getpass
+import os
 import socket
+import sys
 import webbrowser
 from contextlib import ExitStack
 
@@ -53,7 +55,7 @@ def command(reference: str, target: str | None, *, port: int, no_browser: bool, 
         number = address.split(":")[2].partition("/")[0]
         click.echo(f"from another machine: ssh -L {number}:127.0.0.1:{number} {_login()}", err=True)
         click.echo("Ctrl-C ends it.", err=True)
-        if not no_browser:
+        if not no_browser and _has_screen():
             webbrowser.open(address)
 
     with waiting:
@@ -62,6 +64,11 @@ def command(reference: str, target: str | None, *, port: int, no_browser: bool, 
             view(reference, target, mapping=mapping, port=port, opened=announce)
         except KeyboardInterrupt:  # how a page is closed
             click.echo("Closed.", err=True)
+
+
+def _has_screen() -> bool:
+    """Whether a browser would open a window, and not take over the terminal."""
+    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def _login() -> str:

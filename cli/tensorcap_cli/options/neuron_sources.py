@@ -21,7 +21,7 @@ def neuron_sources_option(function: _Function) -> _Function:
 
     @run_option(
         "--neuron-src",
-        metavar="PATH",
+        metavar="DIR",
         multiple=True,
         help="Where sources of NxD Inference lie; without a Neuron runtime stand-ins are imported for it.",
     )

@@ -137,15 +137,25 @@ class Members:
         first = self.archives[0]
         for rank, archive in enumerate(self.archives[1:], 1):
             facts = (
-                ("is of a model", first.info.model_class, archive.info.model_class),
-                ("has steps", _steps(first), _steps(archive)),
+                (
+                    "is of a model",
+                    first.info.model_class,
+                    archive.info.model_class,
+                    "Name only the archives of one run.",
+                ),
+                (
+                    "has steps",
+                    _steps(first),
+                    _steps(archive),
+                    "Are they of one run? A rank that died early has fewer steps.",
+                ),
             )
-            for what, expected, found in facts:
+            for what, expected, found, hint in facts:
                 if found != expected:
                     raise UsageError(
                         f"{archive.path}: rank {rank} {what} {found or 'unknown'}, "
                         f"rank 0 {expected or 'unknown'}; expected the same",
-                        hint="Are they of one run? A rank that died early has fewer steps.",
+                        hint=hint,
                     )
             ranked = next((r for r in archive.records if r.key.rank), None)
             if ranked is not None:

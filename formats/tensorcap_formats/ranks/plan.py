@@ -171,7 +171,10 @@ class _Planner:
 
     def _why_unknown(self, shards: Shards) -> str:
         if len(set(shards.shapes)) > 1:
-            return "no rule is recorded, and nothing shows along which axis its parts belong together"
+            return (
+                f"{_shapes_text(shards)}; no rule is recorded, and nothing shows along which axis its parts "
+                "belong together"
+            )
         if self._wholes.get(shards.text) == shards.shapes[0]:
             return (
                 "ranks hold unlike tensors of the reference's shape, and no later tensor is their sum: an "
@@ -230,7 +233,9 @@ class _Planner:
             self._require_values(ordered, rule)
             groups = rule.copies(count)
         except UsageError as error:
-            self._leave(shards, f"{error} ({known.known})", "shape")
+            is_told = count > 2 and len(set(shards.shapes)) > 1  # of two it is plain
+            by_rank = f"; {_shapes_text(shards)}" if is_told else ""
+            self._leave(shards, f"{error} ({known.known}){by_rank}", "shape")
             return shards
         unequal = [group for group in groups if len({labels[i] for i in group}) > 1]
         if (
@@ -245,6 +250,7 @@ class _Planner:
             return shards
         for group in unequal:
             self._note_unequal(ordered, rule, known.known, group, labels)
+        self._compare_part_copies(ordered, rule, known.known)
         self._check_shape(shards, rule, known.known, shape)
         return MergedTensor(ordered, known, shape)
 
@@ -259,9 +265,12 @@ class _Planner:
         )
 
     def _require_values(self, shards: Shards, rule: MeshRule) -> None:
-        dtypes = {record.dtype.name for record in shards.records}
-        if len(dtypes) > 1:
-            raise UsageError(f"ranks hold it in {' and '.join(sorted(dtypes))}")
+        names = [record.dtype.name for record in shards.records]
+        if len(set(names)) > 1:
+            other = next(i for i, name in enumerate(names) if name != names[0])
+            raise UsageError(
+                f"rank {shards.ranks[0]} holds it in {names[0]}, rank {shards.ranks[other]} in {names[other]}"
+            )
         if rule.is_replicated:
             return
         if not shards.is_stored:
@@ -287,6 +296,19 @@ class _Planner:
         )
         self._add(shards, "unequal", text, ranks if is_majority else (shards.ranks[usual], *ranks))
 
+    def _compare_part_copies(self, shards: Shards, rule: MeshRule, known: str) -> None:
+        """Say if ranks hold a part unlike of which each has copies of its own."""
+        (first, *others) = rule.rules
+        if others or not first.part_copies:
+            return
+        pair = first.unlike_copies(self._members.read(shards))
+        if pair is not None:
+            one, other = (shards.ranks[number] for number in pair)
+            text = (
+                f"rank {other} holds another part than rank {one}, where {rule.text} ({known}) says the same"
+            )
+            self._add(shards, "unequal", text, (one, other))
+
     def _check_shape(self, shards: Shards, rule: MeshRule, known: str, shape: Shape) -> None:
         if rule.shape is not None and rule.shape != shape:
             text = f"{rule.text} ({known}) gives {list(shape)}, and {list(rule.shape)} was recorded"
@@ -308,6 +330,13 @@ class _Planner:
 
     def _add(self, shards: Shards, kind: str, text: str, ranks: tuple[int, ...] = ()) -> None:
         self._problems.setdefault(shards.text, []).append(RankProblem(shards.text, kind, text, ranks))
+
+
+def _shapes_text(shards: Shards) -> str:
+    """The shapes that ranks have: that of the first rank, and of the first that has another."""
+    other = next(i for i, shape in enumerate(shards.shapes) if shape != shards.shapes[0])
+    ranks = (0, other)
+    return " and ".join(f"rank {shards.ranks[i]} has {list(shards.shapes[i])}" for i in ranks)
 
 
 def _cosine(one: Array, other: Array) -> float:

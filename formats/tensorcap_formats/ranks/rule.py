@@ -5,6 +5,7 @@ concat 2                            ranks hold parts along an axis, in their ord
 concat -1 parts=2                   each rank's part is itself of two parts, as a fused gate and up projection
 concat -1 parts=64,16,16            parts of these sizes, as fused queries, keys and values
 concat 1 copies=2                   each two ranks in succession hold copies, as of KV heads
+concat -1 parts=64,16,16 copies=1,2,2   of each part each so many ranks in succession hold copies
 concat 1 rounds=2                   copies too, but of all parts, one round of ranks after the other
 concat -1 cut=50257                 what is behind this size is padding, as of a vocabulary
 sum, avg, max, min                  each rank holds a term of all elements, as before an all-reduce
@@ -45,6 +46,7 @@ class Rule:
         axis: Of `concat`, the axis; negative from the end.
         parts: Of `concat`, of how many equal parts each rank's part is made, or their sizes.
         copies: Of `concat`, how many ranks in succession hold the same.
+        part_copies: The same of each of `parts` by itself, which have sizes then; () if all have `copies`.
         rounds: Of `concat`, how often the ranks hold all parts anew.
         cut: Of `concat`, the size that is left of the axis; None for all of it.
     """
@@ -55,6 +57,7 @@ class Rule:
     copies: int = 1
     rounds: int = 1
     cut: int | None = None
+    part_copies: tuple[int, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Rule:
@@ -74,11 +77,27 @@ class Rule:
             if kind != "concat":
                 raise ValueError
             options = dict(word.split("=") for word in words[1:])
-            parts = tuple(int(part) for part in options.pop("parts", "1").split(","))
-            numbers = {name: int(value) for name, value in options.items()}
-            if len(options) + ("parts=" in text) != len(words) - 1 or min(*parts, *numbers.values(), 1) < 1:
+            if len(options) != len(words) - 1:
                 raise ValueError
-            return cls(kind, int(words[0]), parts, **numbers)
+            parts, copies = (
+                tuple(int(part) for part in options.pop(name, "1").split(",")) for name in ("parts", "copies")
+            )
+            rounds, cut = int(options.pop("rounds", "1")), options.pop("cut", None)
+            size = None if cut is None else int(cut)
+            is_of_parts = len(copies) > 1
+            if options or min(*parts, *copies, rounds, 1 if size is None else size) < 1:
+                raise ValueError
+            if is_of_parts and (len(copies) != len(parts) or rounds > 1):
+                raise ValueError
+            return cls(
+                kind,
+                int(words[0]),
+                parts,
+                1 if is_of_parts else copies[0],
+                rounds,
+                size,
+                copies if is_of_parts else (),
+            )
         except (ValueError, IndexError, TypeError):
             raise UsageError(f"rule {abbreviate(text)!r} is none, expected one of: {_FORMS}") from None
 
@@ -90,6 +109,8 @@ class Rule:
         words = [f"concat {self.axis}"]
         if self.parts != (1,):
             words.append(f"parts={','.join(map(str, self.parts))}")
+        if self.part_copies:
+            words.append(f"copies={','.join(map(str, self.part_copies))}")
         words += [f"{name}={n}" for name in ("copies", "rounds") if (n := getattr(self, name)) > 1]
         return " ".join(words if self.cut is None else [*words, f"cut={self.cut}"])
 
@@ -145,6 +166,8 @@ class Rule:
         for shape in held:
             self._widths(shape[at])
         size = sum(shape[at] for shape in held)
+        if self.part_copies:
+            size = sum(self._part_sizes(len(held)))
         if self.cut is not None:
             if self.cut > size:
                 raise UsageError(f"{self.text} of {size}, which is less")
@@ -166,7 +189,9 @@ class Rule:
         """Join distinct parts along the axis."""
         at = self.at(held[0].ndim)
         pieces = [np.split(array, np.cumsum(self._widths(array.shape[at]))[:-1], at) for array in held]
-        whole = np.concatenate([piece for part in zip(*pieces, strict=True) for piece in part], at)
+        copies = self.part_copies or (1,) * len(pieces[0])
+        parts = zip(zip(*pieces, strict=True), copies, strict=True)
+        whole = np.concatenate([piece for part, each in parts for piece in part[::each]], at)
         return whole if self.cut is None else whole.take(np.arange(self.cut), at)
 
     def split(self, whole: Array, count: int) -> list[Array]:
@@ -185,16 +210,42 @@ class Rule:
             )
         members = self.distinct(count)
         at, held = self.at(whole.ndim), len(members)
-        if whole.shape[at] % held:
-            raise UsageError(f"{self.text} of an axis of {whole.shape[at]}, which {held} does not divide")
-        widths = [held * width for width in self._widths(whole.shape[at] // held)]
-        parts = [np.split(part, held, at) for part in np.split(whole, np.cumsum(widths)[:-1], at)]
+        sizes = self._sizes_in_whole(whole.shape[at], held)
+        copies = self.part_copies or (1,) * len(sizes)
+        parts = np.split(whole, np.cumsum(sizes)[:-1], at)
+        pieces = [np.split(part, held // each, at) for part, each in zip(parts, copies, strict=True)]
         tensors: list[Array] = [whole] * count
         for number, ranks in enumerate(members):
-            own = np.concatenate([part[number] for part in parts], at)
+            own = [part[number // each] for part, each in zip(pieces, copies, strict=True)]
             for rank in ranks:
-                tensors[rank] = own
+                tensors[rank] = np.concatenate(own, at)
         return tensors
+
+    def unlike_copies(self, arrays: Sequence[Array]) -> tuple[int, int] | None:
+        """Two ranks, by number, that should hold the same part and do not; None if all that should do.
+
+        Args:
+            arrays: The ranks' tensors, of a rule whose parts have copies of their own.
+        """
+        at = self.at(arrays[0].ndim)
+        pieces = [np.split(array, np.cumsum(self._widths(array.shape[at]))[:-1], at) for array in arrays]
+        for part, each in enumerate(self.part_copies):
+            for rank, own in enumerate(pieces):
+                first = rank - rank % each
+                if own[part].tobytes() != pieces[first][part].tobytes():
+                    return first, rank
+        return None
+
+    def _sizes_in_whole(self, size: int, held: int) -> list[int]:
+        """The sizes of the parts of a whole tensor along the axis; `held` ranks have distinct ones."""
+        if self.part_copies:
+            sizes = self._part_sizes(held)
+            if sum(sizes) != size:
+                raise UsageError(f"{self.text} of {held} ranks gives {sum(sizes)}, and the axis has {size}")
+            return sizes
+        if size % held:
+            raise UsageError(f"{self.text} of an axis of {size}, which {held} does not divide")
+        return [held * width for width in self._widths(size // held)]
 
     def _widths(self, size: int) -> Sequence[int]:
         """The sizes of the parts of one rank's part."""
@@ -206,6 +257,14 @@ class Rule:
         if size % count:
             raise UsageError(f"{self.text} of an axis of {size}, which {count} does not divide")
         return (size // count,) * count
+
+    def _part_sizes(self, held: int) -> list[int]:
+        """The sizes of parts in the whole, of which each has copies of its own on ranks in succession."""
+        for copies in self.part_copies:
+            if held % copies:
+                raise UsageError(f"{self.text} of {held} ranks, which {copies} does not divide")
+        pairs = zip(self.parts, self.part_copies, strict=True)
+        return [width * (held // copies) for width, copies in pairs]
 
     def _require_alike(self, looked_at: Sequence[Shape], shapes: Sequence[Shape] | None = None) -> None:
         if len(set(looked_at)) > 1:

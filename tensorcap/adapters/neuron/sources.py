@@ -79,7 +79,7 @@ def explain_import_error(error: ImportError) -> UsageError | None:
     if isinstance(error, ModuleNotFoundError) and root and find_spec(root) is None:
         if root in SOURCES:
             return UsageError(
-                f"{place}: imports {error.name}, which is not installed, expected --neuron-src PATH",
+                f"{place}: imports {error.name}, which is not installed, expected --neuron-src DIR",
                 hint=f"The sources of NxD Inference are in {_REPOSITORIES}.",
             )
         return UsageError(

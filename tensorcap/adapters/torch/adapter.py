@@ -114,6 +114,17 @@ class TorchAdapter(Adapter):
             return None
         return distributed.get_rank(), distributed.get_world_size()
 
+    def gather_texts(self, text: str) -> list[str]:
+        """What each rank of the default process group says here, by rank."""
+        from torch import distributed
+
+        rank = self.process_rank()
+        if rank is None:
+            return [text]
+        texts: list[Any] = [None] * rank[1]
+        distributed.all_gather_object(texts, text)
+        return texts
+
     def seed(self, seed: int) -> None:
         """Set the random generators of all devices."""
         torch.manual_seed(seed)

@@ -26,6 +26,7 @@ _RANK: Final = "SPMDRank"
 _ACTIVATIONS: Final = ("torch.nn.modules.activation", "transformers.activations")
 _WHOLE: Final = "replicated"
 _KEYS_AND_VALUES: Final = ("k_proj", "v_proj")
+_FUSED: Final = "Wqkv"  # queries, keys and values of a rank, one behind the other
 
 
 class _Heads(NamedTuple):
@@ -64,6 +65,7 @@ def _layer_places(
     kind = _kind(module)
     if kind is None:
         yield from _cache_places(path, module, modules)
+        yield from _split_places(path, module, modules)
         yield from _activation_places(path, module, modules, names)
         return
     argument = next((f"input.{escape(name)}" for name in argument_names(module, names)), None)
@@ -97,13 +99,14 @@ def _layer_places(
 
 def _columns(path: str, module: nn.Module, modules: Mapping[str, nn.Module]) -> _Place | None:
     """The rule of columns that are not gathered, behind its kind; None if it has none."""
+    if path.rpartition(".")[2] == _FUSED:
+        fused = _fused_heads(path, module, modules)
+        return None if fused is None else _Place("output", f"concat -1{fused.rule}", f", {fused.known}")
     words, known = ["concat -1"], []
     if (stride := _number(module, "stride") or 1) > 1:
         words.append(f"parts={stride}")
         known.append(f"stride {stride}")
     heads = _repeated_heads(path, modules)
-    if heads is not None and path.rpartition(".")[2] == "Wqkv":
-        return None  # its parts are not of equally many copies
     if heads is not None:
         words.append(f"copies={heads.copies}")
         known.append(heads.known)
@@ -117,6 +120,8 @@ def _columns(path: str, module: nn.Module, modules: Mapping[str, nn.Module]) -> 
 def _parameter_places(path: str, module: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[_Place]:
     """What parameters are that are marked as parts: `partition_dim` says of which axis."""
     heads = _repeated_heads(path, modules)
+    is_fused = path.rpartition(".")[2] == _FUSED
+    fused = _fused_heads(path, module, modules) if is_fused else None
     for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
         if _is_a(module, _RANK):
             yield _Place(f"param.{escape(name)}", "concat 0", f"{_RANK}: the number of the rank")
@@ -125,6 +130,10 @@ def _parameter_places(path: str, module: nn.Module, modules: Mapping[str, nn.Mod
         if not getattr(parameter, "tensor_model_parallel", False) or axis is None:
             continue
         rule, known = f"concat {axis}", f"partition_dim {axis} of the parameter"
+        if is_fused:
+            if fused is not None:
+                yield _Place(f"param.{escape(name)}", f"{rule}{fused.rule}", f"{known}, {fused.known}")
+            continue
         if (stride := _number(parameter, "partition_stride") or 1) > 1:
             rule, known = f"{rule} parts={stride}", f"{known}, partition_stride {stride}"
         if heads is not None:
@@ -151,6 +160,21 @@ def _cache_places(path: str, module: nn.Module, modules: Mapping[str, nn.Module]
         yield _Place(f"output.present_key_value.{i}", f"concat 1{copies}", known)
 
 
+def _split_places(path: str, module: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[_Place]:
+    """Queries, keys and values that a fused projection is split into, as fields or by number."""
+    inner = f"{path}.{_FUSED}" if path else _FUSED
+    if not _is_a(module, _GROUPED) or inner not in modules or _flag(modules[inner], "gather_output"):
+        return
+    if _fused_heads(inner, modules[inner], modules) is None:
+        return
+    heads = _repeated_heads(inner, modules)
+    copies, repeated = ("", "") if heads is None else (f" copies={heads.copies}", f", {heads.known}")
+    for number, name in enumerate(("query", "key", "value")):
+        rule, known = ("concat -1", "") if name == "query" else (f"concat -1{copies}", repeated)
+        for slot in (f"output.{number}", f"output.{name}"):
+            yield _Place(slot, rule, f"heads of a {_GROUPED} with {_FUSED}{known}")
+
+
 def _activation_places(
     path: str, module: nn.Module, modules: Mapping[str, nn.Module], names: dict[Any, list[str]]
 ) -> Iterator[_Place]:
@@ -175,13 +199,35 @@ def _repeated_heads(path: str, modules: Mapping[str, nn.Module]) -> _Heads | Non
     """
     above, _, name = path.rpartition(".")
     parent = modules.get(above)
-    if name not in (*_KEYS_AND_VALUES, "Wqkv") or parent is None or not _is_a(parent, _GROUPED):
+    if name not in (*_KEYS_AND_VALUES, _FUSED) or parent is None or not _is_a(parent, _GROUPED):
         return None
     source, held = _number(parent, "_src_num_key_value_heads"), _number(parent, "num_key_value_heads")
     ranks = _number(parent, "tp_degree")
     if not source or not held or held <= source or held % source or ranks != held:
         return None
     return _Heads(held // source, f"{source} heads of keys repeated to {held}")
+
+
+def _fused_heads(path: str, module: nn.Module, modules: Mapping[str, nn.Module]) -> _Place | None:
+    """Queries, keys and values in one projection, behind the kind of its rule; None if sizes are not known.
+
+    Of keys and values there may be copies, of queries there are none.
+    """
+    parent = modules.get(path.rpartition(".")[0])
+    if parent is None or not _is_a(parent, _GROUPED):
+        return None
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim", "tp_degree")
+    numbers = [_number(parent, name) for name in names]
+    queries, keys, size, ranks = (number or 0 for number in numbers)
+    if min(queries, keys, size, ranks) < 1 or queries % ranks or keys % ranks:
+        return None
+    if (queries + 2 * keys) * size != _number(module, "output_size"):
+        return None
+    widths = [queries * size // ranks, keys * size // ranks, keys * size // ranks]
+    heads = _repeated_heads(path, modules)
+    copies = "" if heads is None else f" copies=1,{heads.copies},{heads.copies}"
+    known = "queries, keys and values by its heads" + ("" if heads is None else f", {heads.known}")
+    return _Place("output", f" parts={','.join(map(str, widths))}{copies}", known)
 
 
 def _token_axis(module: nn.Module) -> int | None:

@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 from tensorcap.adapters.torch.modules import unwrapped
-from tensorcap.adapters.torch.packed_weights import packed_tensors
+from tensorcap.adapters.torch.packed_weights import ScaledWeight, packed_tensors, scaled_weights
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
 from tensorcap.recording import Call
 from tensorcap_formats.keys import escape
 
 _NO_DATA: Final = "meta: no data, neither before the run nor in a call of the module"
+_KEPT: Final = "_packed"  # ends the name of a weight as it is kept, if its floats have its own
 _OFFLOADED: Final = "_old_forward"  # the function that accelerate calls once it has loaded the values
 
 
@@ -61,9 +62,12 @@ class _Holder:
         """Record the tensors that have values now."""
         tensors = self._tensors()
         for slot in list(self.left):
-            if slot in tensors and not _is_empty(tensors[slot]):
-                self.left.remove(slot)
-                self._leaves.record(self._call, slot, tensors[slot])
+            tensor = tensors.get(slot)
+            if tensor is None or _is_empty(tensor.packed if isinstance(tensor, ScaledWeight) else tensor):
+                continue
+            self.left.remove(slot)
+            values = tensor.values() if isinstance(tensor, ScaledWeight) else tensor
+            self._leaves.record(self._call, slot, values)
 
     def await_call(self) -> None:
         """Wait for a call of the module, and record the rest in it."""
@@ -95,15 +99,21 @@ class _Holder:
             with torch.no_grad(), untraced():
                 self.take()
 
-    def _tensors(self) -> dict[str, torch.Tensor]:
+    def _tensors(self) -> dict[str, torch.Tensor | ScaledWeight]:
+        """The tensors by slot; of a weight beside scales the floats have its name, and it has another."""
         module = unwrapped(self._module)
-        tensors: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor | ScaledWeight] = {}
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             tensors[f"param.{escape(name)}"] = parameter
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
             tensors[f"buffer.{escape(name)}"] = buffer
         for name, packed in packed_tensors(module).items():
             tensors[f"param.{escape(name)}"] = packed.dequantize() if packed.is_quantized else packed
+        for name, weight in scaled_weights(module).items():
+            slot = f"param.{escape(name)}"
+            if slot in tensors:
+                tensors[f"{slot}{_KEPT}"] = tensors[slot]
+            tensors[slot] = weight
         return tensors
 
 

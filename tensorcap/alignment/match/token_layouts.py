@@ -57,7 +57,8 @@ def match_tokens(mapping: ResolvedMapping) -> ResolvedMapping:
     """Compare the tokens that both sides have, in entries whose shapes differ for that reason.
 
     1. Entries whose tensors come out in other shapes than the reference's are candidates, if both runs were
-       fed the same tokens. Tensors that only lie along other axes count if most results do.
+       fed the same tokens; of a whole module those of its tensors. Tensors that only lie along other axes
+       count if most results do.
     2. Each is tried with `valid_tokens`, then with `last_token`, each alone and with a row axis added or
        removed.
     3. The first steps with which all tensors of the entry fit are taken; `last_token` only if it holds to
@@ -67,17 +68,18 @@ def match_tokens(mapping: ResolvedMapping) -> ResolvedMapping:
     """
     if mapping.alignment.tokens is not None:
         return mapping
+    original, mapping = mapping, _by_slots(mapping)
     entries, links_by_entry = list(mapping.alignment.entries), mapping.links_by_entry
     unlike = [number for number, links in enumerate(links_by_entry) if not _has_reference_shapes(links)]
     if not unlike:
-        return mapping
+        return original
     try:
         tokens = TokenAlignment.of(mapping.reference, mapping.target, TokenRule(VALID))
     except UsageError:  # nothing says which tokens there are
-        return mapping
+        return original
     count = len(tokens.pairs)
     if tokens.unequal_ids or not count == tokens.reference.count == tokens.target.count:
-        return mapping  # the runs were fed other tokens, which is an error to be reported
+        return original  # the runs were fed other tokens, which is an error to be reported
     regrouped = [number for number in unlike if _are_regrouped(links_by_entry[number])]
     if len(regrouped) < max(2, _TIMES * _count_in_place(mapping, tokens)):
         unlike = [number for number in unlike if number not in regrouped]
@@ -91,6 +93,9 @@ def match_tokens(mapping: ResolvedMapping) -> ResolvedMapping:
             for number, entry in fitting.items():
                 entries[number] = entry
             unlike = [number for number in unlike if number not in fitting]
+    pairs = zip(mapping.alignment.entries, entries, strict=True)
+    if all(entry is before for before, entry in pairs):
+        return _with_arguments(original)
     return _with_arguments(mapping.with_entries(entries))
 
 
@@ -101,8 +106,8 @@ def _with_arguments(mapping: ResolvedMapping) -> ResolvedMapping:
     """
     ours, theirs = (_arguments(archive) for archive in (mapping.reference, mapping.target))
     linked = [
-        {place_of(record) for link in mapping.links for record in side(link)}
-        for side in (lambda link: link.reference, lambda link: link.target)
+        {place_of(record) for link in mapping.links for record in (link.target if i else link.reference)}
+        for i in range(len(SIDE_NAMES))
     ]
     trial: dict[int, Entry] = {}
     for entry, links in zip(mapping.alignment.entries, mapping.links_by_entry, strict=True):
@@ -126,9 +131,9 @@ def _with_arguments(mapping: ResolvedMapping) -> ResolvedMapping:
     )
     left_over = []
     for left in mapping.alignment.left_over:
-        places = tuple(p for p in left.places if p not in placed[SIDE_NAMES.index(left.side)])
-        if places:
-            left_over.append(replace(left, places=places))
+        rest = tuple(place for place in left.places if place not in placed[SIDE_NAMES.index(left.side)])
+        if rest:
+            left_over.append(replace(left, places=rest))
     alignment = replace(mapping.alignment, left_over=tuple(left_over))
     entries = (*alignment.entries, *fitting)
     return resolve(replace(alignment, entries=entries), mapping.reference, mapping.target)
@@ -141,6 +146,30 @@ def _arguments(archive: Archive) -> dict[str, list[str]]:
         if record.key.slot.startswith("input") and record.key.site != ROOT_SITE and not record.key.rank:
             slots.setdefault(record.key.site, {})[record.key.slot] = None
     return {site: [*names] for site, names in slots.items()}
+
+
+def _by_slots(mapping: ResolvedMapping) -> ResolvedMapping:
+    """Split entries of whole modules if some of their tensors have the reference's shapes: these stay.
+
+    A model returns logits of last tokens, and its ids and its mask are whole: a mask of which padding is left
+    out would no longer say what is padding.
+    """
+    entries: list[Entry] = []
+    for entry, links in zip(mapping.alignment.entries, mapping.links_by_entry, strict=True):
+        is_plain = not (entry.steps or entry.dims or entry.variables)
+        if not is_plain or {place.count("/") for place in (*entry.reference, *entry.target)} != {0}:
+            entries.append(entry)
+            continue
+        pairs: dict[tuple[str, str], list[Link]] = {}
+        for link in links:
+            if len(link.reference) == len(link.target) == 1:
+                pairs.setdefault((place_of(link.reference[0]), place_of(link.target[0])), []).append(link)
+        fit = [_has_reference_shapes(of_pair) for of_pair in pairs.values()]
+        if all(fit) or not any(fit) or sum(map(len, pairs.values())) < len(links):
+            entries.append(entry)
+            continue
+        entries += [replace(entry, reference=(one,), target=(other,)) for one, other in pairs]
+    return mapping.with_entries(entries)
 
 
 def _find_gathered(trial: Mapping[int, Entry], mapping: ResolvedMapping) -> list[int]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 
 import port
-from torch import distributed
 
 from tensorcap.adapters import adapter_named
+from tensorcap.adapters.neuron import leave_ranks
 from tensorcap.session import capture_workload
 
 if __name__ == "__main__":
@@ -20,4 +20,4 @@ if __name__ == "__main__":
         name, _, dtype = argument.partition(":")
         workload = adapter.prepare(getattr(port, name)(), dtype=dtype or None, input_dtype=dtype or None)
         capture_workload(workload, f"{name}{dtype and '.'}{dtype}.h5", params=True)
-    distributed.destroy_process_group()
+    leave_ranks()

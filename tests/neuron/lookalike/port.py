@@ -81,6 +81,12 @@ def planted(plant: Callable[[Any], None], **options: Any) -> Callable[[], tensor
     return function
 
 
+def _fused(model: Any) -> None:
+    """No mistake: queries, keys and values of each attention are one projection."""
+    for layer in model.layers:
+        layer.self_attn.qkv_proj.fuse()
+
+
 def _wrong_shard(model: Any) -> None:
     rank, count = rank_and_count()
     layer = model.layers[1].self_attn.qkv_proj.q_proj
@@ -141,6 +147,7 @@ class _WrongOrder(GroupQueryAttention_QKV):
 
 
 rounded_terms = planted(_rounded_terms)
+fused = planted(_fused)
 wrong_shard = planted(_wrong_shard)
 missing_reduce = planted(_missing_reduce)
 unreduced = planted(_unreduced)

@@ -45,11 +45,30 @@ class GroupQueryAttention_QKV(nn.Module):  # noqa: N801 # NxDI's name
                 tensors = [self.repeat(tensor, copies) for tensor in tensors]
             setattr(self, name, ColumnParallelLinear(*tensors, gather_output=False))
 
+        self.fused_qkv = False
+
+    def fuse(self) -> None:
+        """Put this rank's queries, keys and values into one projection, one behind the other."""
+        rank, count = rank_and_count()
+        layers = [getattr(self, name) for name in ("q_proj", "k_proj", "v_proj")]
+        whole = [torch.cat([getattr(layer, kind).data for layer in layers]) for kind in ("weight", "bias")]
+        parts = [
+            torch.cat([part if i == rank else torch.zeros_like(part) for i in range(count)]) for part in whole
+        ]
+        self.Wqkv = ColumnParallelLinear(*parts, gather_output=False)
+        self.fused_qkv = True
+        for name in ("q_proj", "k_proj", "v_proj"):
+            delattr(self, name)
+
     def repeat(self, tensor: Tensor, copies: int) -> Tensor:
         """Repeat the heads of keys, in the order in which ranks use them."""
         return repeated(tensor, self.head_dim, copies)
 
     def forward(self, hidden_states: Tensor) -> QKVOutput:
+        if self.fused_qkv:
+            each = self.num_attention_heads * self.head_dim // self.tp_degree
+            keys = self.num_key_value_heads * self.head_dim // self.tp_degree
+            return QKVOutput(*torch.tensor_split(self.Wqkv(hidden_states), (each, each + keys), -1), True)
         return QKVOutput(
             self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states), True
         )
