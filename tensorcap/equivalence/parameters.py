@@ -78,7 +78,7 @@ class RunSettings:
     Attributes:
         target_framework: `neuron` for a port of parallel layers, which the ranks join before it is built.
         tp: Ranks that hold the port together, a process each.
-        neuron_src: Folders with sources of NxD Inference, for a port that needs them and no runtime of Neuron.
+        neuron_src: Folders with sources of NxD Inference, if the port needs them and none are installed.
         reference_dtype: The wide precision, or "" if the source cannot run in one: the two-tensor way then.
         dtype: The precision under test, of the port and of the source beside it.
         num_tokens: How many tokens are generated.
