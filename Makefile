@@ -2,12 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := hf,zarr,compress
+EXTRAS := hf,zarr,compress,report
 
-.PHONY: demo test test-slow test-entries test-files test-browser test-downstream test-neuron zoo ablate golden upgrades trained check clean
+.PHONY: demo picture test test-slow test-entries test-files test-browser test-downstream test-neuron zoo ablate golden upgrades trained check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
+
+# README's picture of a report, by a headless Chromium on the PATH.
+picture: demo
+	$(BIN)/python examples/report_picture.py
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 -m "not slow and not entries"

@@ -1,4 +1,4 @@
-"""Capture a small Llama, its low-precision run and a faulty port of it; say where they part."""
+"""Capture a small Llama, its low-precision run and a faulty port of it; say where they part, and show it."""
 
 import shlex
 import subprocess
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path("demo")
+PAGE = FOLDER / "report.html"
 MODELS = Path(__file__).with_name("models.py").relative_to(Path.cwd())
 
 
@@ -33,6 +34,10 @@ def main() -> None:
     result = tcap("compare demo/ref.h5 demo/port.h5", expected=1)
     if "model.layers.2.mlp.act_fn" not in result:
         sys.exit("the planted mistake, in model.layers.2.mlp.act_fn, was not named")
+    print("\nWhat was changed in that module, by running both models on each other's values:")
+    tcap(f"verify {MODELS}:reference {MODELS}:port -o demo/verified --force", expected=1)
+    tcap(f"report demo/verified -o {PAGE}", expected=0)
+    print(f"\nAll of it as one page to look at: {PAGE.resolve().as_uri()}")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, overload
 
 from tensorcap_formats.errors import missing_package
 from tensorcap_formats.open import Source, opened, opened_both
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tensorcap.alignment import MappingSource
     from tensorcap.comparison.preflight import Preflight
     from tensorcap.diagnosis import Diagnosis
-    from tensorcap.reports.html import Page
+    from tensorcap.reports.html import Matrix, Page
 
 
 def diagnose(
@@ -78,46 +78,94 @@ def preflight(
         return preflight_archives(*sides(trusted, tested, mapping), repeat=repeat)
 
 
+@overload
 def report(
     reference: str | os.PathLike[str],
     target: str | os.PathLike[str] | None,
     output: str | os.PathLike[str],
     *,
+    mapping: MappingSource | Literal["none"] | None = ...,
+    markdown: bool = ...,
+    png: bool = ...,
+    force: bool = ...,
+) -> Page: ...
+
+
+@overload
+def report(
+    reference: str | os.PathLike[str],
+    target: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    mapping: MappingSource | Literal["none"] | None = ...,
+    markdown: bool = ...,
+    png: bool = ...,
+    force: bool = ...,
+) -> Page | Matrix: ...
+
+
+def report(
+    reference: str | os.PathLike[str],
+    target: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None,
+    output: str | os.PathLike[str],
+    *,
     mapping: MappingSource | Literal["none"] | None = None,
     markdown: bool = False,
+    png: bool = False,
     force: bool = False,
-) -> Page:
+) -> Page | Matrix:
     """Write a comparison as one page of HTML, or as Markdown for an issue (`specs/report.md`).
 
     Args:
         reference: Path of the trusted archive; without a target, the folder that `verify` wrote or a saved
             comparison.
-        target: Path of the archive under test, or None.
+        target: Path of the archive under test, or None. Several of them, in the order of their columns, or
+            further folders and saved comparisons if the reference is one, make a matrix.
         output: The file, which is written whole or not at all.
         mapping: What belongs together, as for `compare`.
         markdown: Whether to write Markdown.
+        png: Whether to write plots for papers, into `output` as a new folder.
         force: Whether to replace a file that is no report.
 
     Returns:
-        All that it says.
+        All that it says; a `Matrix` of several targets.
 
     Raises:
-        UsageError: The reference alone is neither of both, or the output would replace an input.
+        UsageError: The reference alone is neither of both, plots are asked for of several targets, or the
+            output would replace an input.
         WriteError: Something else is in the output's place, or it cannot be written.
         ReadError: An input cannot be read.
         MissingPackageError: Jinja2 is not installed.
     """
     from tensorcap.reports import html
+    from tensorcap_formats.errors import UsageError
     from tensorcap_formats.output_path import refuse_overlap, refuse_to_replace_unlike
 
     path = Path(output)
-    for source in (reference, target, mapping):
+    targets = [] if target is None else [target] if isinstance(target, str | os.PathLike) else [*target]
+    for source in (reference, *targets, mapping):
         if isinstance(source, str | os.PathLike) and source != "none" and not Path(source).is_dir():
             refuse_overlap(Path(source), path)
+    if png and markdown:
+        raise UsageError("plots are no Markdown, expected --png or --markdown")
     beginning = html.MARKDOWN_BEGINNING if markdown else html.HTML_BEGINNING
-    refuse_to_replace_unlike(path, "" if force else beginning)
-    with html.source_of(reference, target, mapping=mapping) as source_of_page:
-        page = html.gather_page(source_of_page)
+    if not png:
+        refuse_to_replace_unlike(path, "" if force else beginning)
+    if target is None or isinstance(target, str | os.PathLike):
+        sources = [html.source_of(reference, target, mapping=mapping)]
+    else:
+        sources = html.sources_of(reference, targets, mapping=mapping)
+    if png and len(sources) > 1:
+        raise UsageError("plots are of one target, expected --png with one TGT")
+    page: Page | Matrix
+    if len(sources) > 1:
+        page = html.gather_matrix(sources)
+    else:
+        with sources[0] as source_of_page:
+            page = html.gather_page(source_of_page)
+            if png:
+                html.write_plots(path, source_of_page)
+                return page
     (html.write_markdown if markdown else html.write_html)(path, page, force=force)
     return page
 

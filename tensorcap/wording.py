@@ -9,6 +9,7 @@ from typing import Final
 
 _NUMBER: Final = re.compile(r"(?<![^./])\d+(?![^./])")  # a whole part of a name
 _OF_ONE: Final = {"are": "is", "were": "was", "have": "has", "do": "does"}  # verbs
+WIDEST_NAME: Final = 160  # characters: the middle of a longer name is left out
 FEW: Final = 3  # items of a list that are named; the others are counted
 
 
@@ -135,3 +136,26 @@ def printable(line: str) -> str:
         'a  b?[2J'
     """
     return "".join(c if c.isprintable() else "?" for c in line)
+
+
+def shortened(name: str, limit: int = WIDEST_NAME) -> str:
+    """A name of at most so many characters, without its middle.
+
+    Example:
+        >>> shortened("model.layers.0.mlp", 12)
+        'model…0.mlp'
+    """
+    half = (limit - 1) // 2
+    return name if len(name) <= limit else f"{name[:half]}…{name[-half:]}"
+
+
+def three_digits(value: float | None) -> str:
+    """A number in three digits, "" for none.
+
+    Example:
+        >>> three_digits(0.0810523), three_digits(float("inf")), three_digits(None)
+        ('0.0811', 'not finite', '')
+    """
+    if value is None:
+        return ""
+    return f"{value:.3g}" if math.isfinite(value) else "not finite"

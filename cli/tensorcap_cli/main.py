@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, TextIO, cast
 import click
 
 from tensorcap_cli.options.sections import Group
+from tensorcap_cli.text.terminal import fit_stdout
 
 _MODULES: Final = {"import": "import_folder", "sync-points": "sync_points"}  # no names of modules
 _INTERRUPTED: Final = 130  # 128 + SIGINT, as shells say it
@@ -36,6 +37,7 @@ class _Tcap(Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         _open_missing_streams()
+        fit_stdout()
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             try:

@@ -13,6 +13,7 @@ import numpy as np
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.errors import ReadError, TensorNotFoundError, UsageError, no_such_tensor
 from tensorcap_formats.keys import Key, escape_bare, matches
+from tensorcap_formats.notebook import ROWS, card
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import RunInfo
 from tensorcap_formats.statistics import Statistics, StatisticsBuilder
@@ -101,6 +102,31 @@ class Archive(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        model = self.info.model_class.rpartition(".")[2]
+        parts = [self.container, f"{len(self)} tensors", f"{model} {self.info.dtype}".strip()]
+        parts += [] if self.is_complete else ["INCOMPLETE"]
+        return f"<Archive {self.path}: {', '.join(filter(None, parts))}>"
+
+    def _repr_html_(self) -> str:
+        info = self.info
+        facts = {
+            "model": info.model_class.rpartition(".")[2],
+            "weights in": info.dtype,
+            "computed in": info.compute_dtype,
+            "framework": info.framework,
+            "run": "" if self.is_complete else "ended early",
+        }
+        rows = [(r.key.text, r.dtype.name, "x".join(map(str, r.shape))) for r in self.records[:ROWS]]
+        return card(
+            f"{self.path}: {self.container}, {len(self)} tensors",
+            facts,
+            head=("key", "dtype", "shape"),
+            rows=rows,
+            count=len(self),
+            tone="plain" if self.is_complete else "red",
+        )
 
     def __len__(self) -> int:
         return len(self.records)

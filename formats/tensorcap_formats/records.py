@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tensorcap_formats.dtypes import DType
 from tensorcap_formats.keys import Key
+from tensorcap_formats.notebook import card
 from tensorcap_formats.statistics import Statistics
 
 
@@ -33,6 +34,21 @@ class Record:
     statistics: Statistics | None
     stored: bool
     row: int
+
+    def __repr__(self) -> str:
+        stored = "" if self.stored else ", statistics only"
+        return f"<Record {self.key.text}: {self.dtype.name} {list(self.shape)}{stored}>"
+
+    def _repr_html_(self) -> str:
+        s = self.statistics
+        known = (
+            {} if s is None else {"least": s.minimum, "mean": s.mean, "largest": s.maximum, "zeros": s.zeros}
+        )
+        facts = {name: f"{value:.5g}" for name, value in known.items() if value is not None}
+        bad = 0 if s is None else s.nan + s.posinf + s.neginf
+        facts |= {"not finite": str(bad)} if bad else {}
+        title = f"{self.key.text}: {self.dtype.name} {list(self.shape)}"
+        return card(title, facts, lines=() if self.stored else ("Only its statistics were kept.",))
 
     @property
     def size(self) -> int:

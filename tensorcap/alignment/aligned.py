@@ -18,7 +18,7 @@ from tensorcap.alignment.equivalence_map import read_mapping
 from tensorcap.alignment.graph_nodes import at_modules, share_nodes
 from tensorcap.alignment.links import Link, place_of
 from tensorcap.alignment.map_file import parse_map
-from tensorcap.alignment.mapping import SIDE_NAMES, Alignment, Entry
+from tensorcap.alignment.mapping import ENTRY_COLUMNS, SIDE_NAMES, Alignment, Entry, entry_row
 from tensorcap.alignment.match import (
     WEIGHTS,
     By,
@@ -39,6 +39,7 @@ from tensorcap.runs import ArchiveSummary, PartialArchive, is_inner
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.json_values import json_value
+from tensorcap_formats.notebook import ROWS, card
 from tensorcap_formats.open import Source, opened_both
 
 NO_MAPPING = "none"
@@ -71,6 +72,26 @@ class Aligned:
             path: The map file; empty for a mapping that was computed.
         """
         return cls(mapping.alignment, *apply_mapping(mapping, path=path), mapping.tokens)
+
+    def __repr__(self) -> str:
+        return f"<Aligned {self.target.path} to {self.reference.path}: {self._coverage}>"
+
+    def _repr_html_(self) -> str:
+        """How much is mapped, and the first entries."""
+        return card(
+            self._coverage[0].upper() + self._coverage[1:],
+            {"reference": str(self.reference.path), "target": str(self.target.path)},
+            head=ENTRY_COLUMNS,
+            rows=[entry_row(entry) for entry in self.alignment.entries[:ROWS]],
+            count=len(self.alignment.entries),
+            tone="red" if self.exit_status else "green",
+        )
+
+    @property
+    def _coverage(self) -> str:
+        ours = self.summary.reference
+        left = f"{ours.explained} left over and explained, {len(ours.unexplained)} not explained"
+        return f"{ours.mapped} of {ours.records} reference tensors mapped, {left}"
 
     @property
     def exit_status(self) -> int:

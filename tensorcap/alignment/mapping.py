@@ -16,6 +16,7 @@ from typing import Final, Literal
 from tensorcap.alignment.layout import Dims, Layout
 from tensorcap.alignment.tokens import TOKEN_STEPS, TokenRule
 from tensorcap_formats.errors import UsageError, abbreviate
+from tensorcap_formats.notebook import ROWS, card
 
 Evidence = Literal["user", "name", "rule", "structure", "shape", "values"]
 SideName = Literal["reference", "target"]
@@ -201,6 +202,25 @@ class Alignment:
     left_over: tuple[LeftOver, ...] = ()
     tokens: TokenRule | None = None
     failed: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Alignment: {len(self.entries)} entries, {len(self.left_over)} left over>"
+
+    def _repr_html_(self) -> str:
+        return card(
+            f"Alignment: {len(self.entries)} entries, {len(self.left_over)} left over",
+            head=ENTRY_COLUMNS,
+            rows=[entry_row(entry) for entry in self.entries[:ROWS]],
+            count=len(self.entries),
+        )
+
+
+ENTRY_COLUMNS: Final = ("reference", "target", "layout steps", "known by")
+
+
+def entry_row(entry: Entry) -> tuple[str, str, str, str]:
+    """An entry as the row of a card."""
+    return " + ".join(entry.reference), " + ".join(entry.target), "; ".join(entry.steps), entry.evidence
 
 
 def paired_modules(alignment: Alignment) -> dict[str, str]:

@@ -238,9 +238,16 @@ def _has_gelu(reference: Archive) -> bool:
 
 
 def _commands(reference: Archive, target: Archive, precision: Precision | None) -> tuple[str, ...]:
-    """Return the commands that compare the target's error with that of a twin in its precision."""
-    is_program = bool(reference.info.operation_map)  # whose twin in that precision is the target
+    """Return the commands that compare the target's error with that of a twin in its precision.
+
+    There is none of a target that is that twin itself: a compiled program, or the reference's own model.
+    """
+    is_program = bool(reference.info.operation_map)
     if is_program or reference.is_foreign or precision is None or precision.is_wide or precision.weights:
+        return ()
+    model, options = reference.info.workload.path, reference.info.workload.options
+    other = target.info.workload
+    if model and other.path == model and {**options, "dtype": None} == {**other.options, "dtype": None}:
         return ()
     ours, theirs = shlex.quote(str(reference.path)), shlex.quote(str(target.path))
     return (

@@ -22,11 +22,12 @@ from tensorcap.comparison.divergence import Divergence
 from tensorcap.comparison.examination import Examination
 from tensorcap.comparison.pair import ABSENT, STATUSES, Pair, Status
 from tensorcap.comparison.policy import Policy
-from tensorcap.comparison.ranking import by_module
+from tensorcap.comparison.ranking import by_module, error_of, worst
 from tensorcap.metrics import ErrorMap, Histogram, Tolerance
 from tensorcap.runs import ArchiveSummary
 from tensorcap_formats.json_values import json_value
 from tensorcap_formats.keys import module_of
+from tensorcap_formats.notebook import ROWS, card
 from tensorcap_formats.records import Record
 
 
@@ -108,6 +109,39 @@ class Comparison:
     calibration: Calibration | None = None
     baseline: ArchiveSummary | None = None
     mapping: MappingSummary | None = None
+
+    @property
+    def headline(self) -> str:
+        """What came of it, in a few words."""
+        if self.exit_status == 0:
+            return "within rounding (not proven)" if self.counts.get("within-rounding") else "no divergence"
+        if not self.compared:
+            return "nothing was compared"
+        if self.divergence is not None:
+            return f"not the same, first in {self.divergence.module} at {self.divergence.pair.key}"
+        return f"not the same, {len(self.absent)} missing" if self.absent else "not green"
+
+    def __repr__(self) -> str:
+        paths = f"{self.target.path} against {self.reference.path}"
+        return f"<Comparison of {paths}: {self.compared} of {self.records} compared, {self.headline}>"
+
+    def _repr_html_(self) -> str:
+        """The verdict, what it is over, and the tensors that are worst."""
+        return card(
+            f"{self.headline[0].upper()}{self.headline[1:]}",
+            {"reference": str(self.reference.path), "target": str(self.target.path)},
+            lines=(
+                f"{self.compared} of {self.records} compared: "
+                + ", ".join(f"{count} {status}" for status, count in self.counts.items()),
+                *([self.divergence.explanation] if self.divergence else []),
+            ),
+            head=("tensor", "status", "relative error"),
+            rows=[
+                (pair.key, pair.status, "" if (error := error_of(pair)) is None else f"{error:.3g}")
+                for pair in worst(self.pairs, ROWS)
+            ],
+            tone="green" if self.exit_status == 0 else "red",
+        )
 
     @property
     def policy(self) -> Policy | None:

@@ -24,6 +24,7 @@ from tensorcap_formats.records import Record
 Side = tuple[Archive, Record]  # one of a pair
 
 LARGEST: Final = 1 << 22  # elements of a tensor that is read beside the pair
+_LARGEST_ROW: Final = 1 << 26  # elements of one index of the first axis: float64 of both sides is 1 GiB
 _NEIGHBOURS: Final = 48  # records before and behind that are looked at
 _NO_RESULTS: Final = ("param.", "buffer.", "grad")
 _WIDTHS: Final = ("hidden_size", "d_model", "n_embd", "dim")
@@ -332,7 +333,7 @@ def read_pair(reference: Side, target: Side, *, limit: int, compute_dtype: str |
         compute_dtype: Precision in which the target computed, if its archive does not say.
 
     Raises:
-        UsageError: The values are complex, or of two shapes and too large.
+        UsageError: The values are complex, of two shapes and too large, or one row of them is too large.
         ReadError: An archive cannot be read.
     """
     for archive, record in (reference, target):
@@ -423,6 +424,12 @@ def _read_first_window(
     shape = reference[1].shape
     axis = next(i for i, size in enumerate(shape) if size > 1)
     row_size = math.prod(shape[axis + 1 :])
+    if row_size > _LARGEST_ROW:
+        raise UsageError(
+            f"{reference[1].key.text}: each index of axis {axis} has {row_size} elements, "
+            f"expected at most {_LARGEST_ROW}",
+            hint="Diagnose a module before it whose result is smaller.",
+        )
     count = max(1, limit // row_size)
     for start in range(0, shape[axis], count):
         stop = min(shape[axis], start + count)

@@ -167,9 +167,7 @@ def calibrate(folders: Sequence[str | Path], *, under_test: str | Path) -> Limit
             ports.append(str(folder))
     if len(ports) < FEWEST_PORTS:
         reasons = "".join(f"; {folder}: {reason}" for folder, reason in left_out)
-        raise UsageError(
-            f"{counted(len(ports), 'port')} that pass, expected at least {FEWEST_PORTS}{reasons}"
-        )
+        raise UsageError(f"ports that pass: {len(ports)}, expected at least {FEWEST_PORTS}{reasons}")
     return _limits(samples, tuple(ports), tuple(left_out))
 
 

@@ -76,7 +76,8 @@ class WayBack:
     @property
     def text(self) -> str:
         """What it means and where it leads, as a sentence."""
-        return f"{self.meaning}: back to stage {self.stage}, `tcap equivalence {self.command}`."
+        meaning = self.meaning[:1].upper() + self.meaning[1:]
+        return f"{meaning}: back to stage {self.stage}, `tcap equivalence {self.command}`."
 
 
 WAYS_BACK: Final = (  # the first row that fits

@@ -11,8 +11,9 @@ from tensorcap.diagnosis import Diagnosis, Explanation
 from tensorcap.localization.curves import ChangePoint
 from tensorcap.localization.nonfinite import NonfiniteOrigin
 from tensorcap.rerun import OwnError
-from tensorcap.wording import is_product, joined_name, name_pattern
+from tensorcap.wording import FEW, is_product, joined_name, name_pattern, some
 from tensorcap_formats.json_values import json_value
+from tensorcap_formats.notebook import card
 
 By = Literal["replay", "injection", "archives"]
 
@@ -235,6 +236,36 @@ class Localization:
     open: tuple[str, ...] = ()
     undone: tuple[Undone, ...] = ()
     is_incomplete: bool = False
+
+    def __repr__(self) -> str:
+        names = some([suspect.name for suspect in self.suspects]) or "nobody"
+        return f"<Localization by {self.by}: {names} accused>"
+
+    def _repr_html_(self) -> str:
+        """Who is accused of what, or that nobody is."""
+        first = self.suspects[0] if self.suspects else None
+        title = (
+            "Nobody is accused"
+            if first is None
+            else f"{first.name} is {'wrong' if first.is_own else 'suspected'}"
+        )
+        return card(
+            title,
+            {"by": self.by},
+            lines=self.notes[:FEW],
+            head=("suspect", "class", "own error", "total", "mistake"),
+            rows=[
+                (
+                    suspect.name,
+                    suspect.class_name.rpartition(".")[2],
+                    "" if suspect.own is None else f"{suspect.own:.3g}",
+                    "" if suspect.total is None else f"{suspect.total:.3g}",
+                    suspect.diagnosis.text if suspect.diagnosis else suspect.cause,
+                )
+                for suspect in self.suspects
+            ],
+            tone="red" if self.exit_status else "green",
+        )
 
     @property
     def exit_status(self) -> int:

@@ -3,7 +3,7 @@
 An open archive goes in. Read `record_kinds` (results, gradients, parameters, inner points), `calls` (calls of
 modules, attention cores, depth), `state_writers` (which of them wrote a cache), `graph` and `ops` (ops within
 modules), `tree` (the module tree, also as text), `window` (a part of a tensor: read, printed, written),
-`views` (archives made of another one), and `archive_summary` (an archive in a line).
+`value_histogram`, `views` (archives made of another one), and `archive_summary` (an archive in a line).
 """
 
 from tensorcap.runs.archive_summary import ArchiveSummary
@@ -13,11 +13,21 @@ from tensorcap.runs.ops import FACTS, Ops, is_fact, ops_of, passed_in
 from tensorcap.runs.record_kinds import is_gradient, is_inner, is_parameter, is_result
 from tensorcap.runs.state_writers import StateWriters, is_handed_on
 from tensorcap.runs.tree import Shape, Tree, TreeNode, compressed, full, paths, ranges, shape_text, tree_lines
+from tensorcap.runs.value_histogram import ValueHistogram
 from tensorcap.runs.views import ArrayArchive, PartialArchive, TensorArchive, ViewRecords, find_tensor
-from tensorcap.runs.window import array_summary, parse_window, read_window, stored_summary, summary, write_npy
+from tensorcap.runs.window import (
+    PRINTED_WHOLE,
+    array_summary,
+    parse_window,
+    read_window,
+    stored_summary,
+    summary,
+    write_npy,
+)
 
 __all__ = [
     "FACTS",
+    "PRINTED_WHOLE",
     "ArchiveSummary",
     "ArrayArchive",
     "Call",
@@ -33,6 +43,7 @@ __all__ = [
     "Tree",
     "TreeNode",
     "Value",
+    "ValueHistogram",
     "View",
     "ViewRecords",
     "array_summary",

@@ -22,7 +22,7 @@ from tensorcap_formats.writing import refuse_to_replace_archive
 
 _INDEX: Final = re.compile(r"[+-]?\d{1,18}")
 _SLICE: Final = re.compile(r"([+-]?\d{1,18})?:([+-]?\d{1,18})?(?::([+-]?\d{1,18})?)?")
-_SMALL: Final = 200  # elements: a tensor up to here is shown whole
+PRINTED_WHOLE: Final = 200  # elements: a tensor up to here is shown whole
 # Elements shown at the beginning and the end of a longer axis, the last axis first: 144 in all at most.
 _EDGES: Final = ((3, 3), (3, 3), (1, 1), (1, 1))
 _FIRST_ONLY: Final = (1, 0)
@@ -141,7 +141,7 @@ def stored_summary(bits: Array, dtype: DType) -> str:
 def _summary(shape: tuple[int, ...], read: Callable[[tuple[range, ...]], Array], *, packed: int = 1) -> str:
     if not math.prod(shape):
         return f"[] (shape {list(shape)})"
-    edges = [(n, 0) for n in shape] if math.prod(shape) <= _SMALL else _edges(shape)
+    edges = [(n, 0) for n in shape] if math.prod(shape) <= PRINTED_WHOLE else _edges(shape)
     parts = [
         [range(first)] + ([range(n - last, n)] if last else [])
         for n, (first, last) in zip(shape, edges, strict=True)

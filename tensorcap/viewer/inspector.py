@@ -15,12 +15,12 @@ from tensorcap.reports.html import (
     Histogram,
     draw_histogram,
     errors_along,
-    number_text,
     worst_element,
 )
 from tensorcap.viewer.planes import Side, TensorReader, can_seek, difference_of
 from tensorcap.viewer.rows import METRICS, Row, shortened
 from tensorcap.viewer.subject import Subject
+from tensorcap.wording import three_digits
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import TensorcapError, TensorNotFoundError
@@ -223,7 +223,7 @@ def _metrics(subject: Subject, row: Row) -> Iterator[Metric]:
             name, text, _number(scale.value(row, name)) or "undefined", scale.colour(row, name) or ""
         )
     if row.own is not None:
-        yield Metric("own error", "what its module added itself", number_text(row.own), "")
+        yield Metric("own error", "what its module added itself", three_digits(row.own), "")
     for name, member in _FURTHER if difference is not None else ():
         value = getattr(difference, member)
         if value is not None:

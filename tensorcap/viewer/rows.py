@@ -21,9 +21,8 @@ from tensorcap.comparison import (
     peak_of,
     shade,
 )
-from tensorcap.reports.html import number_text
 from tensorcap.reports.layer_report import component_of
-from tensorcap.wording import one_line
+from tensorcap.wording import one_line, three_digits
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import module_of, module_path, natural, unescape
 from tensorcap_formats.records import Record
@@ -175,7 +174,7 @@ class Scale:
     def text(self, row: Row, metric: str) -> str:
         """The value of a metric in three digits, "" for none."""
         value = self.value(row, metric)
-        return "" if value is None else "∞" if value == math.inf else number_text(value)
+        return "" if value is None else "∞" if value == math.inf else three_digits(value)
 
     def colour(self, row: Row, metric: str) -> Shade | None:
         """The colour of a metric's value: for a glance, and no verdict."""

@@ -34,13 +34,13 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from tensorcap.diagnosis import diagnose
-from tensorcap.reports.html import HEIGHT, WIDTH, number_text, place_of
+from tensorcap.reports.html import HEIGHT, WIDTH, place_of
 from tensorcap.viewer.inspector import Inspection, draw_charts, inspect, row_of
 from tensorcap.viewer.planes import Maps, Picture, PlaneView, TensorReader, pictures, read_maps
 from tensorcap.viewer.rows import METRICS, ORDERS, Choice, Row, shortened
 from tensorcap.viewer.source_texts import Excerpt
 from tensorcap.viewer.subject import MappingChoice, Subject, open_subject
-from tensorcap.wording import one_line
+from tensorcap.wording import one_line, three_digits
 from tensorcap_formats.errors import TensorcapError, UsageError
 
 _HEADERS: Final = {  # nothing is loaded from elsewhere; markup in a name could not run if it got through
@@ -75,7 +75,7 @@ class Pages:
             lstrip_blocks=True,
             finalize=lambda value: _printed(value),
         )
-        self._templates.filters["number"] = number_text
+        self._templates.filters["number"] = three_digits
         self._templates.filters["quoted"] = quoted
         self._templates.filters["short"] = shortened
         self._templates.filters["end"] = end_of_path

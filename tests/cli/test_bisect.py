@@ -42,7 +42,7 @@ def test_the_first_bad_result_and_what_was_read_are_told() -> None:
     assert lines[0] == "FIRST BAD RESULT  0/layers.11/output  (diverged)"
     assert "  before it 0/layers.10/output is within-rounding" in lines
     assert "  module layers.11: layers.11 made this tensor." in lines
-    assert lines[-1].endswith("of each side read, of 16 results (by search)")
+    assert lines[-2].endswith("of each side read, of 16 results (by search)")
 
 
 @pytest.mark.spec("BIS-5")

@@ -32,6 +32,7 @@ def test_an_explanation_is_printed_with_its_residual_and_hint(tcap: Any, written
         "    [factor] leaves 0 of 0.875, 1 number fitted\n"
         "    The scale of embeddings by the root of the width is applied on one side only.\n"
         "What the module was given is not known: an error may come from there.\n"
+        "Next: look at m in the port.\n"
     )
 
 
@@ -48,7 +49,9 @@ def test_what_was_tried_is_printed_where_nothing_explains_it(tcap: Any, written:
 
 def test_identical_values_are_said_to_be(tcap: Any, written: Any) -> None:
     written(R)
-    assert tcap("diagnose", "ref.h5", "tgt.h5", "m/output").stdout == "0/m/output: the values are identical\n"
+    assert tcap("diagnose", "ref.h5", "tgt.h5", "m/output").stdout == (
+        "0/m/output: the values are identical\nNext: nothing has to be done.\n"
+    )
 
 
 @pytest.mark.spec("DIA-50")

@@ -100,7 +100,7 @@ def test_ports_that_fail_are_left_out(tmp_path: Path, tested: Path) -> None:
         "its gates of stages 5 and 6 are not all passed",
         "stage2.json is not there yet",
     ]
-    with pytest.raises(UsageError, match=r"1 port that pass, expected at least 2; .*failing: 1 component"):
+    with pytest.raises(UsageError, match=r"ports that pass: 1, expected at least 2; .*failing: 1 component"):
         calibrate([good[0], failing], under_test=tested)
 
 

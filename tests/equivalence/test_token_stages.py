@@ -74,7 +74,7 @@ def test_files_are_written_once_and_again_only_for_another_port(experiment: Expe
     wrong = experiment.changed({"parameters.target_causal_class": "wrong"})
     state = run(wrong, "forced")
     assert state.exit_status == 1
-    assert state.next[0].startswith("the port as a whole is farther off than rounding makes it")
+    assert state.next[0].startswith("The port as a whole is farther off than rounding makes it")
     assert SideRuns.read(results / "stage5" / "target.npz").device == stage1["device"]
 
 

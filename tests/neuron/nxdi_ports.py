@@ -57,7 +57,7 @@ def _model(name: str) -> Any:
     """The reference, with weights in which a norm or a bias that is left out shows."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**_SIZES, **_SETTINGS[name])
-    kind = transformers.AutoModelForCausalLM
+    kind: Any = transformers.AutoModelForCausalLM
     model = kind.from_config(config, attn_implementation="eager").float().eval()
     for path, parameter in model.named_parameters():
         if path.endswith("bias"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from textwrap import dedent
@@ -104,7 +104,7 @@ def line_of(name: str) -> int:
     return next(number for number, line in enumerate(text, 1) if line.startswith(f'    "{name}": '))
 
 
-USES = {
+USES: dict[str, Callable[[Any], Any]] = {
     "kernel": lambda net: net.kernel(1.0),
     "traced": lambda net: net.traced(1.0),
     "Argmax": lambda net: net.Argmax.apply(1.0),

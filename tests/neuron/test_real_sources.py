@@ -31,7 +31,6 @@ MODELS = {
     "Qwen3": (81, 19, ()),
     "Mistral": (73, 19, ()),
     "Mixtral": (61, 101, ("SkipMode",)),
-    "padded": (64, 98, ("SkipMode",)),  # Mixtral on prompts of unlike lengths
     "Qwen3Moe": (69, 101, ("SkipMode", "ModuleMarkerStart.forward_impl", "ModuleMarkerEnd.forward_impl")),
 }
 PAIRS = {
@@ -125,6 +124,17 @@ def test_a_port_of_nxdi_is_verified_without_a_map(folder: Path, name: str) -> No
         names = {"CollectivesConfig", "get_platform_target", *stand_ins}
         assert {each for each in names if f"{each} (" in note} == names
         assert note.count(" call") == len(names) + 1  # and "were called"
+
+
+@runs_sources
+@pytest.mark.slow
+@pytest.mark.spec("ALN-212", "INJ-90", "POL-230")
+def test_mixtral_is_verified_on_prompts_of_unlike_lengths(folder: Path) -> None:
+    sides = (f"{PORTS}:reference_padded", f"{PORTS}:port_padded")
+    tcap(folder, "verify", *sides, "--neuron-src", SRC, "-o", "padded")
+    comparison = tensorcap.compare(folder / "padded" / "reference.h5", folder / "padded" / "target.h5")
+    assert comparison.exit_status == 0
+    assert len(errors(comparison)) == 64
 
 
 @runs_sources

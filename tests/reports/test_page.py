@@ -16,7 +16,7 @@ import pytest
 
 from tensorcap.reports.html import Page, gather_page, html_of, markdown_of, source_of
 from tensorcap.reports.html.charts import Point, draw_curves, draw_heat_map
-from tensorcap.reports.html.panels import draw_tensors
+from tensorcap.reports.html.panels import draw_tensors, quantile_pairs
 from tests.support.archives import write_archive
 
 GENERATOR = np.random.default_rng(7)
@@ -161,6 +161,20 @@ def test_keys_of_one_tensor_share_a_row(tmp_path: Path) -> None:
     ours = {"0/a/output": X, "0/b/input.x": X, "0/b/output": X + 1}
     page = page_of(tmp_path, ours, ours)
     assert [(row.key, row.also) for row in page.rows] == [("0/a/output", 1), ("0/b/output", 0)]
+
+
+@pytest.mark.spec("RPT-17")
+def test_quantiles_of_both_sides_stand_on_one_scale() -> None:
+    values = np.arange(97.0)
+    ours, theirs = quantile_pairs(values, values[::-1] * 3) or ([], [])
+    assert list(ours[:3]) == [0, 2, 4]  # 48 steps over 97 values, whatever their order
+    assert list(theirs) == [3 * value for value in ours]
+    assert quantile_pairs(values, np.full(97, np.nan)) is None
+    picture = draw_tensors(values.reshape(1, 97), values.reshape(1, 97) / 2).quantiles
+    assert picture is not None
+    assert (picture.low, picture.high) == (0, 96)
+    points = [tuple(map(float, point.split(","))) for point in picture.points.split()]
+    assert (points[0], points[-1]) == ((0, 48), (48, 24))  # the target ends half way up
 
 
 @pytest.mark.spec("RPT-17")

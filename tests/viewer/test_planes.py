@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensorcap.diagnosis import diagnose
 from tensorcap.viewer.inspector import draw_charts
 from tensorcap.viewer.planes import Maps, PlaneView, Side, TensorReader, can_seek, pictures, read_maps
 from tensorcap_formats.errors import UsageError
@@ -125,6 +126,13 @@ def test_a_plane_of_4_gib_is_read_in_few_reads(huge: list[Side], rows: int, colu
     assert all(size <= 256 for size in maps.planes["difference"].shape)
     row, column = (worst[axis] // cell for axis, cell in zip((rows, columns), maps.cell, strict=True))
     assert (images[1].high, images[1].worst) == (5.0, (row, column))
+
+
+def test_a_pair_of_4_gib_is_not_diagnosed_for_its_rows_do_not_fit_into_memory(huge: list[Side]) -> None:
+    with pytest.raises(
+        UsageError, match="each index of axis 0 has 536870912 elements, expected at most 67108864"
+    ):
+        diagnose(huge[0].archive, huge[1].archive, "scores")
 
 
 @pytest.mark.spec("VIEW-44")

@@ -9,12 +9,13 @@ import click
 
 from tensorcap_cli.options.archives import json_option, map_option, rules_option
 from tensorcap_cli.options.sections import Command
-from tensorcap_cli.text.output import print_json
+from tensorcap_cli.text.output import print_json, print_next
 from tensorcap_cli.text.progress import spinner
 
 if TYPE_CHECKING:
     from tensorcap.alignment import Alignment
     from tensorcap.alignment.match import By
+    from tensorcap.reports.next_step import NextStep, Sides
 
 
 @click.command("align", cls=Command, short_help="Find which tensors of two archives belong together.")
@@ -62,6 +63,7 @@ def command(
     a map that does not fit; 3 an archive cannot be read.
     """
     from tensorcap.alignment import align
+    from tensorcap.reports.next_step import Sides
     from tensorcap_cli.text.alignment import print_aligned
     from tensorcap_formats.open import opened_both
 
@@ -85,7 +87,19 @@ def command(
             print_aligned(aligned, show_all=show_all)
             if output is not None:
                 click.echo(f"Written to {output}.", err=True)
+            print_next(
+                _next_step(aligned.summary.exit_status, Sides(reference, target, output or mapping or ""))
+            )
     click.get_current_context().exit(aligned.summary.exit_status)
+
+
+def _next_step(exit_status: int, sides: Sides) -> NextStep:
+    """The step after an alignment: compare by the map; if there is none and much is left over, make one."""
+    from tensorcap.reports.next_step import NextStep
+
+    if sides.mapping or exit_status == 0:
+        return NextStep("whether what belongs together agrees", sides.command("compare"))
+    return NextStep("a map to edit", sides.command("align", "-o", "map.toml"))
 
 
 def _write(alignment: Alignment, output: str, title: str, *, replace: bool) -> None:

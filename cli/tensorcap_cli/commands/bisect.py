@@ -98,13 +98,18 @@ def _bisect_archives(
     reference: str, target: str, mapping: str | None, limits: dict[str, Any], *, as_json: bool
 ) -> None:
     from tensorcap.localization import bisect_archives
+    from tensorcap.reports.next_step import Sides, after_errors
     from tensorcap_cli.text.bisection import print_bisection
 
     with spinner("bisecting") as bar:
         bisection = bisect_archives(
             reference, target, mapping=mapping, progress=bar and _Counted(bar), **limits
         )
-    print_result(bisection, print_bisection, as_json=as_json)
+    sides = Sides(reference, target, mapping or "", {"compute_dtype": limits["compute_dtype"]})
+    is_bad = bisection.exit_status != 0
+    print_result(
+        bisection, print_bisection, as_json=as_json, next_step=lambda _: after_errors(sides, is_bad=is_bad)
+    )
 
 
 def _bisect_live(
@@ -117,6 +122,7 @@ def _bisect_live(
     as_json: bool,
 ) -> None:
     from tensorcap.localization import bisect_live
+    from tensorcap.reports.next_step import Sides, after_errors
     from tensorcap_cli.text.bisection import print_live_bisection
     from tensorcap_formats.open import open_archive
 
@@ -129,7 +135,14 @@ def _bisect_live(
             progress=bar and _Counted(bar),
             **live,
         )
-    print_result(bisection, print_live_bisection, as_json=as_json)
+    sides = Sides(reference, mapping=mapping or "", options={"target_model": target_model})
+    is_bad = bisection.exit_status != 0
+    print_result(
+        bisection,
+        print_live_bisection,
+        as_json=as_json,
+        next_step=lambda _: after_errors(sides, is_bad=is_bad),
+    )
 
 
 class _Counted:

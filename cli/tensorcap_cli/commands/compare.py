@@ -19,13 +19,14 @@ from tensorcap_cli.options.archives import (
     rtol_option,
 )
 from tensorcap_cli.options.sections import Command
-from tensorcap_cli.text.output import option_text, print_json, print_json_pieces, split_key
+from tensorcap_cli.text.output import option_text, print_json, print_json_pieces, print_next, split_key
 from tensorcap_cli.text.progress import byte_bar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tensorcap.comparison import Comparison, Examination
+    from tensorcap.reports.next_step import Sides
     from tensorcap_formats.archive import Archive
 
 _ON_ARCHIVES: Final = (
@@ -81,6 +82,12 @@ _INPUT_FILES: Final = ("mapping", "baseline", "thresholds", "calibration", "refe
     help="Execution order of the reference, or the largest relative error first.",
 )
 @click.option(
+    "--status",
+    "statuses",
+    metavar="STATUS,…",
+    help="Rows of pairs of these statuses alone, as diverged,suspect.",
+)
+@click.option(
     "--metric",
     "metrics",
     metavar="NAME",
@@ -107,6 +114,7 @@ def command(
     target: str | None,
     *,
     sort: str,
+    statuses: str | None,
     metrics: tuple[str, ...],
     why: str | None,
     by_module: bool,
@@ -142,9 +150,12 @@ def command(
     not, or one is missing, or nothing was compared, or a run is incomplete; 2 wrong usage; 3 an archive or a
     tensor cannot be read.
     """
-    from tensorcap_cli.text.rows import check_metrics
+    from tensorcap_cli.text.rows import check_metrics, parse_statuses
 
     check_metrics(metrics)
+    chosen = parse_statuses(statuses)
+    if chosen and (as_json or why is not None):
+        raise click.UsageError("--status is of the rows of the text, expected no --json and no --why.")
     if gc.isenabled():  # results by the thousand form no cycles; to look for some takes a seventh of the time
         gc.disable()
         click.get_current_context().call_on_close(gc.enable)
@@ -154,14 +165,18 @@ def command(
     if saved is not None:
         if reference is not None:
             raise click.UsageError("--from reads saved results, expected no archives beside it.")
-        comparison, examination = _judge_saved(saved, options)
+        comparison, examination, sides = _judge_saved(saved, options)
     elif reference is None or target is None:
         raise click.UsageError("Missing argument: expected REF and TGT, or --from FILE.")
     else:
-        comparison, examination = _compare(reference, target, metrics, options)
+        comparison, examination, sides = _compare(reference, target, metrics, options)
+    from tensorcap.reports.next_step import after_comparison
+
     _write(comparison, examination, save, junit, csv)
     if why is not None:
         _print_why(comparison, why, as_json=as_json)
+        if not as_json:
+            print_next(after_comparison(comparison, sides))
     elif as_json:
         from tensorcap.comparison import json_pieces
 
@@ -170,8 +185,15 @@ def command(
         from tensorcap_cli.text.comparison import print_report
 
         print_report(
-            comparison, examination, order=sort, show_all=show_all, by_module=by_module, metrics=metrics
+            comparison,
+            examination,
+            order=sort,
+            show_all=show_all,
+            by_module=by_module,
+            metrics=metrics,
+            statuses=chosen,
         )
+        print_next(after_comparison(comparison, sides))
     click.get_current_context().exit(comparison.exit_status)
 
 
@@ -213,10 +235,12 @@ def _check_outputs(inputs: Sequence[str], *, save: str | None, junit: str | None
 
 def _compare(
     reference: str, target: str, metrics: tuple[str, ...], options: dict[str, Any]
-) -> tuple[Comparison, Examination]:
+) -> tuple[Comparison, Examination, Sides]:
     from tensorcap.alignment import in_reference_layout, sides
     from tensorcap.comparison import compare, compare_records
+    from tensorcap.reports.next_step import Sides
     from tensorcap.reports.pair_examination import examine
+    from tensorcap.rerun import is_compiled
     from tensorcap_cli.text.rows import LOGIT_COLUMNS, ROUTING_COLUMNS
     from tensorcap_formats.open import open_archive, opened_both
 
@@ -262,7 +286,16 @@ def _compare(
             routing=any(name in ROUTING_COLUMNS for name in metrics),
             compute_dtype=options["compute_dtype"],
         )
-    return comparison, examination
+        step_sides = Sides(
+            reference_path,
+            target_path,
+            mapping or "",
+            {"compute_dtype": options["compute_dtype"]},
+            is_compiled=not named and is_compiled(trusted, tested),
+            has_recipe=bool(trusted.info.workload.path),
+            target_recipe=tested.info.workload.path,
+        )
+    return comparison, examination, step_sides
 
 
 def _is_single(archive: Archive) -> bool:
@@ -275,8 +308,9 @@ def _is_single(archive: Archive) -> bool:
     )
 
 
-def _judge_saved(path: str, options: dict[str, Any]) -> tuple[Comparison, Examination]:
+def _judge_saved(path: str, options: dict[str, Any]) -> tuple[Comparison, Examination, Sides]:
     from tensorcap.comparison import Thresholds
+    from tensorcap.reports.next_step import Sides
     from tensorcap.reports.results import judge_again, load_result
 
     for name, value in options.items():
@@ -284,7 +318,10 @@ def _judge_saved(path: str, options: dict[str, Any]) -> tuple[Comparison, Examin
             raise click.UsageError(f"{option_text(name)} needs the tensors, expected no --from.")
     result = load_result(path)
     thresholds = Thresholds.parse(rtol=options["rtol"], atol=options["atol"], path=options["thresholds"])
-    return judge_again(result, thresholds), result.examination
+    comparison = judge_again(result, thresholds)
+    mapping = comparison.mapping.path if comparison.mapping else ""
+    sides = Sides(str(comparison.reference.path), str(comparison.target.path), mapping or "")
+    return comparison, result.examination, sides
 
 
 def _write(

@@ -44,6 +44,7 @@ def command(
     archive or a tensor cannot be read.
     """
     from tensorcap import diagnose
+    from tensorcap.reports.next_step import Sides, after_diagnosis
     from tensorcap_cli.text.diagnosis import print_diagnosis
 
     target, target_key = split_key(target)
@@ -51,4 +52,10 @@ def command(
         diagnosis = diagnose(
             reference, target, key, target_key=target_key, mapping=mapping, compute_dtype=compute_dtype
         )
-    print_result(diagnosis, partial(print_diagnosis, show_all=show_all), as_json=as_json)
+    sides = Sides(reference, target, mapping or "", {"compute_dtype": compute_dtype})
+    print_result(
+        diagnosis,
+        partial(print_diagnosis, show_all=show_all),
+        as_json=as_json,
+        next_step=lambda done: after_diagnosis(done, sides),
+    )

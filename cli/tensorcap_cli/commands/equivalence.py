@@ -96,7 +96,7 @@ def command() -> None:
     the target (the port), how both run, and the limits of the gates. Each stage writes the method's own
     files, can be run alone, and is run again only if something that it depends on has changed.
 
-    Exit status: see the help of each command.
+    Exit status: 0 done, and no gate failed; else as the help of each command says.
     """
 
 

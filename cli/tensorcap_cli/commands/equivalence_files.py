@@ -44,7 +44,7 @@ def archives_command(
 
     if not (stage2 or stage3):
         raise click.UsageError("nothing to write, expected --stage2 or --stage3.")
-    localization, note = localize_sides(reference, target, options)
+    localization, note, sides = localize_sides(reference, target, options)
     if not localization.own_errors:
         raise UsageError(
             "--stage2, --stage3: own errors are not known, expected --reference-model or --target-model"
@@ -54,7 +54,7 @@ def archives_command(
         equivalence.write_stage(stage2, equivalence.stage2(components))
     if stage3:
         equivalence.write_stage(stage3, equivalence.stage3(equivalence.faults(components)))
-    print_localization(localization, note, as_json=as_json)
+    print_localization(localization, note, sides, as_json=as_json)
     click.get_current_context().exit(localization.exit_status)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -11,8 +12,8 @@ from tensorcap.wording import counted
 from tensorcap_cli.options.archives import exclude_option, json_option, map_option, only_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.graph_dump import graph_dump_lines
-from tensorcap_cli.text.output import print_json, size_text
-from tensorcap_cli.text.progress import byte_bar
+from tensorcap_cli.text.output import print_json, print_next, size_text
+from tensorcap_cli.text.progress import byte_bar, spinner
 
 if TYPE_CHECKING:
     from tensorcap_formats.records import Record
@@ -24,9 +25,17 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["max", "torch", "coreai", "neuron"]),
+    type=click.Choice(["max", "torch", "coreai", "neuron", "model-explorer"]),
     help="Files of MAX's prints; of torch hooks, with a folder a step and tensor_names.txt; the folder of "
-    "Core AI's debugger, as if DIR ends in .aimodelintermediates; or of NxDI's tensor replacement.",
+    "Core AI's debugger, as if DIR ends in .aimodelintermediates; of NxDI's tensor replacement; or graphs "
+    "for Model Explorer.",
+)
+@click.option(
+    "--with",
+    "target",
+    metavar="ARCHIVE",
+    type=click.Path(),
+    help="For Model Explorer: a run to compare, for a second graph, errors and what belongs together.",
 )
 @only_option
 @exclude_option
@@ -36,7 +45,8 @@ def command(
     source: str,
     folder: str,
     *,
-    form: Literal["max", "torch", "coreai", "neuron"] | None,
+    form: Literal["max", "torch", "coreai", "neuron", "model-explorer"] | None,
+    target: str | None,
     only: tuple[str, ...],
     exclude: tuple[str, ...],
     mapping: str | None,
@@ -55,11 +65,16 @@ def command(
     channels, with --map under the port's names, of what the map names. What its configuration needs is
     printed. It was not run on a device.
 
+    `model-explorer` writes graphs for Google's Model Explorer: ops, or results of modules, with their data
+    flow; with a second run also node data (status, relative error, PSNR) and the mapping of its synchronised
+    navigation, which is loaded on the page. The command that shows it is printed.
+
     \b
         tcap export ref.h5 dump --format max
         tcap export ref.h5 torch_dump --format torch --only '0/*/output*'
         tcap export ref.h5 ref.aimodelintermediates
         tcap export ref.h5 refs --format neuron --only '*.gate/output'
+        tcap export ref.h5 graphs --format model-explorer --with tgt.h5
 
     Exit status: 0 written; 1 DIR is not empty, or could not be written; 2 wrong usage, a glob that matches
     nothing, or a tensor that the format has no place for; 3 ARCHIVE cannot be read.
@@ -71,8 +86,15 @@ def command(
     if form is None and not folder.endswith(INTERMEDIATES_SUFFIX):
         raise click.UsageError(
             f"Missing option '--format', or a DIR that ends in {INTERMEDIATES_SUFFIX}: "
-            "max, torch, coreai or neuron."
+            "max, torch, coreai, neuron or model-explorer."
         )
+    if form == "model-explorer":
+        if only or exclude:
+            raise click.UsageError("--only and --exclude are not for model-explorer, whose graphs are whole.")
+        _export_explorer(source, folder, target, mapping, as_json=as_json)
+        return
+    if target is not None:
+        raise click.UsageError("--with is for --format model-explorer.")
     modules = _modules(mapping, form)
     if form is None or form == "coreai":
         _export_graph(source, folder, only, exclude, as_json=as_json)
@@ -95,6 +117,27 @@ def command(
         click.echo(
             f"TensorReplacementConfig(ref_dir={folder!r}, neuron_dir=…, tf_map={tf_map}, neuron_config=…)"
         )
+
+
+def _export_explorer(
+    source: str, folder: str, target: str | None, mapping: str | None, *, as_json: bool
+) -> None:
+    from tensorcap.reports.model_explorer import SYNC, export_model_explorer
+    from tensorcap.reports.next_step import NextStep
+
+    if mapping is not None and target is None:
+        raise click.UsageError("--map says what belongs together, expected --with ARCHIVE.")
+    with spinner("exporting"):
+        files = export_model_explorer(source, folder, target=target, mapping=mapping)
+    if as_json:
+        members = {"files": list(files.files), "nodes": dict(files.nodes), "paired": files.paired}
+        print_json({"path": folder, **members, "command": shlex.join(files.command)})
+        return
+    nodes = ", ".join(f"{counted(count, 'node')} in {name}" for name, count in files.nodes.items())
+    click.echo(f"{folder}: {nodes}")
+    if target is not None:
+        click.echo(f"{counted(files.paired, 'place')} on both sides: load {SYNC} on the page to walk both")
+    print_next(NextStep("to look at it", shlex.join(files.command)))
 
 
 def _modules(mapping: str | None, form: str | None) -> dict[str, str] | None:

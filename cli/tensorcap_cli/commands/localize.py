@@ -24,6 +24,7 @@ from tensorcap_cli.text.progress import StageLines
 
 if TYPE_CHECKING:
     from tensorcap.localization import Localization
+    from tensorcap.reports.next_step import Sides
     from tensorcap.workload import Workload
     from tensorcap_formats.archive import Archive
 
@@ -86,14 +87,16 @@ def command(
     """
     from tensorcap_cli.text.localization import print_localization
 
-    localization, note = localize_sides(reference, target, options)
+    localization, note, sides = localize_sides(reference, target, options)
     if order == "own":
         localization = localization.by_own_error()
-    print_localization(localization, note, as_json=as_json, show_all=show_all)
+    print_localization(localization, note, sides, as_json=as_json, show_all=show_all)
     click.get_current_context().exit(localization.exit_status)
 
 
-def localize_sides(reference: str, target: str | None, options: dict[str, Any]) -> tuple[Localization, str]:
+def localize_sides(
+    reference: str, target: str | None, options: dict[str, Any]
+) -> tuple[Localization, str, Sides]:
     """Localize with the models that the options name.
 
     Args:
@@ -102,11 +105,14 @@ def localize_sides(reference: str, target: str | None, options: dict[str, Any]) 
         options: Those of `localize_options`.
 
     Returns:
-        The localization, and a note for the user, which may be empty.
+        The localization, a note for the user, which may be empty, and both sides as the next command names
+        them.
     """
     from tensorcap.localization import localize
+    from tensorcap.reports.next_step import Sides
     from tensorcap_formats.open import open_archive
 
+    names = {name: options[name] for name in ("reference_model", "target_model", "compute_dtype")}
     model, target_model = options.pop("reference_model"), options.pop("target_model")
     if target is None and target_model is None:
         raise click.UsageError("Missing argument: expected REF TGT, or REF --target-model MODEL.")
@@ -128,7 +134,8 @@ def localize_sides(reference: str, target: str | None, options: dict[str, Any]) 
             compute_dtype=compute_dtype,
             progress=StageLines(),
         )
-    return localization, note
+        has_recipe = bool(trusted.info.workload.path)
+    return localization, note, Sides(reference, target or "", mapping or "", names, has_recipe=has_recipe)
 
 
 def _make_replayed(

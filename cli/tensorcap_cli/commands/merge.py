@@ -62,6 +62,8 @@ def command(
         concat -1                 each holds a part along an axis, here the last
         concat -1 parts=2         each part is of two, as of a fused gate and up
         concat -1 parts=64,16,16  of these sizes, as fused queries, keys, values
+        concat -1 parts=64,16,16 copies=1,2,2
+                                  and keys and values of each two ranks are copies
         concat 1 copies=2         ranks 0 and 1 hold the same, 2 and 3, and so on,
                                   as KV heads fewer than ranks
         concat 1 rounds=2         half of the ranks hold all, and so does the rest

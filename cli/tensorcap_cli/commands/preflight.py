@@ -38,7 +38,9 @@ def command(
     cannot be read.
     """
     from tensorcap import preflight
+    from tensorcap.reports.next_step import NextStep, Sides
     from tensorcap_cli.text.preflight import print_whole_preflight
 
     checklist = preflight(reference, target, mapping=mapping, reference_repeat=reference_repeat)
-    print_result(checklist, print_whole_preflight, as_json=as_json)
+    step = NextStep("whether the tensors agree", Sides(reference, target, mapping or "").command("compare"))
+    print_result(checklist, print_whole_preflight, as_json=as_json, next_step=lambda _: step)

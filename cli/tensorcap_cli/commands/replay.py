@@ -82,6 +82,7 @@ def command(
     Exit status: 0 nothing is suspect; 1 something is, was not judged, or is missing in TGT, or the run does
     not repeat itself; 2 wrong usage; 3 an input file cannot be read.
     """
+    from tensorcap.reports.next_step import Sides, after_errors
     from tensorcap.rerun import replay
     from tensorcap_cli.text.replay import print_replay
     from tensorcap_formats.open import open_archive
@@ -102,4 +103,12 @@ def command(
             twin=twin,
             progress=StageLines(),
         )
-    print_result(result, partial(print_replay, show_all=show_all), as_json=as_json)
+    models = {"reference_model": reference_model, "target_model": target_model}
+    sides = Sides(reference, target or "", mapping or "", {**models, "compute_dtype": compute_dtype})
+    is_bad = bool(result.bad) and not result.is_self
+    print_result(
+        result,
+        partial(print_replay, show_all=show_all),
+        as_json=as_json,
+        next_step=lambda _: after_errors(sides, is_bad=is_bad),
+    )

@@ -13,11 +13,13 @@ from tensorcap_cli.options.archives import json_option
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.archive import headline, record_json, skipped_line
 from tensorcap_cli.text.asset import show_asset
+from tensorcap_cli.text.histogram import value_line
 from tensorcap_cli.text.op import place_lines
 from tensorcap_cli.text.output import DASH, number_text, print_json, size_text, split_key
 from tensorcap_cli.text.ranks import RankTexts
 
 if TYPE_CHECKING:
+    from tensorcap.runs import ValueHistogram
     from tensorcap_formats.archive import Archive
     from tensorcap_formats.records import Record
     from tensorcap_formats.run_info import PointInfo
@@ -76,7 +78,8 @@ def command(
 
     A key may leave out the step or the slot if only one tensor fits. Of an op it may be a view that is not
     stored, or `…/input.ARGUMENT`, what the op was given; the op's place in the code is told. A tensor of
-    any size is shown without reading it all; statistics that a file lacks are computed, which reads it.
+    any size is shown without reading it all; statistics that a file lacks are computed, which reads it. If
+    not all values are printed, a slice, or a tensor of up to 4,194,304 elements, has a histogram.
 
     \b
         tcap show ref.h5
@@ -202,6 +205,16 @@ def _as_json(archive: Archive, record: Record, index: str | None, values: Any) -
     return members if index is None else {**members, "slice": index, "values": json_value(values)}
 
 
+def _histogram(holder: Archive, record: Record, window: Any) -> ValueHistogram | None:
+    """Of what is shown, unless all its values are printed, or it is too large to be read whole."""
+    from tensorcap.runs import PRINTED_WHOLE, ValueHistogram, read_window
+
+    if window is None:
+        return ValueHistogram.of(holder, record) if record.size > PRINTED_WHOLE else None
+    values = read_window(holder, record, window)
+    return ValueHistogram.of_values(values) if values.size > PRINTED_WHOLE else None
+
+
 def _print_tensor(archive: Archive, holder: Archive, record: Record, index: str | None, window: Any) -> None:
     from tensorcap.runs import array_summary, read_window, summary
 
@@ -220,6 +233,9 @@ def _print_tensor(archive: Archive, holder: Archive, record: Record, index: str 
     click.echo(f"  digest {record.digest or DASH}")
     if remark := archive.remark(record):
         click.echo(f"  {one_line(remark)}")
+    histogram = _histogram(holder, record, window)
+    if histogram is not None:
+        click.echo(f"  {value_line(histogram)}")
     if part is not None:
         click.echo(f"{index}:\n{part}")
     elif record.stored:

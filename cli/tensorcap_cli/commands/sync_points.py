@@ -13,6 +13,7 @@ from tensorcap_cli.text.progress import spinner
 
 if TYPE_CHECKING:
     from tensorcap.comparison import Sort, SyncMetric, SyncPoints
+    from tensorcap.reports.next_step import NextStep
 
 
 @click.command("sync-points", cls=Command, short_help="Pair a compiled program's operations with nodes.")
@@ -71,6 +72,7 @@ def command(
     run is of a compiled program; 3 an archive or a tensor cannot be read.
     """
     from tensorcap.comparison import Bands, sync_points
+    from tensorcap.reports.next_step import NOTHING, NextStep, Sides
 
     chosen = None if bands is None else Bands.parse(bands)
     with spinner("comparing"):
@@ -87,4 +89,9 @@ def command(
             else:
                 click.secho(line.text, bold=line.is_heading or None)
 
-    print_result(result, print_text, as_json=as_json)
+    def next_step(points: SyncPoints) -> NextStep:
+        if points.exit_status == 0:
+            return NextStep(NOTHING)
+        return NextStep("which operation is wrong, and how", Sides(reference, target).command("localize"))
+
+    print_result(result, print_text, as_json=as_json, next_step=next_step)

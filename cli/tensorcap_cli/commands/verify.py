@@ -15,7 +15,7 @@ from tensorcap_cli.options.neuron_sources import neuron_sources_option
 from tensorcap_cli.options.run import is_workload, make_recipe, make_target_recipe, run_options
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.options.time_limit import time_limit_option
-from tensorcap_cli.text.output import option_text, print_json_pieces
+from tensorcap_cli.text.output import option_text, print_json_pieces, print_next
 from tensorcap_cli.text.progress import StageLines
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def command(
     usage; 3 an archive or a tensor cannot be read.
     """
     from tensorcap.port_verification import verify
+    from tensorcap.reports.next_step import after_verification
     from tensorcap.reports.verification_text import summary_lines
     from tensorcap.workload import load_port
 
@@ -107,7 +108,8 @@ def command(
     else:
         for line in summary_lines(verification.summary):
             click.echo(line)
-        click.echo(f"\n{one_line(str(verification.path))}: reports", err=True)
+        click.echo(f"\n{one_line(str(verification.path))}: reports; look at report.html", err=True)
+        print_next(after_verification(verification))
     click.get_current_context().exit(verification.exit_status)
 
 

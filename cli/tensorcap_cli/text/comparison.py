@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -35,6 +34,7 @@ def print_report(
     show_all: bool,
     by_module: bool,
     metrics: Sequence[str],
+    statuses: Collection[str] = (),
 ) -> None:
     """Print all of a comparison that a person wants to know.
 
@@ -45,6 +45,7 @@ def print_report(
         show_all: A row for every pair, also for identical ones.
         by_module: A table of the errors by class of module, too.
         metrics: Columns in place of the usual ones.
+        statuses: Rows of these alone; of all that are worth one if there are none.
     """
     from tensorcap.comparison import BY_VALUES
 
@@ -69,7 +70,7 @@ def print_report(
     if by_module:
         print_modules(comparison, examination)
     printed = frozenset[str]() if show_all else print_absent(comparison, examination)
-    print_pairs(comparison, examination, order, show_all, metrics, printed)
+    print_pairs(comparison, examination, order, show_all, metrics, printed, statuses)
     print_extras(comparison, examination)
     _print_values(comparison)
     _print_outcome(comparison, examination)
@@ -207,12 +208,15 @@ def _print_first_within(comparison: Comparison, module: str, first: Pair) -> Non
 
 def _print_worst(comparison: Comparison, examination: Examination) -> None:
     from tensorcap.comparison import worst
+    from tensorcap.reports.folded_pairs import fold_pairs
 
     if not comparison.is_of_archives:
         return
     first = comparison.divergence.pair.key if comparison.divergence else None
     shown = [pair for pair in comparison.pairs if not is_absent_place(pair)]
-    pairs = [pair for pair in worst(shown, _WORST + 1) if pair.key != first][:_WORST]
+    ranked = worst(shown, len(shown))
+    rows = {row.pair.key: row for row in fold_pairs(ranked)}
+    pairs = [pair for pair in ranked if pair.key in rows and pair.key != first][:_WORST]
     if not pairs:
         return
     print_heading("WORST")
@@ -222,13 +226,15 @@ def _print_worst(comparison: Comparison, examination: Examination) -> None:
         if d is not None and d.max_abs is not None:
             error = number_text(d.relative_frobenius, 3)
             measures = f"  max abs {number_text(d.max_abs, 3)}, relative Frobenius {error}"
-        click.echo(f"  {pair.key}  ({pair.status}){measures}")
+        others = rows[pair.key].places - 1
+        also = f", and {counted(others, 'place')} like it" if others else ""
+        click.echo(f"  {pair.key}  ({pair.status}{also}){measures}")
         print_origin(pair, "    ")
         for finding in pair.findings[:1]:
             click.echo(f"    {one_line(finding.text)}")
         location = examination.locations.get(pair.key)
         if location is not None:
-            print_location(location, "    ")
+            print_location(location, "    ", difference=d)
 
 
 def _print_values(comparison: Comparison) -> None:
@@ -269,37 +275,10 @@ def _print_outcome(comparison: Comparison, examination: Examination) -> None:
     )
     verdict, color = _verdict(comparison)
     click.secho(verdict, fg=color, bold=True)
-    if not comparison.compared and comparison.is_of_archives:
-        _print_way_to_pairs(comparison)
-    if account and account.commands and comparison.counts.keys() & {"within-rounding", "suspect", "unjudged"}:
+    if account and account.commands and comparison.counts.keys() & {"suspect", "unjudged"}:
         click.echo("What would prove more:")
         for command in account.commands:
             click.echo(f"  {one_line(command)}")
-
-
-def _print_way_to_pairs(comparison: Comparison) -> None:
-    """Print the commands that pair tensors of other names, if both sides have some and none was paired."""
-    sides = [any(side(pair) for pair in comparison.pairs) for side in (_is_of_reference, _is_of_target)]
-    if not all(sides):
-        return
-    reference, target = (shlex.quote(str(side.path)) for side in (comparison.reference, comparison.target))
-    if comparison.mapping is not None and comparison.mapping.path:
-        map_file = shlex.quote(comparison.mapping.path)
-        click.echo(f"What the map pairs is shown by: tcap align {reference} {target} --map {map_file}")
-        return
-    click.echo(
-        "No names are equal. These find what belongs together, write it down to be edited, and compare it:"
-    )
-    click.echo(f"  tcap align {reference} {target} -o map.toml")
-    click.echo(f"  tcap compare {reference} {target} --map map.toml")
-
-
-def _is_of_reference(pair: Pair) -> bool:
-    return pair.reference is not None and pair.target is None and pair.status != "excluded"
-
-
-def _is_of_target(pair: Pair) -> bool:
-    return pair.reference is None and pair.target is not None
 
 
 def _verdict(comparison: Comparison) -> tuple[str, str]:

@@ -7,25 +7,28 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from tensorcap.wording import one_line
-from tensorcap_cli.text.output import print_json
+from tensorcap_cli.text.output import print_json, print_next
 
 if TYPE_CHECKING:
     from tensorcap.localization import Localization
+    from tensorcap.reports.next_step import Sides
 
 _SHOWN: Final = 5
 
 
 def print_localization(
-    localization: Localization, note: str, *, as_json: bool, show_all: bool = False
+    localization: Localization, note: str, sides: Sides, *, as_json: bool, show_all: bool = False
 ) -> None:
     """Print the suspects, the first of them with reasons, and what is known besides.
 
     Args:
         localization: The result.
         note: A sentence that goes with its own notes, or nothing.
+        sides: Both sides and their models, as the next command names them.
         as_json: JSON instead of text.
         show_all: All suspects, in each layer.
     """
+    from tensorcap.reports.next_step import after_localization
     from tensorcap.reports.suspects import context_lines, suspect_lines
 
     notes = [*localization.notes, *([note] if note else [])]
@@ -45,3 +48,4 @@ def print_localization(
         click.echo(f"and {len(localization.suspects) - _SHOWN} more; see them with --all")
     for text in context_lines(localization):
         click.echo(one_line(text))
+    print_next(after_localization(localization, sides))

@@ -8,11 +8,15 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 
 import click
 
 from tensorcap.wording import one_line
+from tensorcap_cli.text.terminal import whole_stdout
+
+if TYPE_CHECKING:
+    from tensorcap.reports.next_step import NextStep
 
 
 class _Printable(Protocol):
@@ -30,13 +34,14 @@ _LEAST_FLEXIBLE: Final = 24  # columns that a key keeps, however narrow the term
 
 def print_json(value: object) -> None:
     """Print one JSON object in one line; it holds no number that JSON has not."""
-    click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    click.echo(text, file=whole_stdout())
 
 
 def print_json_pieces(pieces: Iterable[str]) -> None:
     """Print one JSON object that comes in pieces, without ever holding all of it."""
     for piece in pieces:
-        click.echo(piece, nl=False)
+        click.echo(piece, nl=False, file=whole_stdout())
 
 
 def print_heading(text: str, fg: str | None = None) -> None:
@@ -55,7 +60,7 @@ def print_table(
     rows: Sequence[Sequence[str]],
     *,
     left: Collection[int] = (0,),
-    flexible: int = 0,
+    flexible: int | Sequence[int] = 0,
     colors: Sequence[Sequence[str | None]] | None = None,
 ) -> None:
     """Print aligned columns.
@@ -64,18 +69,20 @@ def print_table(
         headers: One for each column.
         rows: Texts, as many in each row as there are headers.
         left: Columns that begin at the left; the others end at the right, as numbers do.
-        flexible: The column that gives way, in the middle of its texts, on a terminal that is too narrow.
+        flexible: The column that gives way, in the middle of its texts, on a terminal that is too narrow; of
+            several the first one first.
         colors: The color of each cell of each row, used on a terminal only.
     """
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     available = terminal_width()
-    if available is not None:
-        excess = sum(widths) + 2 * (len(widths) - 1) - available
-        widths[flexible] -= max(0, min(excess, widths[flexible] - _LEAST_FLEXIBLE))
+    yielding = (flexible,) if isinstance(flexible, int) else tuple(flexible)
+    for column in yielding if available is not None else ():
+        excess = sum(widths) + 2 * (len(widths) - 1) - (available or 0)
+        widths[column] -= max(0, min(excess, widths[column] - _LEAST_FLEXIBLE))
     lines = []
     for i, row in enumerate([headers, *rows]):
         cells = [
-            (shorten(cell, width) if n == flexible else cell).ljust(width) if n in left else cell.rjust(width)
+            (shorten(cell, width) if n in yielding else cell).ljust(width) if n in left else cell.rjust(width)
             for n, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         if i == 0:
@@ -203,13 +210,34 @@ def option_text(name: str) -> str:
     return "--map" if name == "mapping" else f"--{name.replace('_', '-')}"
 
 
-def print_result(result: _Result, print_text: Callable[[_Result], None], *, as_json: bool) -> NoReturn:
-    """Print a result as text, or as JSON, and end with its exit status."""
+def print_result(
+    result: _Result,
+    print_text: Callable[[_Result], None],
+    *,
+    as_json: bool,
+    next_step: Callable[[_Result], NextStep] | None = None,
+) -> NoReturn:
+    """Print a result as text with what to type next, or as JSON, and end with its exit status."""
     if as_json:
         print_json(result.to_json())
     else:
         print_text(result)
+        if next_step is not None:
+            print_next(next_step(result))
     click.get_current_context().exit(result.exit_status)
+
+
+def print_next(step: NextStep) -> None:
+    """Print what to type next, as the last line of what a command says."""
+    if not step.command:
+        click.echo(step.line)
+        return
+    text = step.line.removesuffix(step.command).rstrip()
+    width = terminal_width()
+    is_long = width is not None and len(step.line) > width
+    click.echo(text, nl=is_long)
+    indent = "  " if is_long else " "
+    click.echo(f"{indent}{click.style(step.command, bold=True)}", file=whole_stdout())  # whole, to be copied
 
 
 def split_key(text: str) -> tuple[str, str | None]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from tensorcap.wording import counted, one_line
+from tensorcap_cli.text.histogram import error_line
 from tensorcap_cli.text.output import cosine_text, number_text, percent_text, print_heading, upper_text
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def print_details(pair: Pair, examination: Examination) -> None:
         _print_difference(pair.difference)
     location = examination.locations.get(pair.key)
     if location is not None:
-        print_location(location)
+        print_location(location, difference=pair.difference)
 
 
 def print_origin(pair: Pair, indent: str = "  ") -> None:
@@ -74,23 +74,25 @@ def _print_difference(d: Difference) -> None:
         click.echo(f"  would pass with rtol {rtol} alone, or with atol {atol} alone")
 
 
-def print_location(location: Location, indent: str = "  ") -> None:
-    """Print which indices of each axis hold the most of the error."""
+def print_location(location: Location, indent: str = "  ", *, difference: Difference | None = None) -> None:
+    """Print which indices of each axis hold the most of the error, and how large errors are."""
+    errors = "" if difference is None else error_line(difference)
+    if errors:
+        click.echo(f"{indent}{errors}")
     parts = []
-    for axis in location.axes:
-        if axis.size == 1 or not axis.top:
-            continue
+    looked_at = [axis for axis in location.axes if axis.size > 1 and axis.top]
+    for axis in looked_at:
+        if axis.top[0].share * axis.size < _EVEN * axis.step:
+            continue  # which says nothing
         named = ", ".join(
             f"[{share.index}{'' if axis.step == 1 else ':'}] {percent_text(share.share)}"
             for share in axis.top[:3]
         )
-        if axis.top[0].share * axis.size < _EVEN * axis.step:
-            named = "even"
         parts.append(f"axis {axis.axis} of {axis.size}: {named}")
-    if parts:
+    if looked_at:
+        parts = parts or ["even over all axes"]
         what = "where the squared error lies" if location.of == "squared error" else "where masks differ"
-        text = f"{what}: {'; '.join(parts)}"
-        click.echo(textwrap.fill(text, 80, initial_indent=indent, subsequent_indent=f"{indent}  "))
+        click.echo(f"{indent}{what}: {'; '.join(parts)}")
 
 
 def print_extras(comparison: Comparison, examination: Examination) -> None:

@@ -25,9 +25,10 @@ from tensorcap_cli.text.output import (
 if TYPE_CHECKING:
     from tensorcap.comparison import Comparison, Examination, Pair
     from tensorcap.metrics import LogitDifference
+    from tensorcap.reports.folded_pairs import FoldedPairs
 
 _ROWS: Final = 20
-_NARROW: Final = 130  # columns: below, a terminal gets fewer measures
+_NARROW: Final = 160  # columns: below, a terminal gets fewer measures
 _COLORS: Final[Mapping[str, str | None]] = {
     "identical": "green",
     "match": "green",
@@ -60,27 +61,31 @@ def print_pairs(
     show_all: bool,
     metrics: Sequence[str],
     printed: Collection[str],
+    statuses: Collection[str] = (),
 ) -> None:
-    """Print a row for each pair that is worth one.
+    """Print a row for each tensor, and each fault, that is worth one.
 
     Args:
         comparison: What it came to.
         examination: What was looked at besides.
         order: `order` of execution, or `error`.
-        show_all: Rows for all pairs.
+        show_all: A row for each pair, also for identical ones.
         metrics: Columns in place of the usual ones.
         printed: Keys of pairs that were printed already, in groups.
+        statuses: Only pairs of these have a row; of all that are worth one if there are none.
     """
     from tensorcap.comparison import by_error
+    from tensorcap.reports.folded_pairs import FoldedPairs, fold_pairs
 
     is_mapped = comparison.mapping is not None
-    shown = [
+    pairs = [
         pair
         for pair in comparison.pairs
-        if show_all or (_is_worth_a_row(pair, printed) and not (is_mapped and _is_explained(pair)))
+        if (pair.status in statuses if statuses else show_all or _is_worth_a_row(pair, printed, is_mapped))
     ]
+    shown = [FoldedPairs(p, p.key, (p.key,), 1) for p in pairs] if show_all else fold_pairs(pairs)
     if order == "error":
-        shown.sort(key=by_error, reverse=True)
+        shown.sort(key=lambda row: by_error(row.pair), reverse=True)
     rows = shown if show_all else _most_telling(shown, _ROWS)
     if not rows:
         return
@@ -88,9 +93,9 @@ def print_pairs(
     is_narrow = width is not None and width < _NARROW
     columns = list(metrics) or _usual(comparison, is_narrow)
     cells = [
-        [pair.status, *(_cell(pair, examination, name) for name in columns), pair.key]
-        + ([] if is_narrow else [_where(pair)])
-        for pair in rows
+        [row.pair.status, *(_cell(row.pair, examination, name) for name in columns), _name(row)]
+        + ([] if is_narrow else [_where(row)])
+        for row in rows
     ]
     headers = ["status", *(_HEADERS.get(name, name) for name in columns), "key"]
     headers += [] if is_narrow else ["where"]
@@ -100,11 +105,15 @@ def print_pairs(
         headers,
         cells,
         left=(0, key, key + 1),
-        flexible=key,
-        colors=[_colors(pair, examination, columns, comparison, len(headers)) for pair in rows],
+        flexible=(key,) if is_narrow else (key + 1, key),
+        colors=[_colors(row.pair, examination, columns, comparison, len(headers)) for row in rows],
     )
     if len(rows) < len(shown):
-        click.echo(f"… {len(shown) - len(rows)} more that are not identical; all with --all")
+        left_out = sum(len(row.keys) for row in shown) - sum(len(row.keys) for row in rows)
+        which = "of these statuses" if statuses else "that are not identical"
+        click.echo(f"… {left_out} more {which}; all with --all")
+    if any(row.also for row in rows):
+        click.echo("(+ N) is of N further keys that hold the same tensors; --all has a row for each key")
 
 
 def _colors(
@@ -133,8 +142,14 @@ def _usual(comparison: Comparison, is_narrow: bool) -> list[str]:
     return columns + (["mismatches"] if comparison.tolerance else [])
 
 
-def _is_worth_a_row(pair: Pair, printed: Collection[str]) -> bool:
+def _is_worth_a_row(pair: Pair, printed: Collection[str], is_mapped: bool) -> bool:
+    if is_mapped and _is_explained(pair):
+        return False
     return pair.status not in ("identical", "excluded") and pair.key not in printed
+
+
+def _name(row: FoldedPairs) -> str:
+    return f"{row.name} (+ {row.also})" if row.also else row.name
 
 
 def _is_explained(pair: Pair) -> bool:
@@ -142,12 +157,13 @@ def _is_explained(pair: Pair) -> bool:
     return pair.status == "explained" or (pair.status == "missing-in-reference" and bool(pair.reason))
 
 
-def _most_telling(pairs: Sequence[Pair], limit: int) -> list[Pair]:
-    """At most `limit` pairs in their order: those that are not green first, then what fits."""
-    if len(pairs) <= limit:
-        return list(pairs)
+def _most_telling(rows: Sequence[FoldedPairs], limit: int) -> list[FoldedPairs]:
+    """At most `limit` rows in their order: those that are not green first, then what fits."""
+    if len(rows) <= limit:
+        return list(rows)
+    pairs = [row.pair for row in rows]
     ranked = sorted(range(len(pairs)), key=lambda i: (pairs[i].is_green, not pairs[i].is_required, i))
-    return [pairs[i] for i in sorted(ranked[:limit])]
+    return [rows[i] for i in sorted(ranked[:limit])]
 
 
 def _cell(pair: Pair, examination: Examination, name: str) -> str:
@@ -181,10 +197,11 @@ def _logit_cell(logits: LogitDifference | None, name: str) -> str:
     return DASH if logits is None else number_text(getattr(logits, _LOGIT_METRICS.get(name, name)), 4)
 
 
-def _where(pair: Pair) -> str:
+def _where(row: FoldedPairs) -> str:
+    """What failed and where the largest error is; of several layers, of the one that errs most."""
     from tensorcap.comparison import describe_test
 
-    d = pair.difference
+    pair, d = row.pair, row.pair.difference
     if pair.reason or d is None:
         return one_line(pair.reason)
     if d.mask_mismatches and d.mask_index is not None:
@@ -196,7 +213,7 @@ def _where(pair: Pair) -> str:
     ]
     worst = d.max_abs_index if d.mismatch_index is None else d.mismatch_index
     if worst is not None:
-        tests.append(f"at {list(worst)}")
+        tests.append(f"at {list(worst)}" + (f" of {pair.key}" if row.places > 1 else ""))
     return ", ".join(tests)
 
 
@@ -237,6 +254,26 @@ def check_metrics(names: Sequence[str]) -> None:
             close = difflib.get_close_matches(name, known, n=3)
             hint = f"Did you mean {' or '.join(close)}?" if close else f"Known are: {', '.join(known)}."
             raise UsageError(f"--metric {cut(name, 60)!r}: there is no such metric", hint=hint)
+
+
+def parse_statuses(text: str | None) -> tuple[str, ...]:
+    """Read what `--status` takes: statuses with commas between them.
+
+    Raises:
+        UsageError: One of them is unknown.
+    """
+    if text is None:
+        return ()
+    from tensorcap.comparison import STATUSES
+    from tensorcap_formats.errors import UsageError
+
+    statuses = tuple(filter(None, (part.strip() for part in text.split(","))))
+    for status in statuses or ("",):
+        if status not in STATUSES:
+            close = difflib.get_close_matches(status, STATUSES, n=3)
+            hint = f"Did you mean {' or '.join(close)}?" if close else f"Known are: {', '.join(STATUSES)}."
+            raise UsageError(f"--status {cut(status, 60)!r}: there is no such status", hint=hint)
+    return statuses
 
 
 def metric_names() -> list[str]:

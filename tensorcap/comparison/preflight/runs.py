@@ -100,9 +100,7 @@ def compare_classes(reference: Archive, target: Archive) -> Iterator[Item]:
     """Compare the classes of modules: some of a class, which were replaced, and all of one.
 
     A wrapper that runs the module in it, as `torch.compile` makes, has that module's class, and a class and
-    its forms for several ranks are no other class to each other. A port may have one class for each use of a
-    module: what all modules of one name became, where none of the class stayed what it is, alone makes no
-    difference.
+    its forms for several ranks are no other class to each other.
     """
     common = common_modules(reference, target)
     wrapped = [_wrapped_classes(archive) for archive in (reference, target)]
@@ -115,16 +113,11 @@ def compare_classes(reference: Archive, target: Archive) -> Iterator[Item]:
     mostly: dict[str, str] = {}
     for ours, theirs in sorted(counts, key=lambda names: (names[0] != names[1], -counts[names])):
         mostly.setdefault(ours, theirs)
-    classes_of_name: dict[tuple[str, str], set[str]] = {}
-    for path, (ours, theirs) in pairs.items():
-        classes_of_name.setdefault((_last_name(path), ours), set()).add(theirs)
     for path, (ours, theirs) in pairs.items():
         if theirs != mostly[ours] and not all(_is_form_of(ours, name) for name in (theirs, mostly[ours])):
             stayed = "stayed what they are" if mostly[ours] == ours else f"became {short_name(mostly[ours])}"
             text = f"Other modules of this class {stayed}."
-            is_odd = mostly[ours] == ours or len(classes_of_name[_last_name(path), ours]) > 1
-            sides = _class_texts(ours, theirs, common[path])
-            yield make_item("modules", path, *sides, text, explains=is_odd, rank=int(not is_odd))
+            yield make_item("modules", path, *_class_texts(ours, theirs, common[path]), text, explains=True)
     for ours, theirs in mostly.items():
         if ours != theirs:
             first = next(path for path, pair in pairs.items() if pair == (ours, theirs))
@@ -135,11 +128,6 @@ def compare_classes(reference: Archive, target: Archive) -> Iterator[Item]:
             text = f"{which} of another implementation."
             sides = _class_texts(ours, theirs, common[first])
             yield make_item("modules", short_name(ours), *sides, text, explains=False, rank=1)
-
-
-def _last_name(path: str) -> str:
-    """The last name of a module's path that is no number, as `mlp` of `layers.3.mlp.0`."""
-    return next((name for name in reversed(path.split(".")) if not name.isdigit()), path)
 
 
 def _is_form_of(name: str, other: str) -> bool:

@@ -1,12 +1,15 @@
 """The report of a comparison as one page of HTML that needs nothing else, and as Markdown for an issue.
 
 A `ReportSource` goes in, text comes out. Read `sources` (a pair of archives, a saved comparison or the folder
-of a verification), `page` (all that the page says, as dataclasses) with `charts` (curves and heat map) and
-`panels` (pictures of tensors), and `writing`; `templates/` only print. Normative in `specs/report.md`.
+of a verification), `page` (all that the page says, as dataclasses), whose parts are `run_facts` (both runs),
+`suspect_card`, `tensor_panel` with `panels` (pictures of tensors), `tensor_rows` and `charts` (curves, heat
+map), `matrix` (several targets), `writing` and `paper_plots`; `templates/` only print. Normative in
+`specs/report.md`.
 """
 
 from tensorcap.reports.html.charts import HEIGHT, WIDTH, Curve, draw_curves, place_of
-from tensorcap.reports.html.page import Page, gather_page, number_text, points_of, results_of, verdict_of
+from tensorcap.reports.html.matrix import Matrix, gather_matrix
+from tensorcap.reports.html.page import Page, gather_page, verdict_of
 from tensorcap.reports.html.panels import (
     AxisErrors,
     Histogram,
@@ -17,6 +20,7 @@ from tensorcap.reports.html.panels import (
     widened,
     worst_element,
 )
+from tensorcap.reports.html.paper_plots import write_plots
 from tensorcap.reports.html.sources import (
     MAP,
     VERIFICATION,
@@ -27,7 +31,9 @@ from tensorcap.reports.html.sources import (
     source_of_folder,
     source_of_result,
     source_of_verification,
+    sources_of,
 )
+from tensorcap.reports.html.tensor_rows import points_of, results_of
 from tensorcap.reports.html.writing import (
     HTML_BEGINNING,
     MARKDOWN_BEGINNING,
@@ -47,6 +53,7 @@ __all__ = [
     "AxisErrors",
     "Curve",
     "Histogram",
+    "Matrix",
     "Page",
     "ReportSource",
     "draw_curves",
@@ -54,10 +61,10 @@ __all__ = [
     "draw_picture",
     "errors_along",
     "finite_range",
+    "gather_matrix",
     "gather_page",
     "html_of",
     "markdown_of",
-    "number_text",
     "own_errors_json",
     "place_of",
     "points_of",
@@ -67,9 +74,11 @@ __all__ = [
     "source_of_folder",
     "source_of_result",
     "source_of_verification",
+    "sources_of",
     "verdict_of",
     "widened",
     "worst_element",
     "write_html",
     "write_markdown",
+    "write_plots",
 ]

@@ -205,6 +205,21 @@ def draw_heat_map(points: Sequence[Point]) -> HeatMap | None:
     return HeatMap(tuple(columns), rows, max(0, len(cells) - _BLOCKS))
 
 
+def draw_cells(
+    rows: Sequence[Sequence[tuple[float | None, bool] | None]],
+) -> list[tuple[Cell | None, ...]]:
+    """Colour a table of errors by one scale.
+
+    Args:
+        rows: The relative error of each cell, and whether it is green; None for no cell.
+    """
+    scale = _Scale.of(cell[0] for row in rows for cell in row if cell is not None)
+    return [
+        tuple(None if cell is None else Cell(cell[0], _level(cell[0], scale), cell[1]) for cell in row)
+        for row in rows
+    ]
+
+
 def _layer_of(site: str) -> str:
     """The innermost numbered module around a site, or the site itself; "" for none."""
     if site == ROOT_SITE:
@@ -217,10 +232,14 @@ def _layer_of(site: str) -> str:
 def _cell(points: Sequence[Point], scale: _Scale) -> Cell:
     errors = [point.total for point in points if point.total is not None]
     error = max(errors, default=None)
-    level = 0
-    if error is not None and error > 0:
-        share = 1.0
-        if math.isfinite(error):
-            share = (math.log10(error) - scale.low) / (scale.high - scale.low)
-        level = 1 + round(8 * min(max(share, 0.0), 1.0))
-    return Cell(error, level, all(point.is_green for point in points))
+    return Cell(error, _level(error, scale), all(point.is_green for point in points))
+
+
+def _level(error: float | None, scale: _Scale) -> int:
+    """The colour of an error: 0 without one, 1 to 9 from the smallest to the largest decade drawn."""
+    if error is None or error <= 0:
+        return 0
+    share = 1.0
+    if math.isfinite(error):
+        share = (math.log10(error) - scale.low) / (scale.high - scale.low)
+    return 1 + round(8 * min(max(share, 0.0), 1.0))

@@ -19,6 +19,7 @@ from tensorcap_formats.errors import TensorcapError
 
 LIMIT: Final = 1 << 22  # elements of a tensor that is drawn: as many as a diagnosis looks at
 CELLS: Final = 48  # of a map along each side at most
+_QUANTILES: Final = 49
 _BINS: Final = 48  # of a histogram, and of the error by axis
 _STOPS: Final = {  # colours of a map from its smallest value to its largest
     "values": ("440154", "3b528b", "21918c", "5ec962", "fde725"),
@@ -82,6 +83,23 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Quantiles of the target against those of the reference (a QQ plot), on one scale.
+
+    On the diagonal both have the same distribution, whatever the order of their elements.
+
+    Attributes:
+        points: Points of a polyline in a box of 48 by 48, the reference to the right, the target up.
+        low: The value at its left and bottom.
+        high: The value at its right and top.
+    """
+
+    points: str
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
 class Pictures:
     """What can be drawn of a pair.
 
@@ -90,6 +108,7 @@ class Pictures:
         cell: Rows and columns of the tensor in a cell.
         axes: How the error spreads over each axis.
         histogram: Of both sides; None without a finite value.
+        quantiles: Of both sides; None as the histogram.
         missing: Why there are no pictures, as a sentence; "" if there are.
     """
 
@@ -97,6 +116,7 @@ class Pictures:
     cell: tuple[int, int] = (1, 1)
     axes: tuple[AxisErrors, ...] = ()
     histogram: Histogram | None = None
+    quantiles: Quantiles | None = None
     missing: str = ""
 
 
@@ -110,19 +130,29 @@ def draw_pair(pair: Pair, archives: tuple[Archive, Archive] | None) -> Pictures:
         pair: The pair.
         archives: The archives that it was compared from; None if they are not at hand.
     """
+    values = pair_values(pair, archives)
+    return Pictures(missing=values) if isinstance(values, str) else draw_tensors(*values)
+
+
+def pair_values(pair: Pair, archives: tuple[Archive, Archive] | None) -> tuple[Array, Array] | str:
+    """Read both tensors of a pair as float64, or complex128, of one shape and with at least one element.
+
+    Returns:
+        In place of them, why they are not drawn, as a sentence.
+    """
     reason = _why_not(pair, archives)
     if reason or archives is None or pair.reference is None or pair.target is None:
-        return Pictures(missing=reason)
+        return reason
     try:
         reference, target = archives[0].load(pair.reference), archives[1].load(pair.target)
     except (TensorcapError, OSError) as error:
-        return Pictures(missing=f"The values could not be read again: {error}.")
+        return f"The values could not be read again: {error}."
     if reference.shape != target.shape:
         shapes = f"{list(reference.shape)} and {list(target.shape)}"
-        return Pictures(missing=f"Values of unlike shapes, {shapes}, are not drawn.")
+        return f"Values of unlike shapes, {shapes}, are not drawn."
     if not reference.size:
-        return Pictures(missing="The tensor has no elements.")
-    return draw_tensors(widened(reference), widened(target))
+        return "The tensor has no elements."
+    return widened(reference), widened(target)
 
 
 def _why_not(pair: Pair, archives: tuple[Archive, Archive] | None) -> str:
@@ -157,7 +187,7 @@ def draw_tensors(reference: Array, target: Array) -> Pictures:
         (['reference', 'difference', 'target'], [0.5, 0.5])
     """
     with np.errstate(all="ignore"):
-        difference = np.abs(target - reference)
+        difference = np.asarray(np.abs(target - reference))  # of scalars no array otherwise
     difference[reference == target] = 0  # of two infinities alike, too
     difference[np.isnan(reference) & np.isnan(target)] = 0
     reference, target = (np.abs(v) if np.iscomplexobj(v) else v for v in (reference, target))
@@ -174,7 +204,7 @@ def draw_tensors(reference: Array, target: Array) -> Pictures:
         TensorMap("target", draw_picture(planes[2], low, high, "values"), low, high),
     )
     axes = tuple(errors_along(difference, axis) for axis in range(difference.ndim))
-    return Pictures(maps, cell, axes, draw_histogram(reference, target))
+    return Pictures(maps, cell, axes, draw_histogram(reference, target), _quantiles(reference, target))
 
 
 def _as_rows(values: Array) -> Array:
@@ -277,6 +307,30 @@ def draw_histogram(reference: Array, target: Array) -> Histogram | None:
         for of_side in counts
     ]
     return Histogram(lines[0], lines[1], low, high)
+
+
+def quantile_pairs(reference: Array, target: Array) -> tuple[Array, Array] | None:
+    """Quantiles of the finite values of both, the same shares of each: the least, the largest, 47 between.
+
+    Returns:
+        None if a side has no finite value.
+    """
+    sides = [values[np.isfinite(values)] for values in (reference, target)]
+    if not all(side.size for side in sides):
+        return None
+    shares = np.linspace(0, 1, _QUANTILES)
+    ours, theirs = (np.quantile(side, shares, method="inverted_cdf") for side in sides)
+    return ours, theirs
+
+
+def _quantiles(reference: Array, target: Array) -> Quantiles | None:
+    low, high = finite_range(reference, target)
+    pairs = quantile_pairs(reference, target)
+    if pairs is None or not (math.isfinite(high - low) and high > low):
+        return None
+    right, up = (CELLS * (side - low) / (high - low) for side in pairs)
+    points = " ".join(f"{x:.1f},{CELLS - y:.1f}" for x, y in zip(right, up, strict=True))
+    return Quantiles(points, low, high)
 
 
 def worst_element(difference: Difference | None) -> str:

@@ -90,6 +90,37 @@ def source_of(
     )
 
 
+def sources_of(
+    reference: str | os.PathLike[str],
+    targets: Sequence[str | os.PathLike[str]],
+    *,
+    mapping: MappingSource | Literal["none"] | None = None,
+) -> list[AbstractContextManager[ReportSource]]:
+    """Take a reference and its targets, or folders of verifications and saved comparisons, each alone.
+
+    Raises:
+        UsageError: Some are of the one kind and some of the other, or one is of none.
+    """
+    paths = [Path(path) for path in (reference, *targets)]
+    judged = [path for path in paths if _is_judged(path)]
+    if not targets:
+        return [source_of(reference, None, mapping=mapping)]
+    if not judged:
+        return [source_of_archives(reference, target, mapping=mapping) for target in targets]
+    if len(judged) < len(paths):
+        other = next(path for path in paths if path not in judged)
+        raise UsageError(
+            f"{judged[0]}: is a verification or a saved comparison, and {other} is not, "
+            "expected one reference and its targets, or these alone"
+        )
+    return [source_of(path, None, mapping=mapping) for path in paths]
+
+
+def _is_judged(path: Path) -> bool:
+    """Whether it is the folder of a verification or a saved comparison, not an archive."""
+    return (path / VERIFICATION).is_file() or path.suffix == ".json"
+
+
 @contextmanager
 def source_of_archives(
     reference: Source,

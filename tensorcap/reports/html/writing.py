@@ -12,8 +12,9 @@ from importlib.resources import files
 from typing import Any, Final
 
 from tensorcap.reports.html.charts import HEIGHT, WIDTH
-from tensorcap.reports.html.page import Page, number_text
-from tensorcap.wording import one_line
+from tensorcap.reports.html.matrix import Matrix
+from tensorcap.reports.html.page import Page
+from tensorcap.wording import one_line, three_digits
 from tensorcap_formats.errors import missing_package
 from tensorcap_formats.output_path import publish_text
 
@@ -21,14 +22,14 @@ HTML_BEGINNING: Final = '<!doctypehtml><htmllang="en"data-tensorcap-report="1">'
 MARKDOWN_BEGINNING: Final = "<!--tensorcapreport-->"
 _TEMPLATES: Final = "templates"
 _LINES: Final = 60  # of Markdown at most
-_SUSPECTS, _FACTS, _TENSORS = 5, 8, 10  # that Markdown lists
+_SUSPECTS, _FACTS, _TENSORS, _TARGETS = 5, 8, 10, 40  # that Markdown lists
 _WIDEST_CELL: Final = 100  # characters
 _MARKDOWN: Final = re.compile(r"([\\`*_{}\[\]<>()#+!|~@&$-])")  # what Markdown, or an issue tracker, obeys
 _REFERENCE: Final = re.compile(r"(?<!\w)([@#])(?=\w)")  # of a person or an issue, escaped or not
 
 
-def html_of(page: Page) -> str:
-    """The page as HTML: one text that loads nothing, and whose policy allows its own script alone.
+def html_of(page: Page | Matrix) -> str:
+    """A report as HTML: one text that loads nothing, and whose policy allows its own script alone.
 
     All text is escaped, and characters that are not printed are replaced by spaces or left out.
 
@@ -47,7 +48,7 @@ def html_of(page: Page) -> str:
         return one_line(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     folder = files(__package__).joinpath(_TEMPLATES)
-    names = "report.html", "panel.html", "report.css", "report.js"
+    names = "report.html", "panel.html", "matrix.html", "report.css", "report.js"
     texts = {name: folder.joinpath(name).read_text(encoding="utf-8") for name in names}
     environment = Environment(
         loader=DictLoader(texts),
@@ -57,7 +58,10 @@ def html_of(page: Page) -> str:
         lstrip_blocks=True,
         finalize=printed,
     )
-    environment.filters["number"] = number_text
+    environment.filters["number"] = three_digits
+    if isinstance(page, Matrix):
+        template = environment.get_template("matrix.html")
+        return template.render(page=page, style=Markup(texts["report.css"]), infinite=math.inf)
     script = texts["report.js"]
     return environment.get_template("report.html").render(
         page=page,
@@ -72,21 +76,21 @@ def html_of(page: Page) -> str:
     )
 
 
-def markdown_of(page: Page) -> str:
-    """The page as Markdown for an issue tracker: 60 lines at most.
+def markdown_of(page: Page | Matrix) -> str:
+    """A report as Markdown for an issue tracker: 60 lines at most.
 
     All names and sentences are escaped, so that nothing in them is markup, a mention or a link.
     """
-    lines = list(_markdown(page))
+    lines = list(_matrix_markdown(page) if isinstance(page, Matrix) else _markdown(page))
     return "\n".join(lines[:_LINES]) + "\n"
 
 
-def write_html(path: str | os.PathLike[str], page: Page, *, force: bool = False) -> None:
-    """Write the page as HTML, whole or not at all.
+def write_html(path: str | os.PathLike[str], page: Page | Matrix, *, force: bool = False) -> None:
+    """Write a report as HTML, whole or not at all.
 
     Args:
         path: The file; a report that is there is replaced.
-        page: The page.
+        page: The report.
         force: Whether another file that is there is replaced too.
 
     Raises:
@@ -96,8 +100,8 @@ def write_html(path: str | os.PathLike[str], page: Page, *, force: bool = False)
     _publish(path, html_of(page), "" if force else HTML_BEGINNING)
 
 
-def write_markdown(path: str | os.PathLike[str], page: Page, *, force: bool = False) -> None:
-    """Write the page as Markdown, whole or not at all; else as `write_html`."""
+def write_markdown(path: str | os.PathLike[str], page: Page | Matrix, *, force: bool = False) -> None:
+    """Write a report as Markdown, whole or not at all; else as `write_html`."""
     _publish(path, markdown_of(page), "" if force else MARKDOWN_BEGINNING)
 
 
@@ -141,11 +145,32 @@ def _markdown(page: Page) -> Iterator[str]:
         yield "| tensor | status | relative error |"
         yield "|---|---|---|"
         for row in bad[:_TENSORS]:
-            yield f"| {_plain(row.key)} | {_plain(row.status)} | {number_text(row.error)} |"
+            yield f"| {_plain(row.key)} | {_plain(row.status)} | {three_digits(row.error)} |"
         yield from _more(len(bad) - _TENSORS, "tensor")
     for warning in page.warnings[:3]:
         yield ""
         yield f"Note: {_plain(warning)}"
+
+
+def _matrix_markdown(matrix: Matrix) -> Iterator[str]:
+    yield "<!-- tensorcap report -->"
+    yield f"## {_plain(matrix.title)}"
+    yield ""
+    yield f"**{_plain(matrix.verdict)}**"
+    yield ""
+    yield "| target | verdict | first divergence | suspect |"
+    yield "|---|---|---|---|"
+    for target in matrix.targets[:_TARGETS]:
+        counts = ", ".join(f"{count} {status}" for status, count, _ in target.counts)
+        suspect = target.suspects[0] if target.suspects else ""
+        cells = " | ".join(map(_plain, (target.name, counts, target.first, suspect)))
+        yield f"| {cells} |"
+    yield from _more(len(matrix.targets) - _TARGETS, "target")
+    for target in matrix.targets[:_TARGETS]:
+        if target.next.command:
+            yield ""
+            yield f"    {one_line(target.next.command)}"
+            return
 
 
 def _more(count: int, noun: str) -> Iterator[str]:
