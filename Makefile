@@ -36,7 +36,7 @@ test-downstream: $(VENV)/.installed-dev
 
 # The page of tcap view in the system's Chromium (Debian: apt-get install chromium), without any network but loopback.
 test-browser: $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet playwright
+	$(BIN)/python -m pip install --quiet -c constraints.txt playwright
 	$(BIN)/python tests/viewer/loopback.py $(BIN)/python -m pytest -q tests/viewer/test_browser.py
 
 # NxD Inference, whose sources are not ours to ship: SRC is a folder with checkouts of aws-neuron/neuronx-distributed
