@@ -24,6 +24,7 @@ MODEL_SETTINGS: Final = (  # what the models themselves are made of
     "parameters.target_causal_class",
     "parameters.compiled_model_path",
     "run.target_framework",
+    "run.neuron_src",
     "run.options",
     "run.seed",
 )
@@ -95,10 +96,24 @@ class Side:
         folder = self.experiment.resolve(parameters.vllm_neuron_dir)
         if self.name == "target" and folder and folder not in sys.path:
             sys.path.insert(0, folder)
+        use_sources(self.experiment)
         recipe = self.recipe if dtype is None else self.recipe.changed(dtype=dtype)
         if not self.is_patched:
             return recipe.build()
         return recipe.build(prepare=partial(apply_patches, self.experiment))
+
+
+def use_sources(experiment: Experiment) -> None:
+    """Have sources of NxD Inference imported, if the settings name them, before anything of the port is.
+
+    Raises:
+        UsageError: They are not there.
+    """
+    folders = [experiment.resolve(folder) for folder in experiment.settings.run.neuron_src]
+    if folders:
+        from tensorcap.adapters.neuron import use_neuron_sources
+
+        use_neuron_sources(folders)
 
 
 def target_side(experiment: Experiment) -> Side:
@@ -168,6 +183,7 @@ def call_as_rank(call: str) -> None:
 
     folder, function, arguments = json.loads(call)
     experiment = Experiment.open(folder)
+    use_sources(experiment)
     adapter_named(experiment.settings.run.target_framework).seed(experiment.settings.run.seed)
     _function(function)(experiment, **arguments)
 

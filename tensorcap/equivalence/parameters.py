@@ -78,6 +78,7 @@ class RunSettings:
     Attributes:
         target_framework: `neuron` for a port of parallel layers, which the ranks join before it is built.
         tp: Ranks that hold the port together, a process each.
+        neuron_src: Folders with sources of NxD Inference, if the port needs them and none are installed.
         reference_dtype: The wide precision, or "" if the source cannot run in one: the two-tensor way then.
         dtype: The precision under test, of the port and of the source beside it.
         num_tokens: How many tokens are generated.
@@ -89,6 +90,9 @@ class RunSettings:
 
     target_framework: str = _described("torch, or neuron for a port of parallel layers.", "torch")
     tp: int = _described("Ranks that hold the port together, a process each.", 1)
+    neuron_src: tuple[str, ...] = _described(
+        "Folders with sources of NxD Inference, if it is not installed.", ()
+    )
     reference_dtype: str = _described(
         "The wide precision; empty if the source cannot run in one (two-tensor way).", "float32"
     )
