@@ -31,7 +31,7 @@ def shared(self: Any, input: Tensor, state: Tensor) -> Tensor:
 
 
 def turned(self: Any, input: Tensor) -> Tensor:
-    plain, rotated = input.split([12, 4], -1)
+    plain, rotated = torch.split(input, [12, 4], -1)
     return torch.cat((plain.tanh(), rotated.sin()), -1)
 
 
@@ -246,14 +246,15 @@ class Scaled(nn.Module):
         self.heads = 4
 
     def forward(self, input: Tensor) -> Tensor:
-        x = input.unflatten(-1, (self.heads, -1))
-        return (x * x.square().mean(-1, keepdim=True).rsqrt()).flatten(-2).tanh() ** self.strength
+        x = input.reshape(*input.shape[:-1], self.heads, -1)
+        normed: Tensor = x * x.square().mean(-1, keepdim=True).rsqrt()
+        return normed.flatten(-2).tanh() ** self.strength
 
 
 @pytest.mark.spec("DIA-356")
 def test_a_setting_that_both_archives_have_is_taken_from_the_target(tmp_path: Path) -> None:
     x = torch.from_numpy(np.random.default_rng(3).standard_normal((4, 7, 16)).astype(np.float32))
-    models = [Model(Scaled, "module"), Model(Scaled, "module")]
+    models: list[Any] = [Model(Scaled, "module"), Model(Scaled, "module")]
     models[1].module.heads = 8
     for name, model in zip(("ref.h5", "tgt.h5"), models, strict=True):
         capture_workload(Workload(model.eval(), {"input": x}), tmp_path / name)
