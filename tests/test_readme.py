@@ -36,6 +36,7 @@ def test_no_fence_is_left_out() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_readme_commands_run_as_printed(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     run(tmp_path, [(kind, fence) for kind, fence in FENCES if not is_of_core_ai(fence)])

@@ -91,7 +91,8 @@ def test_what_takes_too_long_is_ended_and_its_log_says_where_it_was(tmp_path: Pa
 
 
 def test_it_is_given_the_chance_to_keep_what_it_has(tmp_path: Path) -> None:
-    code = "try:\n    time.sleep(600)\nfinally:\n    open('kept', 'w').close()"
+    heed = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # which a job in the background ignores
+    code = f"{heed}\ntry:\n    time.sleep(600)\nfinally:\n    open('kept', 'w').close()"
     run(tmp_path, code, "-o", "x.h5", "--timeout", "15", status=1)
     assert (tmp_path / "kept").exists()
 

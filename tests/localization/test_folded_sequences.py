@@ -114,6 +114,7 @@ def test_a_right_port_without_norms_is_green_and_accuses_nobody(tmp_path: Path, 
     assert (found.suspects, found.exit_status) == ((), 0)
 
 
+@pytest.mark.sampled
 @pytest.mark.spec("ALN-180", "CMP-170", "LCL-130")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("by", ["archives", "replay", "injection"])
