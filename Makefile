@@ -26,7 +26,7 @@ test-neuron: $(VENV)/.installed-dev
 	NEURON_SRC=$(SRC) $(BIN)/python -m pytest -q tests/neuron
 
 zoo: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n 2 -m entries tests/zoo/second
+	$(BIN)/python -m pytest -q -n 2 -m entries tests/zoo/second tests/zoo/third
 	$(BIN)/python -m tests.zoo.run
 	$(BIN)/python -m tests.zoo.run --zoo second --half dev
 
