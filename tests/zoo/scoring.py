@@ -148,6 +148,7 @@ class Score:
 
     def as_json(self) -> dict[str, Any]:
         """The counts for a program."""
+        words = {"named": self.named, "named_or_hypothesis_right": self.named_or_explained}
         return {
             "localiser": self.localiser,
             "dtype": self.dtype,
@@ -156,14 +157,13 @@ class Score:
             "first_three": self.ranked(_FEW),
             "innocent_first": self.innocent_first,
             "hypothesis_right": self.explained,
-            "named": self.named,
-            "named_or_hypothesis_right": self.named_or_explained,
             "correct_ports": len(self.ports),
             "correct_accused": sum(bool(o.suspects) for o in self.ports),
             "not_exercised": len(self.not_exercised),
             "not_exercised_accused": sum(bool(o.suspects) for o in self.not_exercised),
             "errors": sum(o.error is not None for o in self.outcomes),
             "seconds": round(sum(o.seconds for o in self.outcomes), 1),
+            **(words if self.ported else {}),
         }
 
     def lines(self) -> list[str]:
@@ -180,8 +180,8 @@ class Score:
         ]
         if self.ported:
             shown[4:4] = [
-                ("named in words", _share(self.named, all_of)),
-                ("either of the two", _share(self.named_or_explained, all_of)),
+                ("named in words", _share(self.named, len(self.ported))),
+                ("either of the two", _share(self.named_or_explained, len(self.ported))),
             ]
         told = [f"{self.localiser}, {self.dtype}", *(f"  {what:<22} {value}" for what, value in shown)]
         wrong = [

@@ -22,7 +22,7 @@ from tests.zoo.third.parts import (
 _LAYERS: Final = range(3)
 
 
-def frequencies_of_the_whole_head(self: Any, length: int) -> Tensor:
+def frequencies_of_the_whole_head(self: Any, length: int) -> Any:
     """The exponents count all sixteen channels although eight are rotated."""
     size = self.qkv.in_features // self.heads
     count = self.frequencies.shape[0]
@@ -30,10 +30,9 @@ def frequencies_of_the_whole_head(self: Any, length: int) -> Tensor:
     return torch.arange(length).float()[:, None] * frequencies
 
 
-def one_after_the_other(self: Any, x: Tensor) -> Tensor:
+def one_after_the_other(self: Any, x: Tensor) -> Any:
     x = x + self.mixer(self.norm(x))
-    out: Tensor = x + self.feed(self.norm(x))
-    return out
+    return x + self.feed(self.norm(x))
 
 
 def stored_a_slot_early(self: Any, memory: Tensor, x: Tensor, start: int) -> None:
@@ -41,7 +40,7 @@ def stored_a_slot_early(self: Any, memory: Tensor, x: Tensor, start: int) -> Non
     memory[:, :, at : at + x.shape[2]] = x
 
 
-def queries_start_anew(self: Any, start: int, length: int) -> Tensor:
+def queries_start_anew(self: Any, start: int, length: int) -> Any:
     angles: Tensor = self.angles(0, length)
     return angles
 
@@ -51,11 +50,11 @@ def stored_in_float16(self: Any, memory: Tensor, x: Tensor, start: int) -> None:
     memory[:, :, start : start + x.shape[2]] = x.half().to(x.dtype)
 
 
-def slopes_from_nought(self: Any) -> Tensor:
+def slopes_from_nought(self: Any) -> Any:
     return 2.0 ** (-8.0 / self.heads * torch.arange(self.heads))
 
 
-def slopes_without_scale(self: Any) -> Tensor:
+def slopes_without_scale(self: Any) -> Any:
     """As BLOOM has them, whose scores are scaled before the bias is added."""
     return 2.0 ** (-8.0 / self.heads * torch.arange(1, self.heads + 1)) / self.scale
 
@@ -68,39 +67,38 @@ def read_in_blocks(model: Any) -> None:
     with torch.no_grad():
         for kind in ("weight", "bias"):
             parts = [getattr(getattr(mixer, name), kind) for name in names]
-            grouped = torch.cat([part.unflatten(0, (mixer.groups, -1, size)) for part in parts], 1)
-            wrong = grouped.flatten(0, 2).split([part.shape[0] for part in parts])
+            grouped = torch.cat([torch.unflatten(part, 0, (mixer.groups, -1, size)) for part in parts], 1)
+            wrong = torch.split(grouped.flatten(0, 2), [part.shape[0] for part in parts])
             for part, value in zip(parts, [value.clone() for value in wrong], strict=True):
                 part.copy_(value)
 
 
-def norms_exchanged(self: Any, x: Tensor, mask: Tensor) -> Tensor:
+def norms_exchanged(self: Any, x: Tensor, mask: Tensor) -> Any:
     fed = self.down(functional.gelu(self.up(self.norm_a(x))))
-    out: Tensor = x + self.mixer(self.norm_b(x), mask) + fed
-    return out
+    return x + self.mixer(self.norm_b(x), mask) + fed
 
 
-def bias_left_unscaled(bias: Tensor) -> Tensor:
+def bias_left_unscaled(bias: Tensor) -> Any:
     """The scale was moved into the kernel, the bias of the queries is added after it."""
     rows, size = bias.shape[0] // 3, 16
     bias[:rows] *= size**0.5
     return bias
 
 
-def not_centred(self: Any, x: Tensor) -> Tensor:
+def not_centred(self: Any, x: Tensor) -> Any:
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
     return (self.gain.float() * wide).to(x.dtype)
 
 
-def angles_in_bfloat16(self: Any, x: Tensor) -> Tensor:
+def angles_in_bfloat16(self: Any, x: Tensor) -> Any:
     at = torch.arange(x.shape[2]).bfloat16()[:, None]
     return turn_pairs(x, (at * self.frequencies.bfloat16()).float())
 
 
-def first_key_unseen(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def first_key_unseen(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
     """The first token, taken for padding, is seen by itself alone."""
-    q = q.unflatten(1, (k.shape[1], -1))
+    q = torch.unflatten(q, 1, (k.shape[1], -1))
     keep = causal(*2 * q.shape[3:4])
     keep[1:, 0] = False
     return attend(q, k[:, :, None], v[:, :, None], scale=self.scale, keep=keep).flatten(1, 2)

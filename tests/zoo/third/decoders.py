@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from tests.zoo.third.parts import (
     CentredNorm,
@@ -186,7 +186,7 @@ class StablePort(nn.Module):
         x = self.wte(input_ids)
         memory = cache if cache is not None else past_key_values
         if memory is None:
-            mixer = self.h[0].mixer
+            mixer: Any = self.h[0].mixer
             shape = (x.shape[0], mixer.groups, self.room, mixer.to_k.out_features // mixer.groups)
             memory = (torch.tensor(0), *[x.new_zeros(shape) for _ in range(2 * len(self.h))])
         start = int(memory[0])
@@ -213,7 +213,7 @@ class FalconMixer(nn.Module):
         self.scale = attention.inv_norm_factor
 
     def slopes(self) -> Tensor:
-        return 2.0 ** (-8.0 / self.heads * torch.arange(1, self.heads + 1))
+        return torch.exp2(-8.0 / self.heads * torch.arange(1, self.heads + 1))
 
     def distances(self, mask: Tensor) -> Tensor:
         at = mask.cumsum(-1) - 1
@@ -307,7 +307,8 @@ class OptPort(nn.Module):
         inner = reference.model.decoder
         self.words = inner.embed_tokens
         positions = inner.embed_positions.weight[self.unused :]
-        self.places = nn.Embedding.from_pretrained(positions.detach().clone())
+        self.places = nn.Embedding(positions.shape[0], positions.shape[1])
+        self.places.weight = kept(positions)
         self.blocks = nn.ModuleList([OptBlock(x) for x in inner.layers])
         self.norm = inner.final_layer_norm
         self.head = linear(functional.pad(inner.embed_tokens.weight, (0, 0, 0, 64)))
@@ -351,7 +352,7 @@ class CohereMixer(nn.Module):
 
     def grouped(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of all queries of a key head at once; nothing is repeated."""
-        q = q.unflatten(1, (k.shape[1], -1))
+        q = torch.unflatten(q, 1, (k.shape[1], -1))
         keep = causal(*2 * q.shape[3:4])
         return attend(q, k[:, :, None], v[:, :, None], scale=self.scale, keep=keep).flatten(1, 2)
 
@@ -385,6 +386,7 @@ def cohere_with_norms_folded(reference: Any) -> Any:
     """Weights of norms moved into what reads them, and the factor of the scores into the last matrix."""
     port = CoherePort(reference)
     with torch.no_grad():
+        block: Any
         for block in port.stack:
             gain = block.norm.gain.clone()
             for reader in (block.attn.wq, block.attn.wk, block.attn.wv, block.gate, block.up):
@@ -400,6 +402,7 @@ def phi_with_scaled_queries(reference: Any) -> Any:
     """The scale of the scores moved into the projection of the queries."""
     port = PhiPort(reference)
     with torch.no_grad():
+        block: Any
         for block in port.blocks:
             own, rows = block.mixer.qkv, block.mixer.qkv.out_features // 3
             own.weight[:rows] *= block.mixer.scale

@@ -15,24 +15,21 @@ from tests.zoo.third.parts import having
 _SHARED: Final = "albert.encoder.albert_layer_groups.0.albert_layers.0"
 
 
-def residual_of_the_layer(self: Any, x: Tensor, before: Tensor) -> Tensor:
-    out: Tensor = self.norm_f(self.down(self.act(self.up(x))) + before)
-    return out
+def residual_of_the_layer(self: Any, x: Tensor, before: Tensor) -> Any:
+    return self.norm_f(self.down(self.act(self.up(x))) + before)
 
 
-def positions_from_two(self: Any, ids: Tensor, segments: Tensor) -> Tensor:
+def positions_from_two(self: Any, ids: Tensor, segments: Tensor) -> Any:
     x = self.words(ids) + self.segments(segments) + self.places.weight[2 : ids.shape[1] + 2]
-    out: Tensor = self.norm(x)
-    return out
+    return self.norm(x)
 
 
-def one_segment(self: Any, ids: Tensor, segments: Tensor) -> Tensor:
+def one_segment(self: Any, ids: Tensor, segments: Tensor) -> Any:
     x = self.words(ids) + self.segments.weight[0] + self.places.weight[: ids.shape[1]]
-    out: Tensor = self.norm(x)
-    return out
+    return self.norm(x)
 
 
-def sines_in_turn(self: Any, length: int) -> Tensor:
+def sines_in_turn(self: Any, length: int) -> Any:
     """Sine and cosine side by side, as in the paper; the checkpoints have all sines first."""
     return torch.stack(self.sines[:length].chunk(2, -1), -1).flatten(-2)
 
@@ -41,14 +38,13 @@ def keys_for_values(self: Any, states: Tensor) -> Any:
     return self.kv(states).chunk(2, -1)[::-1]
 
 
-def norm_first(self: Any, x: Tensor, states: Tensor, seen: Tensor) -> Tensor:
-    out: Tensor = x + self.cross(self.norm_c(x), states, seen)
-    return out
+def norm_first(self: Any, x: Tensor, states: Tensor, seen: Tensor) -> Any:
+    return x + self.cross(self.norm_c(x), states, seen)
 
 
-def states_of_the_first_layer(self: Any, ids: Tensor, seen: Tensor) -> Tensor:
+def states_of_the_first_layer(self: Any, ids: Tensor, seen: Tensor) -> Any:
     x: Tensor = self.source(ids)
-    return self.read[0](x, seen)  # type: ignore[no-any-return]  # a module's result has no type
+    return self.read[0](x, seen)
 
 
 MISTAKES: Final = (

@@ -162,7 +162,8 @@ class Embedder(nn.Module):
 
     def __init__(self, words: Any, positions: Tensor, factor: float) -> None:
         super().__init__()
-        self.words = nn.Embedding.from_pretrained((words.weight * factor).detach().clone())
+        self.words = nn.Embedding(words.num_embeddings, words.embedding_dim)
+        self.words.weight = kept(words.weight * factor)
         self.sines = kept(positions)
 
     def places(self, length: int) -> Tensor:
@@ -227,7 +228,8 @@ class RowByRow(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         pairs = zip(x.float().chunk(4, -1), self.weight.float().chunk(4, -1), strict=True)
         out = torch.stack([a @ b.T for a, b in pairs]).sum(0)
-        return (out + self.bias.float()).to(x.dtype)
+        wide: Tensor = out + self.bias.float()
+        return wide.to(x.dtype)
 
 
 def marian_summed_in_parts(model: Any) -> Any:

@@ -33,7 +33,7 @@ def kept(value: Tensor) -> nn.Parameter:
 
 def heads(x: Tensor, count: int) -> Tensor:
     """Rows of features (batch, length, count * size) as (batch, count, length, size)."""
-    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+    return torch.unflatten(x, -1, (count, -1)).transpose(1, 2)
 
 
 def merged(x: Tensor) -> Tensor:

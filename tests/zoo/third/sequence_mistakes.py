@@ -16,26 +16,23 @@ from tests.zoo.third.sequences import DbrxPort, Mamba2Port, RwkvPort, TaggerPort
 _MAMBA2: Final = "mamba2_two_groups"
 
 
-def gate_after_norm(self: Any, x: Tensor, gate: Tensor) -> Tensor:
-    out: Tensor = self.gain * self.normed(x.float()).to(gate.dtype) * functional.silu(gate)
-    return out
+def gate_after_norm(self: Any, x: Tensor, gate: Tensor) -> Any:
+    return self.gain * self.normed(x.float()).to(gate.dtype) * functional.silu(gate)
 
 
-def state_lost_at_chunks(self: Any, state: Tensor, at: int) -> Tensor:
+def state_lost_at_chunks(self: Any, state: Tensor, at: int) -> Any:
     return torch.zeros_like(state) if at % 16 == 0 else state
 
 
-def groups_in_turn(self: Any, x: Tensor) -> Tensor:
-    return x.unflatten(-1, (self.groups, -1)).repeat(1, 1, self.heads // self.groups, 1)
+def groups_in_turn(self: Any, x: Tensor) -> Any:
+    return torch.unflatten(x, -1, (self.groups, -1)).repeat(1, 1, self.heads // self.groups, 1)
 
 
-def exponential_step(self: Any, x: Tensor) -> Tensor:
+def exponential_step(self: Any, x: Tensor) -> Any:
     return torch.exp(self.to_step(x) + self.step_bias)
 
 
-def state_read_before_it_is_written(
-    self: Any, x: Tensor, step: Tensor, write: Tensor, read: Tensor
-) -> Tensor:
+def state_read_before_it_is_written(self: Any, x: Tensor, step: Tensor, write: Tensor, read: Tensor) -> Any:
     state = x.new_zeros((*x[:, 0].shape, self.states)).float()
     decay = torch.exp(-torch.exp(self.log_decay.float()) * step.float())
     outputs = []
@@ -46,22 +43,22 @@ def state_read_before_it_is_written(
     return torch.stack(outputs, 1) + self.skip[:, None] * x
 
 
-def no_bonus(self: Any, key: Tensor) -> Tensor:
+def no_bonus(self: Any, key: Tensor) -> Any:
     return torch.exp(key)
 
 
-def mix_of_the_other(self: Any, x: Tensor, mix: Tensor) -> Tensor:
+def mix_of_the_other(self: Any, x: Tensor, mix: Tensor) -> Any:
     before = functional.pad(x, (0, 0, 1, -1))
     return x + (before - x) * mix
 
 
-def shifted_in_a_circle(self: Any, x: Tensor, mix: Tensor) -> Tensor:
+def shifted_in_a_circle(self: Any, x: Tensor, mix: Tensor) -> Any:
     """The first token has the last one before it."""
     before = x.roll(1, 1)
     return before + (x - before) * mix
 
 
-def decay_of_the_logarithm(self: Any) -> Tensor:
+def decay_of_the_logarithm(self: Any) -> Any:
     """The checkpoint's logarithm of the rate is taken for the rate."""
     return torch.exp(-functional.softplus(self.decay.float()))
 
@@ -70,7 +67,7 @@ def one_bound(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
     return (x.clamp(max=self.limit) for x in (q, k, v))
 
 
-def shares_of_all(self: Any, scores: Tensor) -> Tensor:
+def shares_of_all(self: Any, scores: Tensor) -> Any:
     """The best experts keep their shares of the softmax over all."""
     shares = scores.softmax(-1)
     best, which = shares.topk(self.top, -1)
@@ -82,17 +79,17 @@ def experts_exchanged(model: Any) -> None:
     experts[1], experts[4] = experts[4], experts[1]
 
 
-def reset_before_the_product(self: Any, x: Tensor, reset: Tensor, h: Tensor) -> Tensor:
+def reset_before_the_product(self: Any, x: Tensor, reset: Tensor, h: Tensor) -> Any:
     rows = self.onward.out_features // 3
     hidden = functional.linear(reset * h, self.onward.weight[2 * rows :], self.onward.bias[2 * rows :])
     return torch.tanh(x + hidden)
 
 
-def update_the_other_way(self: Any, update: Tensor, h: Tensor, new: Tensor) -> Tensor:
+def update_the_other_way(self: Any, update: Tensor, h: Tensor, new: Tensor) -> Any:
     return update * new + (1 - update) * h
 
 
-def not_turned_back(self: Any, ahead: Tensor, back: Tensor) -> Tensor:
+def not_turned_back(self: Any, ahead: Tensor, back: Tensor) -> Any:
     return torch.cat((ahead, back), -1)
 
 

@@ -19,7 +19,7 @@ class GatedNorm(nn.Module):
         self.gain, self.eps, self.size = kept(norm.weight), norm.variance_epsilon, norm.group_size
 
     def normed(self, x: Tensor) -> Tensor:
-        parts = x.unflatten(-1, (-1, self.size))
+        parts = torch.unflatten(x, -1, (-1, self.size))
         return (parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + self.eps)).flatten(-2)
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class ScanMixer(nn.Module):
 
     def spread(self, x: Tensor) -> Tensor:
         """Of each group to each of its heads."""
-        return x.unflatten(-1, (self.groups, -1)).repeat_interleave(self.heads // self.groups, 2)
+        return torch.unflatten(x, -1, (self.groups, -1)).repeat_interleave(self.heads // self.groups, 2)
 
     def scan(self, x: Tensor, step: Tensor, write: Tensor, read: Tensor) -> Tensor:
         state = x.new_zeros((*x[:, 0].shape, self.states)).float()
@@ -89,8 +89,8 @@ class ScanMixer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         mixed = functional.silu(self.conv(self.to_stream(x)))
         width = self.groups * self.states
-        inner, write, read = mixed.split((mixed.shape[-1] - 2 * width, width, width), -1)
-        inner = inner.unflatten(-1, (self.heads, -1))
+        inner, write, read = torch.split(mixed, [mixed.shape[-1] - 2 * width, width, width], -1)
+        inner = torch.unflatten(inner, -1, (self.heads, -1))
         y = self.scan(inner, self.step(x), self.spread(write), self.spread(read))
         out: Tensor = self.out(self.norm(y.flatten(2), self.to_gate(x)))
         return out

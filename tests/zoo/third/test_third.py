@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from tests.zoo import run as running
 from tests.zoo.architectures import ALL_ARCHITECTURES, ARCHITECTURES, make
 from tests.zoo.catalogue import ALL_ENTRIES, ENTRIES
 from tests.zoo.effect import calls_of, difference, is_exercised, ported_effect
@@ -69,6 +70,13 @@ def test_no_name_is_one_of_another_zoo() -> None:
     others = {*ENTRIES, *HALVES["dev"], *HALVES["held-out"]}
     assert others.isdisjoint(THIRD_ENTRIES)
     assert {*ARCHITECTURES, *SECOND_ARCHITECTURES}.isdisjoint(THIRD_ARCHITECTURES)
+
+
+def test_the_third_zoo_is_run_as_a_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert running.main(["--zoo", "third", "--only", "unheard_*"]) == 2
+    with pytest.raises(SystemExit):
+        running.main(["--zoo", "third", "--half", "dev"])
+    assert "measured by halves" in capsys.readouterr().err
 
 
 def test_each_mistake_has_a_kind_of_the_zoos_and_words_of_its_own() -> None:

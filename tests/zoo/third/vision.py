@@ -37,7 +37,7 @@ class Squares(nn.Module):
         self.project = linear(convolution.weight.permute(0, 2, 3, 1).flatten(1), convolution.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = x.unflatten(1, (-1, self.size)).unflatten(3, (-1, self.size))
+        parts = torch.unflatten(torch.unflatten(x, 1, (-1, self.size)), 3, (-1, self.size))
         out: Tensor = self.project(parts.transpose(2, 3).flatten(3))
         return out
 
@@ -54,7 +54,8 @@ class NextBlock(nn.Module):
         self.gain = kept(layer.layer_scale_parameter)
 
     def branch(self, x: Tensor) -> Tensor:
-        return self.gain * self.shrink(self.act(self.expand(self.norm(self.spatial(x)))))
+        out: Tensor = self.gain * self.shrink(self.act(self.expand(self.norm(self.spatial(x)))))
+        return out
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.branch(x)
@@ -305,8 +306,8 @@ class ProbePool(nn.Module):
         self.up, self.down = head.mlp.fc1, head.mlp.fc2
 
     def finish(self, x: Tensor) -> Tensor:
-        y = self.down(functional.gelu(self.up(self.norm(x)), approximate="tanh"))
-        return x + y
+        out: Tensor = x + self.down(functional.gelu(self.up(self.norm(x)), approximate="tanh"))
+        return out
 
     def forward(self, x: Tensor) -> Tensor:
         q = heads(self.query.expand(x.shape[0], -1, -1), self.heads)
@@ -347,7 +348,7 @@ class SiglipPort(nn.Module):
         self.log_scale, self.offset = kept(reference.logit_scale), kept(reference.logit_bias)
 
     def unit(self, x: Tensor) -> Tensor:
-        return x / x.norm(dim=-1, keepdim=True)
+        return functional.normalize(x, dim=-1)
 
     def scores(self, text: Tensor, image: Tensor) -> Tensor:
         return (text @ image.T) * self.log_scale.exp() + self.offset

@@ -16,29 +16,29 @@ from tests.zoo.third.vision import NextPort, SegPort, SiglipPort
 _STAGES: Final = "convnext.encoder.stages"
 
 
-def mirrored_border(self: Any, x: Tensor, edge: int) -> Tensor:
+def mirrored_border(self: Any, x: Tensor, edge: int) -> Any:
     return functional.pad(x.permute(0, 3, 1, 2), (edge,) * 4, mode="reflect").permute(0, 2, 3, 1)
 
 
-def border_at_the_end(self: Any, x: Tensor, edge: int) -> Tensor:
+def border_at_the_end(self: Any, x: Tensor, edge: int) -> Any:
     """All of the padding below and to the right but one row and column, as for an even kernel."""
     return functional.pad(x, (0, 0, edge - 1, edge + 1, edge - 1, edge + 1))
 
 
-def largest(self: Any, x: Tensor) -> Tensor:
+def largest(self: Any, x: Tensor) -> Any:
     return x.amax((1, 2))
 
 
-def columns_first(weight: Tensor) -> Tensor:
-    return weight.unflatten(1, (2, 2, -1)).transpose(1, 2).flatten(1)
+def columns_first(weight: Tensor) -> Any:
+    return torch.unflatten(weight, 1, (2, 2, -1)).transpose(1, 2).flatten(1)
 
 
-def corners_aligned(self: Any, x: Tensor, size: Any) -> Tensor:
+def corners_aligned(self: Any, x: Tensor, size: Any) -> Any:
     y = functional.interpolate(x.permute(0, 3, 1, 2), size=size, mode="bilinear", align_corners=True)
     return y.permute(0, 2, 3, 1)
 
 
-def in_their_order(self: Any, parts: list[Tensor]) -> Tensor:
+def in_their_order(self: Any, parts: list[Tensor]) -> Any:
     return torch.cat(parts, -1)
 
 
@@ -50,30 +50,27 @@ def divided_by_the_variance(model: Any) -> None:
         head.mix.bias.copy_(head.shift - (head.shift - head.mix.bias) / head.deviation)
 
 
-def keys_of_the_mean(self: Any, x: Tensor) -> Tensor:
+def keys_of_the_mean(self: Any, x: Tensor) -> Any:
     """The smaller map is the mean of squares instead of a convolution."""
     size = self.reduce.kernel_size[0]
     y = functional.avg_pool2d(x.permute(0, 3, 1, 2), size)
-    out: Tensor = self.reduce_norm(y.flatten(2).transpose(1, 2))
-    return out
+    return self.reduce_norm(y.flatten(2).transpose(1, 2))
 
 
-def without_residual(self: Any, x: Tensor) -> Tensor:
-    out: Tensor = self.down(functional.gelu(self.up(self.norm(x)), approximate="tanh"))
-    return out
+def without_residual(self: Any, x: Tensor) -> Any:
+    return self.down(functional.gelu(self.up(self.norm(x)), approximate="tanh"))
 
 
-def patches_by_columns(self: Any, x: Tensor) -> Tensor:
+def patches_by_columns(self: Any, x: Tensor) -> Any:
     return x.transpose(1, 2).flatten(1, 2)
 
 
-def sees_only_the_past(self: Any, x: Tensor) -> Tensor:
+def sees_only_the_past(self: Any, x: Tensor) -> Any:
     q, k, v = (heads(part, self.heads) for part in self.qkv(x).chunk(3, -1))
-    out: Tensor = self.proj(merged(functional.scaled_dot_product_attention(q, k, v, is_causal=True)))
-    return out
+    return self.proj(merged(functional.scaled_dot_product_attention(q, k, v, is_causal=True)))
 
 
-def unit_over_the_batch(self: Any, x: Tensor) -> Tensor:
+def unit_over_the_batch(self: Any, x: Tensor) -> Any:
     return x / x.norm(dim=0, keepdim=True)
 
 
