@@ -189,7 +189,8 @@ def parse_shape(value: object, itemsize: int, source: str) -> tuple[int, ...]:
     if (
         isinstance(value, list | tuple)
         and len(value) <= MAX_RANK
-        and all(type(n) is int and n >= 0 for n in value)
+        and set(map(type, value)) <= {int}
+        and min(value, default=0) >= 0
         # numpy makes no empty array of absurd sizes either
         and math.prod(max(n, 1) for n in value) * itemsize <= MAX_TENSOR_BYTES
     ):

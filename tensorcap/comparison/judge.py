@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Final
 
 from tensorcap.comparison.blind_spots import RunSummary, summarize_runs
@@ -102,10 +102,16 @@ def judge(pair: Pair, limits: KeyThresholds, remark: str = "", logits: LogitDiff
         is_empty = difference.elements and not difference.measured
         reason = "no element is finite on both sides" if is_empty else ""
         return decide(pair, Decision("values", "match", reason))
-    pair = decide(pair, Decision("values", None, f"{difference.unequal} of {difference.elements} differ"))
+    pair = decide(pair, _counted(difference.unequal, difference.elements))
     if not limits:
         return pair
     return decide(pair, Decision.of_findings("tolerance", limits.judge(difference, logits), pair.reason))
+
+
+@lru_cache(maxsize=1024)
+def _counted(unequal: int, elements: int) -> Decision:
+    """The decision that only counts what differs; many pairs have the same."""
+    return Decision("values", None, f"{unequal} of {elements} differ")
 
 
 @dataclass(frozen=True)
@@ -192,9 +198,7 @@ class PolicyJudge:
             is_injected=bool(self.injected),
         )
         return [
-            pair
-            if pair.difference is differences[pair.key]
-            else replace(pair, difference=differences[pair.key])
+            pair if pair.difference is differences[pair.key] else pair.with_difference(differences[pair.key])
             for pair in judged
         ], summary
 

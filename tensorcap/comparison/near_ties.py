@@ -150,7 +150,7 @@ class NearTies:
             archive.load(side).astype(np.float64).reshape(len(kept), -1)[kept]
             for archive, side in zip(self._archives, (record, pair.target), strict=True)
         )
-        return replace(pair, difference=replace(difference, **row_metrics(ours, theirs - ours)))
+        return pair.with_difference(replace(difference, **row_metrics(ours, theirs - ours)))
 
     def moves(self, record: Record) -> bool:
         """Whether a tensor has rows in the order of experts, which tokens chose otherwise."""

@@ -107,9 +107,9 @@ class Padding:
         if pair.status == "nonfinite" and (ok | is_equal).all():
             difference = replace(difference, mask_mismatches=0, mask_index=None)
             status: Status = "match" if is_equal.all() else "unjudged"
-            pair = decide(replace(pair, difference=difference), Decision("masks", status, _LEFT_OUT))
+            pair = decide(pair.with_difference(difference), Decision("masks", status, _LEFT_OUT))
         x, d = np.where(ok, x, 0), np.where(ok, d, 0)
-        return replace(pair, difference=replace(difference, **row_metrics(x, d)))
+        return pair.with_difference(replace(difference, **row_metrics(x, d)))
 
     def left_out(self, record: Record) -> Array | None:
         """Return which elements of a tensor are of tokens that are left out; None if none is."""

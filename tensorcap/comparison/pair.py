@@ -185,6 +185,22 @@ class Pair:
     origin: Origin | None = None
     history: tuple[Decision, ...] = field(default=(), compare=False, repr=False)
 
+    def with_difference(self, difference: Difference | None) -> Pair:
+        """Return the pair with other errors."""
+        return Pair(  # by the thousand, and `replace` takes three times as long
+            self.key,
+            self.status,
+            self.reference,
+            self.target,
+            difference,
+            self.reason,
+            self.findings,
+            self.baseline,
+            self.is_optional,
+            self.origin,
+            self.history,
+        )
+
     @property
     def is_compared(self) -> bool:
         """Whether values, or digests of values, were compared."""

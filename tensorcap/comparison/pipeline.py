@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tensorcap.alignment import MappedArchive, MappingSource, OrderedArchive, in_reference_layout, sides
 from tensorcap.comparison.agreement import explain_by_agreement
@@ -315,7 +315,7 @@ class _Run:
                 logits = LogitMeasure(self.reference, self.target, self.compute_dtype)(pair)
             except OSError as error:
                 return decide(pair, Decision("values", "unreadable", str(error)))
-        return judge(replace(pair, difference=difference), limits, doubt, logits)
+        return judge(pair.with_difference(difference), limits, doubt, logits)
 
     def _against(self, baseline: Archive, pairs: Sequence[Pair]) -> dict[str, Difference | None]:
         """Measure the baseline against the reference, of pairs that were compared; None if identical."""

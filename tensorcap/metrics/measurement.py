@@ -100,17 +100,18 @@ def measure_pairs(
         Operands(trusted.dtype, tested.dtype, trusted.shape, allowed)
         for (trusted, tested), allowed in zip(pairs, tolerances, strict=True)
     ]
-    total = sum(trusted.nbytes for trusted, _ in pairs)
-    pair_bytes = [trusted.nbytes + tested.nbytes for trusted, tested in pairs]
+    reference_bytes = [trusted.nbytes for trusted, _ in pairs]
+    total = sum(reference_bytes)
+    pair_bytes = [nbytes + tested.nbytes for nbytes, (_, tested) in zip(reference_bytes, pairs, strict=True)]
     both = sum(pair_bytes)
     batch = _Batch(reference, target, pairs, operands, _choose_engines(operands, pair_bytes))
     if both < 2 * _SMALL_BYTES * len(pairs):
         threads = 1
     done = 0
-    for (trusted, _), result in zip(pairs, batch.results(threads), strict=True):
+    for nbytes, result in zip(reference_bytes, batch.results(threads), strict=True):
         yield result
-        done += trusted.nbytes
-        if progress is not None and trusted.nbytes:
+        done += nbytes
+        if progress is not None and nbytes:
             progress.advance(done, total)
 
 

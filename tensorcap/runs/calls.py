@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -99,7 +99,7 @@ class Calls:
         self.calls: Sequence[Call] = tuple(calls.values())
         self._is_ordered = archive.is_ordered
         self._modules = archive.info.modules
-        self._parents = {site for call in self.calls for site in enclosing_sites(call.site)}
+        self._parents = _parents_of(call.site for call in self.calls)
         self._ends = _ends_of_blocks(archive.records)
         self._records = archive.records
         self._own_depths: dict[str, int] = {}  # by key
@@ -291,6 +291,17 @@ def enclosing_sites(site: str) -> Iterator[str]:
     while site != ROOT_SITE:
         site = site.rpartition(".")[0] or ROOT_SITE
         yield site
+
+
+def _parents_of(sites: Iterable[str]) -> set[str]:
+    """Return the sites of all modules around some."""
+    parents: set[str] = set()
+    for site in sites:
+        for parent in enclosing_sites(site):
+            if parent in parents:
+                break  # and so are those around it
+            parents.add(parent)
+    return parents
 
 
 def _block_of(site: str) -> str | None:

@@ -51,6 +51,8 @@ class CodeGainTest(PolicyTest):
         """Judge arguments of calls, and results of calls with others within, of runs of low precision."""
         if context.injected or not context.reference.is_ordered or not _is_whole(context.reference.info):
             return
+        if all(pair.precision.is_wide for pair, _ in context.open_results()):
+            return  # nothing is judged, and the trace takes as long as all other tests
         yield from _Trace(context).findings()
 
 

@@ -130,8 +130,10 @@ def _find_underflow(context: Context, pair: MeasuredPair) -> Finding | None:
     if form is None or statistics is None or not statistics.l2 or error is None:
         return None
     size = statistics.l2 / math.sqrt(pair.reference.size)
+    if size >= form.smallest_normal:
+        return None
     limit = POLICY.envelope_at(0, pair.precision) * POLICY.widened_by(pair.elements)
-    if size >= form.smallest_normal or not limit < error <= _SMALLEST_VALUES * form.smallest / size:
+    if not limit < error <= _SMALLEST_VALUES * form.smallest / size:
         return None
     name, least = pair.precision.name, form.smallest_normal
     text = f"values of about {size:.2g} are below {least:.2g}: {name} holds these with fewer bits, or none"
