@@ -173,8 +173,8 @@ def effect(mistake: Mistake, dtype: str) -> float:
 
 def is_exercised(mistake: Mistake, dtype: str) -> bool:
     """Whether the effect is at least a tenth of a rounding of the dtype."""
-    measure = ported_effect if isinstance(mistake, PortedMistake) else effect
-    return measure(mistake, dtype) >= _EXERCISED * ROUNDINGS[dtype]
+    change = ported_effect(mistake, dtype) if isinstance(mistake, PortedMistake) else effect(mistake, dtype)
+    return change >= _EXERCISED * ROUNDINGS[dtype]
 
 
 def changed_sites(mistake: Mistake, dtype: str) -> set[str]:
