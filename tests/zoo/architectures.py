@@ -1,4 +1,4 @@
-"""The tiny models of the first zoo, and how any of either zoo is made."""
+"""The tiny models of the first zoo, and how any of all zoos is made."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tests.zoo.architecture import (
     tokens,
 )
 from tests.zoo.second.architectures import SECOND_ARCHITECTURES
+from tests.zoo.third.architectures import THIRD_ARCHITECTURES
 
 LLAMA3_ROPE: Final = {
     "rope_type": "llama3",
@@ -241,8 +242,12 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     ),
 }
 
-# Of both zoos.
-ALL_ARCHITECTURES: Final[Mapping[str, Architecture]] = {**ARCHITECTURES, **SECOND_ARCHITECTURES}
+# Of all zoos.
+ALL_ARCHITECTURES: Final[Mapping[str, Architecture]] = {
+    **ARCHITECTURES,
+    **SECOND_ARCHITECTURES,
+    **THIRD_ARCHITECTURES,
+}
 
 
 def make(name: str, dtype: str = "float32") -> Any:

@@ -12,10 +12,16 @@ from tests.zoo.expert_mistakes import EXPERT_MISTAKES
 from tests.zoo.gemma_mistakes import GEMMA_MISTAKES
 from tests.zoo.other_mistakes import OTHER_MISTAKES
 from tests.zoo.second.catalogue import HALVES
+from tests.zoo.third.catalogue import THIRD_ENTRIES
 
 MISTAKES: Final = (*DENSE_MISTAKES, *GEMMA_MISTAKES, *EXPERT_MISTAKES, *OTHER_MISTAKES)
 _ALL: Final[tuple[Entry, ...]] = (*MISTAKES, *CORRECT)
 ENTRIES: Final[Mapping[str, Entry]] = {entry.name: entry for entry in _ALL}
 
-# Of both zoos.
-ALL_ENTRIES: Final[Mapping[str, Entry]] = {**ENTRIES, **HALVES["dev"], **HALVES["held-out"]}
+# Of all zoos.
+ALL_ENTRIES: Final[Mapping[str, Entry]] = {
+    **ENTRIES,
+    **HALVES["dev"],
+    **HALVES["held-out"],
+    **THIRD_ENTRIES,
+}

@@ -15,7 +15,7 @@ from transformers import Cache
 from tensorcap.workload import Workload
 from tensorcap_formats.keys import ROOT_SITE
 from tests.zoo.architectures import ALL_ARCHITECTURES, make
-from tests.zoo.entry import Correct, Mistake, build
+from tests.zoo.entry import Correct, Mistake, PortedMistake, build
 from tests.zoo.planting import module_at, put
 
 # One rounding of a dtype, relative: 0.425 units in the last place of 1.
@@ -141,6 +141,22 @@ def compare_modules(port: Correct) -> ModuleDifferences:
     return ModuleDifferences(len(expected), largest)
 
 
+def ported_effect(mistake: PortedMistake, dtype: str) -> float:
+    """What a mistake changes in the outputs of its port, relative.
+
+    It is measured in float32, where nothing else differs, a mistake of precision in the dtype.
+    """
+    measured = dtype if mistake.kind == "precision" else "float32"
+    architecture = ALL_ARCHITECTURES[mistake.architecture]
+    right = mistake.port(make(mistake.architecture, measured)).eval()
+    wrong = mistake.change(make(mistake.architecture, measured))
+    outputs = [
+        [tensor for call in calls_of(architecture.workload(model))[ROOT_SITE] for tensor in call.result]
+        for model in (right, wrong)
+    ]
+    return difference(*outputs)
+
+
 def effect(mistake: Mistake, dtype: str) -> float:
     """What a mistake changes by itself: its module's result for the arguments of a correct run, relative.
 
@@ -157,7 +173,8 @@ def effect(mistake: Mistake, dtype: str) -> float:
 
 def is_exercised(mistake: Mistake, dtype: str) -> bool:
     """Whether the effect is at least a tenth of a rounding of the dtype."""
-    return effect(mistake, dtype) >= _EXERCISED * ROUNDINGS[dtype]
+    change = ported_effect(mistake, dtype) if isinstance(mistake, PortedMistake) else effect(mistake, dtype)
+    return change >= _EXERCISED * ROUNDINGS[dtype]
 
 
 def changed_sites(mistake: Mistake, dtype: str) -> set[str]:

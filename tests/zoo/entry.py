@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tensorcap.workload import Workload
@@ -78,6 +78,29 @@ class Mistake:
         """The model with the mistake."""
         self.plant(model)
         return model
+
+
+@dataclass(frozen=True)
+class PortedMistake(Mistake):
+    """A mistake in a port that somebody wrote anew, whose modules have other names than the reference's.
+
+    `guilty` and `also` are sites of the reference, `plant` works on the port.
+
+    Attributes:
+        port: Makes the correct port of a model.
+        in_words: The mistake as a user would call it.
+        words: Of a report, any of which names the mistake; upper and lower case are the same.
+    """
+
+    port: Callable[[Any], Any] = field(kw_only=True)
+    in_words: str = field(kw_only=True)
+    words: tuple[str, ...] = field(kw_only=True)
+
+    def change(self, model: Any) -> Any:
+        """The port with the mistake."""
+        port = self.port(model).eval()
+        self.plant(port)
+        return port
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,12 @@ class Suspect:
     Attributes:
         module: Its site, `@root` for the model itself.
         hypothesis: What is said to be wrong with it, a kind of the zoo; None if nothing is said.
+        text: What is said to be wrong with it, as a user reads it, without what such a mistake usually is.
     """
 
     module: str
     hypothesis: str | None = None
+    text: str = ""
 
 
 # Archives of the reference and of the target, both workloads, and a map file where the author has to give
@@ -138,7 +140,10 @@ def _seeded(workload: Workload | None) -> Workload | None:
 
 
 def _suspects(found: Localization) -> Sequence[Suspect]:
-    return [Suspect(s.module, zoo_kind(s.diagnosis.kind if s.diagnosis else None)) for s in found.suspects]
+    return [
+        Suspect(s.module, zoo_kind(s.diagnosis.kind), s.diagnosis.text) if s.diagnosis else Suspect(s.module)
+        for s in found.suspects
+    ]
 
 
 def replay(

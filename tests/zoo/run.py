@@ -25,6 +25,7 @@ from tests.zoo.entry import DTYPES, Entry, Mistake, build
 from tests.zoo.localisers import LOCALISERS, Suspect
 from tests.zoo.scoring import Outcome, Score
 from tests.zoo.second.catalogue import HALVES
+from tests.zoo.third.catalogue import THIRD_ENTRIES
 
 _PROCESSES: Final = 2
 
@@ -100,7 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tests.zoo.run", description="Measure localisers on the zoo.")
     parser.add_argument("--localiser", action="append", choices=LOCALISERS, help="all if none is given")
     parser.add_argument("--dtype", action="append", choices=DTYPES, help="both if none is given")
-    parser.add_argument("--zoo", choices=("first", "second"), default="first", help="the first if not given")
+    parser.add_argument(
+        "--zoo", choices=("first", "second", "third"), default="first", help="the first if not given"
+    )
     parser.add_argument("--half", choices=HALVES, help="of the second zoo; the held-out one is for the end")
     parser.add_argument("--only", action="append", metavar="GLOB", help="names of entries")
     parser.add_argument("--json", action="store_true", help="scores and outcomes as one object")
@@ -108,7 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if (given.zoo == "second") != (given.half is not None):
         parser.error("the second zoo, and it alone, is measured by halves: --zoo second --half dev")
-    entries = ENTRIES if given.half is None else HALVES[given.half]
+    if given.half is not None:
+        entries = HALVES[given.half]
+    else:
+        entries = THIRD_ENTRIES if given.zoo == "third" else ENTRIES
     names = [n for n in entries if any(fnmatch.fnmatchcase(n, glob) for glob in given.only or ["*"])]
     if not names:
         print(f"no entry of the zoo is named {', '.join(given.only)}", file=sys.stderr)

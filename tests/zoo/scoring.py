@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from tests.zoo.entry import Entry, Mistake
+from tests.zoo.entry import Entry, Mistake, PortedMistake
 from tests.zoo.localisers import Suspect
 
 _FEW: Final = 3
@@ -53,6 +53,14 @@ class Outcome:
             kinds.add("other_weights")
         return self.suspects[self.rank - 1].hypothesis in kinds
 
+    @property
+    def is_named(self) -> bool:
+        """Whether the guilty module is among the first few, with a text that has a word of the mistake."""
+        if not isinstance(self.entry, PortedMistake) or self.rank is None or self.rank > _FEW:
+            return False
+        text = self.suspects[self.rank - 1].text.lower()
+        return any(word in text for word in self.entry.words)
+
     def as_json(self) -> dict[str, Any]:
         """The outcome for a program."""
         entry = self.entry
@@ -61,7 +69,8 @@ class Outcome:
             if isinstance(entry, Mistake)
             else {"guilty": None, "kind": None}
         )
-        said = {"rank": self.rank, "explained": self.is_explained, "seconds": round(self.seconds, 3)}
+        named = {"named": self.is_named} if isinstance(entry, PortedMistake) else {}
+        said = {"rank": self.rank, "explained": self.is_explained, **named, "seconds": round(self.seconds, 3)}
         return {
             "name": entry.name,
             "architecture": entry.architecture,
@@ -113,6 +122,21 @@ class Score:
         return sum(o.is_explained for o in self.counted)
 
     @property
+    def ported(self) -> Sequence[Outcome]:
+        """Those of the counted mistakes that have words that name them."""
+        return [o for o in self.counted if isinstance(o.entry, PortedMistake)]
+
+    @property
+    def named(self) -> int:
+        """Count of mistakes that are named by a word, whatever the hypothesis is called."""
+        return sum(o.is_named for o in self.ported)
+
+    @property
+    def named_or_explained(self) -> int:
+        """Count of those mistakes that have the right hypothesis or are named by a word."""
+        return sum(o.is_named or o.is_explained for o in self.ported)
+
+    @property
     def innocent_first(self) -> int:
         """Count of mistakes of which another module than the guilty one is the first suspect."""
         return sum(bool(o.suspects) and o.rank != 1 for o in self.counted)
@@ -124,6 +148,7 @@ class Score:
 
     def as_json(self) -> dict[str, Any]:
         """The counts for a program."""
+        words = {"named": self.named, "named_or_hypothesis_right": self.named_or_explained}
         return {
             "localiser": self.localiser,
             "dtype": self.dtype,
@@ -138,6 +163,7 @@ class Score:
             "not_exercised_accused": sum(bool(o.suspects) for o in self.not_exercised),
             "errors": sum(o.error is not None for o in self.outcomes),
             "seconds": round(sum(o.seconds for o in self.outcomes), 1),
+            **(words if self.ported else {}),
         }
 
     def lines(self) -> list[str]:
@@ -152,6 +178,11 @@ class Score:
             ("correct ports accused", f"{len(ports)} of {len(self.ports)}"),
             ("not exercised", ", ".join(o.entry.name for o in self.not_exercised) or "none"),
         ]
+        if self.ported:
+            shown[4:4] = [
+                ("named in words", _share(self.named, len(self.ported))),
+                ("either of the two", _share(self.named_or_explained, len(self.ported))),
+            ]
         told = [f"{self.localiser}, {self.dtype}", *(f"  {what:<22} {value}" for what, value in shown)]
         wrong = [
             *(o for o in self.counted if o.rank != 1),
