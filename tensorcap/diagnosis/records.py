@@ -123,7 +123,8 @@ def _find_later_calls(context: PairContext, site: str) -> list[str]:
 def _propose_skipped_modules(context: PairContext) -> Iterator[Hypothesis]:
     """Propose that a module is skipped: the target hands on what it is given in the place of its result.
 
-    1. In the reference the tensor is the result of another module's call, which the target does not make.
+    1. In the reference the tensor is the result of another module's call, which the target does not make and
+       which is not what that call is given.
     2. What that call is given is the target's own tensor, if it has the one of these bytes, else the
        reference's.
     """
@@ -142,6 +143,8 @@ def _propose_skipped_modules(context: PairContext) -> Iterator[Hypothesis]:
         for given in of_step:
             is_argument = given.key.where == result.key.where and given.key.slot.startswith("input")
             if not is_argument or given.size != context.target.size or not given.stored:
+                continue
+            if given.digest == result.digest:  # a dropout that drops nothing: to skip it changes nothing
                 continue
             same = [r.key.text for r in of_step if given.digest and r.digest == given.digest]
             own = next((target.get(text) for text in same if text in target), None)

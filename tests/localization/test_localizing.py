@@ -652,3 +652,29 @@ def test_each_error_of_a_suspect_is_named_and_what_explains_it_and_what_does_not
     assert noisy[-1] == "root cause: run-to-run noise"
     unexplained = suspect_lines(1, suspect(examined=diagnosis("unexplained"), cause="another computation"))
     assert unexplained[-2:] == ["no hypothesis explains its values", "root cause: another computation"]
+
+
+class _Odd(nn.Module):
+    """What no hypothesis knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.flip(0) + 0.3 * torch.sin(5 * x)).relu()
+
+
+@pytest.mark.spec("DIA-115", "LCL-80")
+@pytest.mark.parametrize("with_model", [False, True])
+def test_a_dropout_that_a_port_does_without_is_not_skipped(tmp_path: Path, with_model: bool) -> None:
+    """In evaluation its result is its argument: whatever is wrong there, the module before it made."""
+    torch.manual_seed(0)
+    up, down = nn.Linear(8, 8), nn.Linear(8, 4)
+    models: list[Any] = [nn.Module(), nn.Module()]
+    for model, act in zip(models, (nn.ReLU(), _Odd()), strict=True):
+        model.up, model.act, model.down = up, act, down
+    models[0].dropout = nn.Dropout(0.1)
+    models[0].forward = lambda x: models[0].down(models[0].dropout(models[0].act(models[0].up(x))))
+    models[1].forward = lambda x: models[1].down(models[1].act(models[1].up(x)))
+    paths = tmp_path / "reference.h5", tmp_path / "target.h5"
+    for model, path in zip(models, paths, strict=True):
+        capture_workload(Workload(model.eval(), (X,)), path)
+    reference = Workload(models[0], (X,), seed=0) if with_model else None
+    assert [suspect.module for suspect in localize(*paths, reference_model=reference).suspects] == ["act"]
