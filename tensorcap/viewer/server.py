@@ -253,10 +253,11 @@ class Pages:
         return self._html("flow.html", picture=subject.flow.around(row), row=row)
 
     def _source(self, subject: Subject, request: Request) -> Response:
-        """The source of a row's op or module, or of a module around it, of one side."""
+        """The source of a row's op or module, or of a module around it, of the side wanted or that has it."""
         row = row_of(subject, request.path_params["number"])
         query = request.query_params
-        side = 1 if query.get("side") == "target" and len(subject.archives) > 1 else 0
+        owner = "target" if row.pair is not None and row.pair.reference is None else "reference"
+        side = int((query.get("side") or owner) == "target" and len(subject.archives) > 1)
         module = _module_on(subject, row, side)
         wanted = _unquoted(query["module"]) if "module" in query else None
         excerpt, shown, why = _excerpt(subject, row, side, module, wanted)

@@ -27,6 +27,8 @@ from tests.support.archives import write_archive
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")]
 
+expect.set_options(timeout=30_000)
+
 GENERATOR = np.random.default_rng(23)
 WRONG = "layers.2.mlp.act"
 SOURCE = {
@@ -297,6 +299,12 @@ def test_source_structure_and_tree_are_in_step_with_what_is_open(
     page.locator("#text .crumb", has_text="mlp").click()
     expect(page.locator("#text .crumb.open")).to_contain_text("mlp")
     expect(page.locator("#text .hll")).to_contain_text("self.up(x)")
+    one.press("v")
+    expect(page.locator("#text .side.open")).to_have_text("target")
+    one.press("v", "?")
+    expect(page.locator("#keys")).to_be_visible()
+    one.press("Escape")
+    expect(page.locator("#keys")).to_be_hidden()
     one.press("/", "Escape", "t")
     expect(page.locator("#tree [aria-selected=true]")).to_be_visible()
     one.shoot("tree")
@@ -307,6 +315,33 @@ def test_source_structure_and_tree_are_in_step_with_what_is_open(
     expect(page.locator("#beside .box.centre")).to_contain_text("act")
     page.locator("#beside .box[data-number]").first.click()
     expect(page.locator("#shown h2")).not_to_have_text(f"0/{WRONG}/output")
+
+
+def test_answers_that_come_late_are_of_what_is_open(
+    serve: Callable[..., Served], with_ops: tuple[Path, Path]
+) -> None:
+    """The whole plane is asked for while another tensor is opened, whose maps are those that stay."""
+    one = serve(*with_ops)
+    page = one.page
+    one.press("s")
+    one.expect_open(f"{WRONG}/output")
+    late: list[Any] = []
+    page.route("**/maps?*", lambda route: late.append(route))
+    one.press("z", "End")
+    expect(page.locator("#shown h2")).not_to_have_text(f"0/{WRONG}/output")
+    with page.expect_response("**/maps?*"):
+        late[0].continue_()
+    page.wait_for_timeout(500)
+    shown, own = page.evaluate(
+        """async () => {
+            const sources = page => [...page.querySelectorAll('#maps img')].map(map => map.src)
+            const { number } = document.querySelector('.row[aria-selected]').dataset
+            const answer = await (await fetch(`row/${number}`)).text()
+            return [sources(document), sources(new DOMParser().parseFromString(answer, 'text/html'))]
+        }"""
+    )
+    assert len(own) == 3
+    assert shown == own
 
 
 @pytest.mark.spec("VIEW-3", "VIEW-4")

@@ -77,11 +77,8 @@ function choose() {
   return arriving = showRows()
 }
 // Something that is not in view, or not even in the list: open it, and go there.
-async function goTo(number) {
-  if (number === undefined || number === '') return
-  await open(number)
-  choose()
-}
+let going
+const goTo = number => going = number === undefined || number === '' ? going : open(number).then(choose)
 list.onscroll = () => {
   if (Math.abs(list.scrollTop - seen) < HEIGHT * MARGIN / 2 && rowAt(Math.floor(list.scrollTop / HEIGHT))) return
   seen = list.scrollTop
@@ -205,7 +202,7 @@ async function put(purpose, place, url) {
   if (html !== undefined && place.isConnected) place.innerHTML = html
 }
 async function showSource(more = '') {
-  await put('source', $('text'), `row/${shown}/source?side=${showSource.side ?? 'reference'}${more}`)
+  await put('source', $('text'), `row/${shown}/source?side=${showSource.side ?? ''}${more}`)
   const line = $('text').querySelector('.hll'), box = $('source')
   box.scrollTop = line ? line.offsetTop - box.offsetTop - box.clientHeight / 2 : 0
 }
@@ -226,7 +223,7 @@ async function showMaps(more = '') {
   const view = $('view')
   if (!view) return
   const html = await ask('maps', `row/${shown}/maps?${query(view)}${more}`)
-  if (html === undefined) return
+  if (html === undefined || !view.isConnected) return // of a tensor that is open no more
   $('maps').innerHTML = html
   values = undefined
   const plane = $('plane')?.dataset
@@ -357,6 +354,7 @@ const KEYS = {
   '/': () => choice.text.focus(),
   s: () => suspects.length && goTo(suspects[suspect = (suspect + 1) % suspects.length].dataset.number),
   r: async () => {
+    await going // a suspect, behind which the next is meant
     await showRows()
     if (nextRed >= 0) select(nextRed)
   },
@@ -368,6 +366,7 @@ const KEYS = {
   z: () => $('view') && showWhole(),
   i: () => $('injected')?.click(),
   d: () => $('diagnose')?.click(),
+  v: () => $('text').querySelector('.side:not(.open)')?.click(),
   u: () => under(choice.under.value || ($('within').dataset.module ?? '')),
   '?': () => $('help').click(),
 }
@@ -382,6 +381,7 @@ onkeydown = event => {
     if (event.key === 'Escape' || (event.key === 'Enter' && !event.target.form.matches('#second'))) event.target.blur()
     return
   }
+  if (event.key === 'Escape' && !$('keys').hidden) $('help').click()
   const inTree = !tree.hidden
   if (inTree && (event.key in STEPS || event.key.startsWith('Arrow'))) walkTree(event.key)
   else if (event.key in STEPS) select(undefined, STEPS[event.key])
