@@ -21,7 +21,11 @@ async function ask(purpose, url, read = answer => answer.text()) {
     return undefined
   }
 }
-const fail = text => Object.assign($('failure'), { hidden: !text, textContent: text })
+// What an answer said of another file stays, whatever else is answered meanwhile.
+function fail(text, of = 'page') {
+  if (text || fail.of === of) Object.assign($('failure'), { hidden: !text, textContent: text })
+  if (text) fail.of = of
+}
 const query = form => new URLSearchParams(new FormData(form))
 
 // Navigator: a window of rows around what is seen
@@ -318,11 +322,11 @@ for (const button of suspects) button.onclick = () => goTo(button.dataset.number
 // Another second run, and what became of the files
 async function change(path, more = '') {
   $('second').inert = true
-  fail('Opening and comparing …')
+  fail('Opening and comparing …', 'file')
   const answer = await fetch(`open${more}`, { method: 'POST', body: path }).catch(() => undefined)
   $('second').inert = false
   if (answer?.ok) location.reload()
-  else fail(answer ? await answer.text() : 'The server does not answer.')
+  else fail(answer ? await answer.text() : 'The server does not answer.', 'file')
 }
 $('second').onsubmit = event => {
   event.preventDefault()
