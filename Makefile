@@ -18,7 +18,7 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-max $(VENV)/.installed-coreai
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m slow
-	$(BIN)/python -m pytest -q -m "not slow" tests/coreai tensorcap/adapters/coreai
+	$(BIN)/python -m pytest -q -m "not slow and not entries" tests/coreai tensorcap/adapters/coreai
 
 # The cases that CI leaves out, of tests that have many: for a change of what they are about.
 test-entries: $(VENV)/.installed-max $(VENV)/.installed-coreai
