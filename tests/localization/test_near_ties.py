@@ -110,7 +110,7 @@ def test_tokens_at_near_ties_accuse_nobody(tmp_path: Path, reference: Any, has_l
     assert not any(pair.status == "diverged" for pair in report.free.pairs)
 
 
-@pytest.mark.slow
+@pytest.mark.sampled
 @pytest.mark.spec("POL-130")
 @pytest.mark.parametrize("has_layer", [True, False])
 def test_a_wrong_activation_of_experts_is_found_beside_them(tmp_path: Path, has_layer: bool) -> None:

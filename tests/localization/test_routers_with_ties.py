@@ -76,7 +76,7 @@ def captured(
     return folder / "ref.h5", folder / "tgt.h5", ours, theirs
 
 
-@pytest.mark.slow
+@pytest.mark.sampled
 @pytest.mark.spec("POL-212")
 @pytest.mark.parametrize("by", ["archives", "replay", "injection"])
 @pytest.mark.parametrize("seed", [0, 1])
