@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorcap.equivalence.component_result import ComponentResult
 from tensorcap.equivalence.component_tensors import Tensors
-from tensorcap_formats.errors import missing_package
+from tensorcap.reports.figure import new_figure
 
 _QUANTILES: Final = 10_000  # at most, as the method has it
 _MOST_BINS: Final = 1000
@@ -32,19 +32,11 @@ def plot_component(path: Path, result: ComponentResult, three: Tensors) -> None:
     Raises:
         MissingPackageError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        raise missing_package("a plot of a component", "matplotlib", extra="equivalence") from error
     baseline, port = (
         values[np.isfinite(values)]
         for values in ((one - three.reference).reshape(-1) for one in (three.baseline, three.port))
     )
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure("a plot of a component", 9, 4, extra="equivalence")
     quantiles, densities = figure.subplots(1, 2)
     state = "passed" if result.passed else "failed"
     ratio = "" if result.ratio is None else f", R {result.ratio:.4g}"

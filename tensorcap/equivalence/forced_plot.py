@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tensorcap.equivalence.forced_decoding import ForcedComparison
 from tensorcap.equivalence.logit_rows import RowMetrics
-from tensorcap_formats.errors import missing_package
+from tensorcap.reports.figure import new_figure
 
 _COLOURS: Final = tuple(f"C{n}" for n in range(10) if n != 3)  # but red, which is for what fails
 _LEAST: Final = 1e-9  # smaller values are drawn there, on log scales
@@ -27,16 +27,8 @@ def plot_forced(path: str | os.PathLike[str], result: ForcedComparison, *, title
     Raises:
         MissingPackageError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        raise missing_package(os.path.basename(path), "matplotlib", extra="report") from error
     limits = result.limits
-    figure = Figure(figsize=(8, 6), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(os.path.basename(path), 8, 6)
     panels = figure.subplots(3, 1, sharex=True)
     _draw(panels[0], result, lambda row: row.r_ratio, "R", result.r_limit)
     _draw(panels[1], result, lambda row: _distance(row.cosine), "1 - cosine", 1 - limits.theta_cosine)

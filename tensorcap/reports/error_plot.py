@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from tensorcap.comparison import GREEN
+from tensorcap.reports.figure import new_figure
 from tensorcap.reports.layer_report import Layer
-from tensorcap_formats.errors import missing_package
 
 _COLOURS: Final = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9")  # but grey, which is for the others
 _MARKS: Final = "os^"  # each with all colours; more components than that share one
@@ -30,16 +30,8 @@ def plot_errors(path: str | os.PathLike[str], title: str, layers: Sequence[Layer
     Raises:
         MissingPackageError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        raise missing_package("mse_plot.png", "matplotlib", extra="report") from error
     places = [(at, one) for at, one in enumerate(layers) if one.mse is not None]
-    figure = Figure(figsize=(11, 5.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure("mse_plot.png", 11, 5.5)
     axes, rows = figure.subplots(2, 1, sharex=True, height_ratios=(9, 1))
     _draw(axes, places, _height)
     _draw(rows, places, lambda mse: None if _height(mse) is not None else float(math.isfinite(mse)))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from tensorcap.comparison import Pair, worst
+from tensorcap.reports.figure import new_figure
 from tensorcap.reports.html.charts import HeatMap, Point, draw_heat_map
 from tensorcap.reports.html.panels import pair_values, quantile_pairs
 from tensorcap.reports.html.sources import ReportSource
@@ -19,7 +20,7 @@ from tensorcap.reports.html.tensor_rows import points_of
 from tensorcap.reports.layer_report import component_of
 from tensorcap.wording import shortened
 from tensorcap_formats.dtypes import Array
-from tensorcap_formats.errors import WriteError, missing_package
+from tensorcap_formats.errors import WriteError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,12 +49,6 @@ def write_plots(folder: str | os.PathLike[str], source: ReportSource) -> tuple[P
         MissingPackageError: matplotlib is not installed.
         WriteError: The folder is not empty, or it cannot be written.
     """
-    try:
-        import matplotlib.figure  # noqa: F401 # what it needs, before anything is made
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        raise missing_package("--png", "matplotlib", extra="report") from error
     folder = Path(folder)
     figures: dict[str, Figure] = {}
     points = tuple(points_of(source))
@@ -92,12 +87,7 @@ def _drawn(source: ReportSource) -> list[tuple[Pair, tuple[Array, Array]]]:
 
 
 def _figure(height: float) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    return new_figure("--png", _WIDTH, height)
 
 
 def _error_figure(points: Sequence[Point]) -> Any:
