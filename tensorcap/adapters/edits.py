@@ -230,6 +230,10 @@ class Rerun(Protocol):
     def operations(self) -> Mapping[str, Operation]:
         """Operations of its own code in the last call that was made, by key, in their order."""
 
+    @property
+    def operation_count(self) -> int:
+        """How many operations that call did; one in a loop counts each time."""
+
     def read_tensor(self, name: str) -> Array:
         """Values of one of `tensors`, float64."""
 

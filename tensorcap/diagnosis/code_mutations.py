@@ -31,6 +31,11 @@ _OPTIONS: Final = (  # by the words for an option of an operation: kind, hint; t
         "partial-sum",
         "Not all inputs are summed: those of another device, or of the other tiles, are missing.",
     ),
+    (
+        "one less *",
+        "gate-complement",
+        "A gate keeps where it has to take: what the one side multiplies by it, the other one by the rest.",
+    ),
     ("its inputs *", "layout-differs", "Channels of the input lie in another order."),
     ("ax[ei]s * of its *", "layout-differs", "Axes are exchanged before the elements are laid out anew."),
     ("* repeated*", "layout-differs", "Repeated as a whole on one side, each in its place on the other."),

@@ -64,6 +64,10 @@ _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {  # by a part of their names;
         "rotary-layout",
         "The layout of rotary embeddings: halves on one side, interleaved pairs on the other.",
     ),
+    "reset_after": (
+        "operations-order",
+        "The reset gate multiplies the state before the product with the weights, or what comes of it.",
+    ),
     "residual_connection": ("term-exchanged", "The residual is taken from before or behind the norm."),
     "parallel": ("term-exchanged", "Parts stand beside each other on one side, and in a row on the other."),
     "heads": ("attention-heads", "Another count of heads."),

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Literal
 
 from tensorcap.comparison import Finding, Pair, Status, called_sites, caller_of, state_writer
@@ -57,10 +58,12 @@ class Makers:
 
     Args:
         reference: The trusted archive.
+        producers: The result that a tensor is which is only handed on, by its key text, see `find_producers`.
     """
 
-    def __init__(self, reference: Archive) -> None:
+    def __init__(self, reference: Archive, producers: Mapping[str, Record] = MappingProxyType({})) -> None:
         self.calls = Calls(reference)
+        self._producers = producers
         self.writers = StateWriters(reference)
         self._called = called_sites(reference)
         self._inputs = {call.place: call.inputs for call in self.calls.calls}
@@ -76,6 +79,8 @@ class Makers:
 
     def module(self, key: Key) -> str:
         """The module whose code made the tensor of a key, states aside."""
+        if key.text in self._producers:
+            return self._producers[key.text].key.site
         return key.site if key.slot.startswith("output") else caller_of(key.site, self._called)
 
     def own_error(
@@ -89,7 +94,7 @@ class Makers:
     ) -> OwnError:
         """State what a pair shows of the module whose code made its tensor."""
         key = both_records(pair)[0].key
-        is_result = key.slot.startswith("output")
+        is_result = key.slot.startswith("output") or key.text in self._producers
         writer = state_writer(self.writers, pair)
         return OwnError(
             pair.key,

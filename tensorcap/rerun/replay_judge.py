@@ -6,8 +6,8 @@ Every argument and result was replaced after it was recorded, so that no error i
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -67,6 +67,7 @@ class ReplayRuns:
         twin: What the reference's made in the target's precision; None without.
         precision: What errors are held against; None if no run says one.
         compute_dtype: What the target computed in, if its run does not say so.
+        producers: The result that a tensor is which is only handed on, by its key text.
     """
 
     exact: Archive
@@ -74,6 +75,7 @@ class ReplayRuns:
     twin: Archive | None
     precision: Precision | None
     compute_dtype: str | None
+    producers: Mapping[str, Record] = field(default_factory=dict)
 
 
 class ReplayJudge:
@@ -98,7 +100,7 @@ class ReplayJudge:
     ) -> None:
         self._runs = runs
         self._released = released
-        self._makers = Makers(reference)
+        self._makers = Makers(reference, runs.producers)
         self._calls = self._makers.calls
         self._quantised = {} if runs.compute_dtype else quantised_sites(runs.exact, runs.target, pairs)
         self._padding = Padding(runs.exact, runs.target)
