@@ -135,6 +135,7 @@ class Operation:
         given: Names of the values that its operands are, by their place, as far as they have one.
         behind: Operations behind which it can be done, by their keys, each with the operand that their result
             is put in the place of.
+        child: The module within whose code it is, by its name there; "" for the module's own code.
     """
 
     name: str
@@ -147,6 +148,7 @@ class Operation:
     operands: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     given: Mapping[int, str] = field(default_factory=dict)
     behind: tuple[tuple[int, str], ...] = ()
+    child: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ class _Done:
         known: How many values were known before it.
         is_function: Whether it is a function of one tensor alone, of any shape.
         result: Shape and dtype of its result; None if that is no tensor of floats.
+        child: As in `Operation`.
     """
 
     name: str
@@ -80,6 +81,7 @@ class _Done:
     known: int
     is_function: bool
     result: Any
+    child: str
 
 
 class OperationMutator(TorchFunctionMode):
@@ -90,6 +92,7 @@ class OperationMutator(TorchFunctionMode):
             returned; of a name that returned several the last one.
         is_needed: Whether it has anything to do.
         count: How many operations were done.
+        within: The modules whose code runs, by their names, the innermost last.
     """
 
     def __init__(self, mutation: CallMutation, rounded: RoundedOperations | None = None) -> None:
@@ -117,6 +120,7 @@ class OperationMutator(TorchFunctionMode):
         if _TERM_BEHIND in mutation.operations.values():
             self._names |= _SUMS
         self.count = 0
+        self.within: list[str] = []
         self._kept = 0
         self._named: dict[int, str] = {}  # names of the values, by their identity
 
@@ -135,6 +139,7 @@ class OperationMutator(TorchFunctionMode):
                 {at: others for at in one.operands if (others := self._find_others(one, at))},
                 one.given,
                 tuple(self._find_places_behind(key, one)),
+                one.child,
             )
             for key, one in self._done.items()
         }
@@ -238,6 +243,7 @@ class OperationMutator(TorchFunctionMode):
             len(self.values) - (key in self.values),
             len(args) == 1 and not kwargs and _form(args[0]) == _form(result),
             _form(result) if is_direct else None,
+            self.within[-1] if self.within else "",
         )
 
     def _find_others(self, one: _Done, at: int) -> tuple[str, ...]:

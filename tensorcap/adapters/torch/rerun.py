@@ -339,7 +339,12 @@ class ModuleRerun:
                 if self._tensor is not None:
                     raise _CallIsOver
             if id(module) not in self._replaced and not isinstance(other, str):
-                result = forward(*args, **kwargs)
+                mutator = self._mutator
+                mutator.within.append(name)
+                try:
+                    result = forward(*args, **kwargs)
+                finally:
+                    mutator.within.pop()
             result = apply_edit(result, other) if isinstance(other, Edit) else _copy(result)
             self._mutator.note(name, result)
             return self._mutator.finish(name, result)
