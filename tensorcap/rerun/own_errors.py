@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, Literal
 
 from tensorcap.comparison import Finding, Pair, Status, called_sites, caller_of, state_writer
+from tensorcap.rerun.producers import Producers
 from tensorcap.runs import Calls, StateWriters, is_handed_on
 from tensorcap.wording import conjugated
 from tensorcap_formats.archive import Archive
@@ -58,12 +58,12 @@ class Makers:
 
     Args:
         reference: The trusted archive.
-        producers: The result that a tensor is which is only handed on, by its key text, see `find_producers`.
+        producers: Who made what the target has no tensors before.
     """
 
-    def __init__(self, reference: Archive, producers: Mapping[str, Record] = MappingProxyType({})) -> None:
+    def __init__(self, reference: Archive, producers: Producers | None = None) -> None:
         self.calls = Calls(reference)
-        self._producers = producers
+        self._producers = producers or Producers()
         self.writers = StateWriters(reference)
         self._called = called_sites(reference)
         self._inputs = {call.place: call.inputs for call in self.calls.calls}
@@ -75,13 +75,17 @@ class Makers:
     def is_leaf(self, key: Key) -> bool:
         """Whether a leaf of known kind made the tensor of a key."""
         is_result = key.slot.startswith("output")
-        return is_result and self.calls.is_leaf(key.site) and self.calls.is_simple(key.site)
+        is_alone = is_result and not self.is_of_span(key)
+        return is_alone and self.calls.is_leaf(key.site) and self.calls.is_simple(key.site)
+
+    def is_of_span(self, key: Key) -> bool:
+        """Whether a leaf was given what the target has no tensor for, so that it shows all that lies between."""
+        return key.text in self._producers.spans
 
     def module(self, key: Key) -> str:
         """The module whose code made the tensor of a key, states aside."""
-        if key.text in self._producers:
-            return self._producers[key.text].key.site
-        return key.site if key.slot.startswith("output") else caller_of(key.site, self._called)
+        maker = key.site if key.slot.startswith("output") else caller_of(key.site, self._called)
+        return self._producers.site(key, maker)
 
     def own_error(
         self,
@@ -94,7 +98,8 @@ class Makers:
     ) -> OwnError:
         """State what a pair shows of the module whose code made its tensor."""
         key = both_records(pair)[0].key
-        is_result = key.slot.startswith("output") or key.text in self._producers
+        is_result = key.slot.startswith("output") and not self.is_of_span(key)
+        is_result |= key.text in self._producers.results
         writer = state_writer(self.writers, pair)
         return OwnError(
             pair.key,

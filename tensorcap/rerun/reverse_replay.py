@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,16 +16,14 @@ from tensorcap.rerun.compensation import Dependencies, Settled, settle
 from tensorcap.rerun.finite_padding import with_finite_padding
 from tensorcap.rerun.injection import open_run
 from tensorcap.rerun.own_errors import OwnError
-from tensorcap.rerun.producers import find_producers
+from tensorcap.rerun.producers import Producers
 from tensorcap.rerun.replay_judge import ReplayRuns, judge_replay, lies_within, unjudged
 from tensorcap.rerun.replay_result import Replay, Way
 from tensorcap.rerun.substitutes import exchangeable, misfits, natural_arguments, unlike_calls
-from tensorcap.runs import Calls
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import Source, opened
 from tensorcap_formats.progress import Progress, Silent
-from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
     from tensorcap.workload import Workload
@@ -43,7 +41,7 @@ class OpenReplay:
         workload: That model, in the precision in which it was run, its inputs and its seed.
         fed: The reference in the rows that both runs were fed, whose inputs the model was given; None if
             those are all.
-        producers: The result that a tensor is which is only handed on, by its key text.
+        producers: Who made what the target has no tensors before.
     """
 
     replay: Replay
@@ -52,7 +50,7 @@ class OpenReplay:
     run: Archive
     workload: Workload
     fed: Archive | None
-    producers: Mapping[str, Record]
+    producers: Producers
 
     def rerun_call(self, module: str, key: str) -> Rerun | None:
         """Run the model until a call of a module, which can then be made again.
@@ -67,7 +65,7 @@ class OpenReplay:
         slots = self.run.info.injected.slots if self.run.info.injected else ()
         replaced = {(s.site, s.slot) for s in slots if s.status == "injected"}
         keys = {r.key.text for r in self.target.records if (r.key.site, r.key.slot) in replaced}
-        produced = self.producers[key].key if key in self.producers else Key.parse(key)
+        produced = self.producers.results[key].key if key in self.producers.results else Key.parse(key)
         if not keys or produced.text not in self.run:
             return None
         adapter = adapter_for(self.workload.model)
@@ -135,7 +133,7 @@ def replay_within(
         compute_dtype=compute_dtype,
         way="self" if target is None else "reverse",
         progress=progress or Silent(),
-        producers={} if target is None else find_producers(fed, tested, Calls(fed)),
+        producers=Producers() if target is None else Producers.of(fed, tested),
     )
     first = replays.judge(frozenset())
     if target is not None:
@@ -200,7 +198,7 @@ class _ReverseReplays:
         compute_dtype: What the target computed in, if its run does not say so.
         way: Whether the model is run on its own values.
         progress: Shows what is being run.
-        producers: The result that a tensor is which is only handed on, by its key text.
+        producers: Who made what the target has no tensors before.
         unpaired: Modules whose calls do not correspond to those of the reference, which nothing is said of.
         misfits: Key texts of what this model has in another shape than the reference's run, likewise.
     """
@@ -219,7 +217,7 @@ class _ReverseReplays:
     compute_dtype: str | None
     way: Way
     progress: Progress
-    producers: Mapping[str, Record]
+    producers: Producers
     unpaired: tuple[str, ...] = ()
     misfits: tuple[str, ...] = ()
 
