@@ -79,7 +79,7 @@ class Makers:
         return is_alone and self.calls.is_leaf(key.site) and self.calls.is_simple(key.site)
 
     def is_of_span(self, key: Key) -> bool:
-        """Whether a leaf was given what the target has no tensor for, so that it shows all that lies between."""
+        """Whether a leaf was given what the target has no tensor for, and shows all that lies between."""
         return key.text in self._producers.spans
 
     def module(self, key: Key) -> str:

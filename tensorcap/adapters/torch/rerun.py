@@ -51,7 +51,8 @@ class ModuleRerun:
             model: The model.
             substitution: Arguments and results of the target's calls.
             site: The module whose call it is.
-            key: The tensor that its code makes: a result of its own, or an argument of a call within it.
+            key: The tensor that its code makes: a result of its own, an argument of a call within it, or the
+                result of such a call, which is then made and not replaced.
         """
         modules, aliases = tree(model)
         further = further_names(aliases)
@@ -59,6 +60,7 @@ class ModuleRerun:
         substitution.bind({own: others for own, *others in sites.values()})
         own = next(name for name, known in sites.items() if site in known)
         self.site = site
+        self._is_own_result = key.slot.startswith("output") and key.site in sites[own]
         self._module = modules[own]
         self._sites = {id(module): sites[name] for name, module in modules.items()}
         prefix = f"{own}." if own else ""
@@ -200,7 +202,7 @@ class ModuleRerun:
                     stack.enter_context(self._mutator)
                     self._note_inputs(args, kwargs)
                 result = self._module(*args, **kwargs)
-                if self._key.slot.startswith("output"):
+                if self._is_own_result:
                     self._take("output", result)
             except _CallIsOver:
                 pass
@@ -256,7 +258,7 @@ class ModuleRerun:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             number = self._count_call(module)
-            is_result = self._key.slot.startswith("output")
+            is_result = self._is_own_result
             if self._step != self._key.step or (is_result and number != self._key.call):
                 return forward(*args, **kwargs)
             slots = [slot for slot, _ in self._name_slots(module, args, kwargs)]
@@ -289,7 +291,14 @@ class ModuleRerun:
                 return forward(*args, **kwargs)
             if isinstance(module, nn.RNNBase):
                 self._given[id(module)] = args, kwargs
-            if number == self._key.call and self._key.site in self._sites[id(module)]:
+            is_of_key = number == self._key.call and self._key.site in self._sites[id(module)]
+            if is_of_key and self._key.slot.startswith("output"):
+                result = forward(*args, **kwargs)
+                self._take("output", result)
+                self._order.setdefault(id(module), len(self._order))
+                self._returned.setdefault(id(module), []).append((number, _copy(result)))
+                return self._inject(module, number, "output", ["output"], [result])[0]
+            if is_of_key:
                 for slot, value in self._name_slots(module, args, kwargs):
                     self._take(slot, value)
             if self._substitution.planned(self._sites[id(module)][0], self._step, number, "output"):
@@ -333,7 +342,8 @@ class ModuleRerun:
         def call(*args: Any, **kwargs: Any) -> Any:
             at = self._count_call(module)
             number, (_, result) = own[at][0], results[at]
-            if number == self._key.call and self._key.site in self._sites[id(module)]:
+            is_of_key = number == self._key.call and self._key.site in self._sites[id(module)]
+            if is_of_key:
                 for slot, value in self._name_slots(module, args, kwargs):
                     self._take(slot, value)
                 if self._tensor is not None:
@@ -345,6 +355,9 @@ class ModuleRerun:
                     result = forward(*args, **kwargs)
                 finally:
                     mutator.within.pop()
+            if is_of_key and self._key.slot.startswith("output"):
+                self._take("output", result)
+                raise _CallIsOver
             result = apply_edit(result, other) if isinstance(other, Edit) else _copy(result)
             self._mutator.note(name, result)
             return self._mutator.finish(name, result)
