@@ -17,9 +17,12 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Final
 
+import numpy as np
+
 from tensorcap.comparison import POLICY, Finding, Pair, Precision, error_of, sample
 from tensorcap.runs import Call, calls_of, enclosing_sites, is_state
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.records import Record
 
@@ -28,7 +31,7 @@ _FEWEST_ROWS: Final = 16  # below, a median of rows may be that of tokens with o
 _HEALED: Final = 8.0  # times smaller an error is that does not come of another one, as in CMP-55
 _ALIKE: Final = 2.0  # times larger or smaller errors of one rewriting are in modules of one role
 _DEPENDS: Final = 0.3  # correlation of two tensors of many elements of which one is made of the other
-_CHANCE: Final = 4.0  # times a correlation that chance makes
+_CHANCE: Final = 3.0  # times a correlation that chance makes
 _SAMPLE: Final = 1 << 16  # elements that a correlation is taken over
 
 
@@ -229,16 +232,13 @@ class ErrorOrigins:
         if any(map(self._may_choose, gap.modules)) and record.size < _FEWEST_ROWS * record.shape[-1]:
             return None
         errors = [0.0]
-        size = _rms(record)
         for operand in gap.operands.values():
             error = _row_error(operand)
             if error is None:
                 return None
             errors.append(error)
-            other = _rms(operand.reference)
-            is_term = operand.reference is not None and self._may_be_term(operand.reference, record)
-            if size and other and is_term:
-                errors.append(error * other / size)
+            if operand.reference is not None and operand.reference.shape == record.shape:
+                errors.append(self._handed_on(operand, pair))
         if record.key.step:
             errors += [
                 error
@@ -252,20 +252,33 @@ class ErrorOrigins:
             ]
         return max(errors)
 
-    def _may_be_term(self, operand: Record, result: Record) -> bool:
-        """Whether a tensor may be a term of a sum, and what is cancelled make its relative error larger.
+    def _handed_on(self, operand: Pair, result: Pair) -> float:
+        """The error of a term of a sum in units of the sum: large if most of the term is cancelled.
 
-        A term that is `c` times as large as the sum has a cosine of about `1 / c` with it, and two tensors of
-        `n` elements that have nothing to do with each other have one of about `1 / sqrt(n)`.
+        It is the part of the result's error along the term's, and three times what chance makes of that, but
+        no more than the term's.
         """
-        sizes = _rms(operand), _rms(result)
-        if operand.size != result.size or sizes[0] is None or not sizes[1]:
-            return False
-        chance = 1 / math.sqrt(min(result.size, _SAMPLE))
-        is_shown = sizes[0] * _CHANCE * 2 * chance <= sizes[1]
-        if not is_shown or operand.shape != result.shape:
-            return True
-        return self._correlation(operand, result) >= _CHANCE * chance
+        own, other = self._errors(result), self._errors(operand)
+        size = _rms(result.reference)
+        if own is None or other is None or not size:
+            return 0.0
+        norm, count = math.sqrt(float(other @ other)), len(own)
+        along = abs(float(own @ other)) / norm if norm else 0.0
+        chance = _CHANCE * math.sqrt(float(own @ own) / count)
+        return min(along + chance, norm) / math.sqrt(count) / size
+
+    def _errors(self, pair: Pair) -> Array | None:
+        """What a target's tensor differs by, of a part of its elements; None if that is not known."""
+        ours, theirs = pair.reference, pair.target
+        if (
+            ours is None
+            or theirs is None
+            or not (ours.stored and theirs.stored)
+            or ours.shape != theirs.shape
+        ):
+            return None
+        errors = sample(self._target, theirs, _SAMPLE) - sample(self._reference, ours, _SAMPLE)
+        return errors if np.isfinite(errors).all() else None
 
     def _may_choose(self, site: str) -> bool:
         return "expert" in site.lower() or self._calls.is_router(site)
