@@ -32,6 +32,7 @@ _HEALED: Final = 8.0  # times smaller an error is that does not come of another 
 _ALIKE: Final = 2.0  # times larger or smaller errors of one rewriting are in modules of one role
 _DEPENDS: Final = 0.3  # correlation of two tensors of many elements of which one is made of the other
 _CHANCE: Final = 3.0  # times a correlation that chance makes
+_OF_SCORES: Final = 4.0  # exponentials of scores of up to 25 have 25 times their relative error
 _SAMPLE: Final = 1 << 16  # elements that a correlation is taken over
 
 
@@ -153,7 +154,8 @@ class ErrorOrigins:
             return True
         nearest = next(((r, p) for r, p in known if r.size == record.size), None)
         return (
-            nearest is not None
+            record in call.outputs
+            and nearest is not None
             and self._agrees(pair, nearest[1])
             and nearest[0] is made[0]
             and self._correlation(record, nearest[0]) >= _DEPENDS
@@ -216,7 +218,8 @@ class ErrorOrigins:
             inputs = self._error_before(pair, gap)
             if not gap.modules or inputs is None:
                 continue
-            finding = _judge(pair, gap, error, inputs, precision)
+            is_router = any(map(self._may_choose, gap.modules))
+            finding = _judge(pair, gap, error, inputs, precision, is_router=is_router)
             if finding.status == "diverged":
                 return Jump(pair, gap, finding)
         return None
@@ -390,10 +393,14 @@ def _is_telling(record: Record) -> bool:
     return record.digest != "" and record.size >= _LEAST and is_varied
 
 
-def _judge(pair: Pair, gap: Gap, error: float, inputs: float, precision: Precision) -> Finding:
-    """Judge the error behind a gap by that before it (LCL-260)."""
+def _judge(
+    pair: Pair, gap: Gap, error: float, inputs: float, precision: Precision, *, is_router: bool
+) -> Finding:
+    """Judge the error behind a gap by that before it (LCL-260), which may hold the scores of a router."""
     blocks = {_block(site) for site in gap.modules}
     limits = POLICY.sampled(POLICY.code_gain, pair.elements).scaled(max(1, len(blocks)))
+    if is_router:
+        limits = limits.scaled(_OF_SCORES)
     gain = error / math.hypot(inputs, 2 * precision.rounding * math.sqrt(1 + gap.depth))
     text = (
         f"error at most {inputs:.2g} in all that is known of what it was made of, {error:.2g} in it: "
