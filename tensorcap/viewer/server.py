@@ -6,15 +6,13 @@ threads; each answers with a fragment of HTML, which the script puts in its plac
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
 import secrets
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +34,7 @@ from starlette.staticfiles import StaticFiles
 from tensorcap.diagnosis import diagnose
 from tensorcap.reports.html import HEIGHT, WIDTH, place_of
 from tensorcap.viewer.inspector import Inspection, draw_charts, inspect, row_of
+from tensorcap.viewer.memory import release_memory
 from tensorcap.viewer.planes import Maps, Picture, PlaneView, TensorReader, pictures, read_maps
 from tensorcap.viewer.rows import METRICS, ORDERS, Choice, Row, shortened
 from tensorcap.viewer.source_texts import Excerpt
@@ -309,7 +308,7 @@ class Pages:
             self._reader.forget()
             old.close()
         del old
-        _release_memory()
+        release_memory()
         return JSONResponse({"version": self._version}, headers=_HEADERS)
 
     def _inspection(self, subject: Subject, request: Request) -> Inspection:
@@ -490,13 +489,6 @@ def listen(port: int) -> socket.socket:
         ) from None
 
 
-def _release_memory() -> None:
-    """Give back to the system what comparing has freed: of 20,000 pairs some 35 MB, held for nothing."""
-    gc.collect()
-    with suppress(OSError, AttributeError):  # a C library without it
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def serve(
     listener: socket.socket, subject: Subject, *, mapping: MappingChoice = None, opened: Callable[[str], None]
 ) -> None:
@@ -511,7 +503,7 @@ def serve(
     token = secrets.token_urlsafe(24)
     pages = Pages(subject, mapping=mapping)
     # No access log: it would hold the token. No lifespan: nothing is started beside.
-    _release_memory()
+    release_memory()
     config = uvicorn.Config(
         pages.app(token), log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=1
     )
