@@ -119,6 +119,9 @@ def _markdown(page: Page) -> Iterator[str]:
     if page.culprit:
         yield _plain(page.culprit)
         yield ""
+    for sentence in page.exchanged[:_SUSPECTS]:
+        yield _plain(sentence)
+        yield ""
     yield f"Next: {_plain(page.next.text)}"
     if page.next.command:
         yield ""
