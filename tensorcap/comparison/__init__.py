@@ -66,7 +66,7 @@ from tensorcap.comparison.policy_tests import (
     judge_own_error,
 )
 from tensorcap.comparison.quantised_weights import QuantisedModule, quantised_modules
-from tensorcap.comparison.ranking import Shade, by_error, by_module, contents, error_of, shade, worst
+from tensorcap.comparison.ranking import SHADES, Shade, by_error, by_module, contents, error_of, shade, worst
 from tensorcap.comparison.ranks import given_unlike_on_ranks, rank_text, ranks_that_add, rule_of_ranks
 from tensorcap.comparison.robust_errors import sample
 from tensorcap.comparison.sync_point import ModuleShare, Sort, SyncPoint, SyncPoints
@@ -89,6 +89,7 @@ __all__ = [
     "POLICY",
     "ROUNDED_INPUT_TESTS",
     "SEVERITY",
+    "SHADES",
     "STATUSES",
     "SYNC_METRICS",
     "Bands",

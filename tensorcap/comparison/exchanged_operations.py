@@ -13,7 +13,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import ReadError, TensorNotFoundError
 from tensorcap_formats.keys import Key, module_site
 from tensorcap_formats.records import Record
-from tensorcap_formats.view import ArchiveView
+from tensorcap_formats.view import ArchiveView, recorded
 
 _MOST_OPERATIONS: Final = 6  # of a side that a sentence lists
 _LONGEST: Final = 60  # characters of an argument
@@ -131,12 +131,9 @@ class _Side:
         """Read the operations of the archive behind all views, and the names of records there."""
         key_of = {}
         for key, record in records:
-            text, behind = record.key.text if record else "", archive
-            while text and isinstance(behind, ArchiveView):
-                sources = behind.sources.get(text, ())
-                text, behind = sources[0].key.text if len(sources) == 1 else "", behind.source
-            if text:
-                key_of[text] = key
+            own = recorded(archive, record)[1] if record is not None else None
+            if own is not None:
+                key_of[own.key.text] = key
         while isinstance(archive, ArchiveView):
             archive = archive.source
         return cls(Graph.of(archive), key_of)

@@ -132,7 +132,7 @@ def inspect(subject: Subject, row: Row) -> Inspection:
     keys = tuple(shortened(key) for key in origin.target if key != row.key) if origin else ()
     return Inspection(
         row,
-        subject.classes.get(row.module, ""),
+        subject.class_of(row),
         _operation(subject, row),
         tuple(_facts(records)),
         tuple(
