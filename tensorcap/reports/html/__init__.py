@@ -3,11 +3,12 @@
 A `ReportSource` goes in, text comes out. Read `sources` (a pair of archives, a saved comparison or the folder
 of a verification), `page` (all that the page says, as dataclasses), whose parts are `run_facts` (both runs),
 `suspect_card`, `tensor_panel` with `panels` (pictures of tensors), `tensor_rows` and `charts` (curves, heat
-map), `matrix` (several targets), `writing` and `paper_plots`; `templates/` only print. Normative in
-`specs/report.md`.
+map), `matrix` (several targets), `experiment_page` (of the Equivalence workflow), `writing` and
+`paper_plots`; `templates/` only print. Normative in `specs/report.md`.
 """
 
 from tensorcap.reports.html.charts import HEIGHT, WIDTH, Curve, draw_curves, place_of
+from tensorcap.reports.html.experiment_page import ComponentRow, ExperimentPage, StageRow
 from tensorcap.reports.html.matrix import Matrix, gather_matrix
 from tensorcap.reports.html.page import Page, gather_page, verdict_of
 from tensorcap.reports.html.panels import (
@@ -51,11 +52,14 @@ __all__ = [
     "VERIFICATION",
     "WIDTH",
     "AxisErrors",
+    "ComponentRow",
     "Curve",
+    "ExperimentPage",
     "Histogram",
     "Matrix",
     "Page",
     "ReportSource",
+    "StageRow",
     "draw_curves",
     "draw_histogram",
     "draw_picture",

@@ -47,7 +47,7 @@ def write_plots(folder: str | os.PathLike[str], source: ReportSource) -> tuple[P
 
     Raises:
         MissingPackageError: matplotlib is not installed.
-        WriteError: The folder is not empty, or it cannot be written.
+        WriteError: There is nothing to draw, the folder is not empty, or it cannot be written.
     """
     folder = Path(folder)
     figures: dict[str, Figure] = {}
@@ -60,6 +60,11 @@ def write_plots(folder: str | os.PathLike[str], source: ReportSource) -> tuple[P
     for number, (pair, values) in enumerate(_drawn(source), 1):
         name = _UNSAFE.sub("_", shortened(pair.key, _WIDEST))
         figures[f"tensor_{number}_{name}"] = _tensor_figure(pair, *values)
+    if not figures:
+        raise WriteError(
+            f"{folder}: is not written: no result was measured, and of no tensor values are at hand, "
+            "expected something to draw"
+        )
     try:
         folder.mkdir(exist_ok=True)
         if any(folder.iterdir()):

@@ -85,8 +85,8 @@ def source_of(
     if path.suffix == ".json":
         return nullcontext(source_of_result(path))
     raise UsageError(
-        f"{path}: alone is no folder of `tcap verify` and no .json of `tcap compare --save`, "
-        "expected REF and TGT"
+        f"{path}: alone is no folder of `tcap verify` or `tcap equivalence` and no .json of "
+        "`tcap compare --save`, expected REF and TGT"
     )
 
 
