@@ -10,13 +10,8 @@ from typing import Final
 import numpy as np
 
 from tensorcap.comparison import Pair
-from tensorcap.reports.html import (
-    AxisErrors,
-    Histogram,
-    draw_histogram,
-    errors_along,
-    worst_element,
-)
+from tensorcap.drawing import AxisErrors, Histogram, draw_histogram, errors_along
+from tensorcap.reports.html import worst_element
 from tensorcap.viewer.planes import Side, TensorReader, can_seek, difference_of
 from tensorcap.viewer.rows import METRICS, Row, shortened
 from tensorcap.viewer.subject import Subject

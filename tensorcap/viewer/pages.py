@@ -29,7 +29,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from tensorcap.diagnosis import diagnose
-from tensorcap.reports.html import HEIGHT, WIDTH, place_of
+from tensorcap.drawing import HEIGHT, WIDTH, place_of
 from tensorcap.viewer.inspector import Inspection, draw_charts, inspect, row_of
 from tensorcap.viewer.memory import release_memory
 from tensorcap.viewer.planes import Maps, Picture, PlaneView, TensorReader, pictures, read_maps

@@ -23,7 +23,7 @@ from tensorcap.comparison import (
     peak_of,
     shade,
 )
-from tensorcap.reports.layer_report import component_of
+from tensorcap.runs import component_of
 from tensorcap.wording import one_line, three_digits
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS

@@ -14,13 +14,12 @@ from typing import Any, Final, Literal
 from tensorcap.alignment import MappingSource, sides
 from tensorcap.comparison import Bands, SyncPoint, compare, has_sync_points
 from tensorcap.comparison import points_of as points_of_program
+from tensorcap.drawing import Curve, draw_curves
 from tensorcap.localization import joined_modules
 from tensorcap.reports.html import (
     MAP,
     VERIFICATION,
-    Curve,
     ReportSource,
-    draw_curves,
     points_of,
     results_of,
     source_of,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorcap.comparison import GREEN, worst
-from tensorcap.reports.html.charts import Curve, HeatMap, draw_curves, draw_heat_map
+from tensorcap.drawing import Curve, HeatMap, draw_curves, draw_heat_map
 from tensorcap.reports.html.run_facts import RunFact, run_facts
 from tensorcap.reports.html.sources import ReportSource
 from tensorcap.reports.html.suspect_card import SuspectCard, suspect_card

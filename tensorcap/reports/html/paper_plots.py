@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from tensorcap.comparison import Pair, worst
+from tensorcap.drawing import HeatMap, Point, draw_heat_map, quantile_pairs
 from tensorcap.reports.figure import new_figure
-from tensorcap.reports.html.charts import HeatMap, Point, draw_heat_map
-from tensorcap.reports.html.panels import pair_values, quantile_pairs
+from tensorcap.reports.html.panels import pair_values
 from tensorcap.reports.html.sources import ReportSource
 from tensorcap.reports.html.tensor_rows import points_of
-from tensorcap.reports.layer_report import component_of
+from tensorcap.runs import component_of
 from tensorcap.wording import shortened
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import WriteError

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any, Final
 
-from tensorcap.reports.html.charts import HEIGHT, WIDTH
+from tensorcap.drawing import HEIGHT, WIDTH
 from tensorcap.reports.html.experiment_page import ExperimentPage
 from tensorcap.reports.html.matrix import Matrix
 from tensorcap.reports.html.page import Page
