@@ -1,4 +1,4 @@
-"""Kinds of records by key: results, gradients, parameters, places within a module; kinds of modules by site."""
+"""Kinds of records by key (results, gradients, parameters, places within modules), and of modules by site."""
 
 from __future__ import annotations
 
