@@ -13,7 +13,7 @@ from tensorcap.equivalence import components, fault_localization, patches
 from tensorcap.equivalence.component_result import ComponentResult, read_results
 from tensorcap.equivalence.experiment import Experiment
 from tensorcap.equivalence.stages import StageState, states, steps_after
-from tensorcap.reports.equivalence import read_faults
+from tensorcap.reports.equivalence import Fault, read_faults
 from tensorcap.reports.html import ComponentRow, ExperimentPage, StageRow
 from tensorcap.reports.next_step import NOTHING, NextStep
 from tensorcap.wording import conjugated, counted
@@ -33,7 +33,8 @@ def gather_experiment(folder: Path) -> ExperimentPage:
     experiment = Experiment.open(folder)
     listed = states(experiment)
     done = {state.stage.name for state in listed if state.result is not None}
-    results, faults = (), ()  # type: tuple[ComponentResult, ...], tuple[Fault, ...]
+    results: tuple[ComponentResult, ...] = ()
+    faults: tuple[Fault, ...] = ()
     if components.STAGE.name in done:
         content = experiment.read_json(components.FILE, stage=components.STAGE.name)
         results = read_results(content, str(folder / components.FILE))

@@ -70,8 +70,11 @@ def exchanged(tmp_path: Path) -> Iterator[Any]:
     with ExitStack() as stack:
 
         def find(reference: Trace, target: Trace, mapping: Any = None) -> tuple[ExchangedOperations, ...]:
-            paths = reference.write(tmp_path / "ref.h5"), target.write(tmp_path / "tgt.h5")
-            both = sides(*(stack.enter_context(open_archive(path)) for path in paths), mapping)
+            ours, theirs = (
+                stack.enter_context(open_archive(trace.write(tmp_path / name)))
+                for trace, name in ((reference, "ref.h5"), (target, "tgt.h5"))
+            )
+            both = sides(ours, theirs, mapping)
             return exchanged_operations(compare(*both, mapping="none").pairs, *both)
 
         yield find
@@ -122,8 +125,8 @@ def test_the_same_exchange_behind_the_first_is_named_with_it(exchanged: Any) -> 
 
 @pytest.mark.spec("CMP-210")
 def test_operations_that_compute_the_same_are_none(exchanged: Any) -> None:
-    gate = ("aten.sigmoid.default", (1 / (1 + np.exp(-X))).astype(np.float32), {})
-    assert exchanged(activation(SILU_OP), activation(gate, ("aten.mul.Tensor", SILU, {}))) == ()
+    sigmoid: Any = ("aten.sigmoid.default", (1 / (1 + np.exp(-X))).astype(np.float32), {})
+    assert exchanged(activation(SILU_OP), activation(sigmoid, ("aten.mul.Tensor", SILU, {}))) == ()
 
 
 @pytest.mark.spec("CMP-210")

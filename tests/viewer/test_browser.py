@@ -493,7 +493,7 @@ def ported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     from tensorcap.session import capture_workload
     from tests.max.nets import WEIGHTS, X, chain, with_wrong_first
 
-    class Scale(torch.nn.Module):  # type: ignore[misc] # imported only here
+    class Scale(torch.nn.Module):  # type: ignore[misc,name-defined] # imported only here
         def __init__(self, weight: Any) -> None:
             super().__init__()
             self.weight = torch.nn.Parameter(torch.tensor(weight))
@@ -501,7 +501,7 @@ def ported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         def forward(self, x: Any) -> Any:
             return x * self.weight + 1.0
 
-    class Chain(torch.nn.Module):  # type: ignore[misc] # as above
+    class Chain(torch.nn.Module):  # type: ignore[misc,name-defined] # as above
         def __init__(self) -> None:
             super().__init__()
             self.layers = torch.nn.ModuleList(Scale(weight) for weight in WEIGHTS.values())
