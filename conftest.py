@@ -13,6 +13,8 @@ NEEDED_BY = {
     "jinja2": ["tests/cli/test_report.py", "tests/reports", "tests/viewer"],
     "playwright": ["tests/viewer/test_browser.py"],
     "starlette": [
+        "tensorcap/viewer/pages.py",
+        "tensorcap/viewer/queries.py",
         "tensorcap/viewer/server.py",
         "tests/cli/test_view.py",
         "tests/viewer/test_server.py",

@@ -18,6 +18,7 @@ import tensorcap
 from tensorcap.alignment import align
 from tensorcap.port_verification import Runnable, verify
 from tensorcap.reports.error_plot import plot_errors
+from tensorcap.reports.html import Page
 from tensorcap.reports.layer_report import Layer, depth_of
 from tensorcap.workload import Port, Workload
 from tensorcap_formats.errors import UsageError
@@ -521,6 +522,7 @@ def test_the_page_names_the_module_that_is_wrong_and_is_made_again_of_the_folder
     own = json.loads((tmp_path / "report" / "verify.json").read_text())["own_errors"]
     assert own[suspect.key] == suspect.own
     page = tensorcap.report(tmp_path / "report", None, tmp_path / "again.html")
+    assert isinstance(page, Page)
     assert (page.exit_status, page.suspects[0].name) == (1, suspect.module)
     again = (tmp_path / "again.html").read_text()
     assert again.partition("</header>")[0] == first_screen
