@@ -97,6 +97,7 @@ class GraphSource:
     forward: Callable[..., Any] | None = None
     control: bool = True
     extensions: Sequence[Any] = ()
+    keeps_state: bool = True
     compiled: CompileCache = field(default_factory=CompileCache, repr=False)
 
 
