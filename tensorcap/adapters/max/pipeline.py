@@ -79,6 +79,7 @@ def load_pipeline(
         known = load_config(folder, trust)
         architecture = _find_architecture(pipelines, folder, known)
         _check_encoding(folder, settings["quantization_encoding"], architecture)
+        _check_devices(folder, settings["device_specs"], architecture)
         tokens = _token_ids(path, known, options, inputs)
         config = _configure(pipelines, folder, known, settings, len(tokens or ()), options)
         with _partial_weights() if _is_changed(options) else nullcontext():
@@ -187,6 +188,18 @@ def _check_encoding(folder: str, encoding: str | None, architecture: Any) -> Non
         raise UsageError(
             f"{folder}: {architecture.name} of MAX has no encoding {abbreviate(encoding)!r}, "
             f"expected one of: {', '.join(supported)}"
+        )
+
+
+def _check_devices(folder: str, devices: str, architecture: Any) -> None:
+    """Refuse a CPU for an architecture that writes signals to accelerators; MAX itself may crash at that."""
+    from max.pipelines.lib.interfaces.pipeline_model import AlwaysSignalBuffersMixin
+
+    if devices == "cpu" and issubclass(architecture.pipeline_model, AlwaysSignalBuffersMixin):
+        raise UsageError(
+            f"{folder}: {architecture.name} of MAX runs on accelerators alone: its pipeline always allocates "
+            "signal buffers (AlwaysSignalBuffersMixin), expected other devices than cpu",
+            hint="Name them, such as --devices gpu.",
         )
 
 
