@@ -101,9 +101,7 @@ def test_a_weight_that_differs_in_the_targets_folder_is_named(tmp_path: Path, fa
             tiny_folders.llama, {"encoding": "float31"}, "has no encoding 'float31'", id="no-such-encoding"
         ),
         pytest.param(tiny_folders.qwen3, {}, "runs on accelerators alone", id="needs-accelerators"),
-        pytest.param(
-            tiny_folders.llama, {"devices": "gpu"}, "no devices were found", id="device"
-        ),
+        pytest.param(tiny_folders.llama, {"devices": "gpu"}, "no devices were found", id="device"),
         pytest.param(tiny_folders.llama, {"devices": "tpu"}, "'tpu'", id="no-such-device"),
         pytest.param(tiny_folders.llama, {"random_weights": 0}, "--random-weights is not for", id="option"),
         pytest.param(tiny_folders.llama, {"input_ids": "1,2;3,4"}, "2 rows of token ids", id="rows"),
@@ -122,7 +120,7 @@ def test_a_pipeline_that_cannot_be_made_is_one_line(
 
 
 @pytest.mark.slow
-@pytest.mark.spec("MAX-102", "MAX-103")
+@pytest.mark.spec("MAX-102", "MAX-103", "MAX-104")
 def test_archived_token_ids_are_run_without_padding_in_the_first_layers(tmp_path: Path) -> None:
     folder = str(tiny_folders.llama(tmp_path / "model"))
     ids, mask = np.array([[0, 0, 4, 6, 7]]), np.array([[0, 0, 1, 1, 1]])

@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "<s>", "</s>", *"the sky is blue over a green hill".split())
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "<s>", "</s>", "the", "sky", "is", "blue")
 VOCABULARY = 64
 PROMPT = "the sky is blue"
 IDS = (6, 7, 8, 9)  # of its words
@@ -48,9 +48,7 @@ def qwen3(folder: Path) -> Path:
     return _save(folder, transformers.Qwen3ForCausalLM(config), _tokenizer("<s> $A"))
 
 
-def with_changed(
-    folder: Path, copy: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]
-) -> Path:
+def with_changed(folder: Path, copy: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Path:
     """A copy of a folder in which one weight is another."""
     shutil.copytree(folder, copy)
     weights = load_file(copy / "model.safetensors")

@@ -98,6 +98,7 @@ class GraphSource:
     control: bool = True
     extensions: Sequence[Any] = ()
     keeps_state: bool = True
+    left_out_weights: Sequence[str] = ()
     compiled: CompileCache = field(default_factory=CompileCache, repr=False)
 
 

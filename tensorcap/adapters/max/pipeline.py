@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -82,14 +83,15 @@ def load_pipeline(
         _check_devices(folder, settings["device_specs"], architecture)
         tokens = _token_ids(path, known, options, inputs)
         config = _configure(pipelines, folder, known, settings, len(tokens or ()), options)
-        with _partial_weights() if _is_changed(options) else nullcontext():
+        is_part = _is_changed(options)
+        with _partial_weights() if is_part else nullcontext(), _note_left_out(architecture) as left_out:
             retrieved = pipelines.PIPELINE_REGISTRY.retrieve_factory(config, task=architecture.task)
             if tokens is None:
                 tokens = _encode(retrieved.tokenizer, options["prompt"])
             graph = take_graph(_spec_class(), lambda: _run(retrieved, architecture.task, tokens))
         if graph is None:
             raise UsageError(f"{path}: {architecture.name} of MAX ran no graph")
-        return Workload(_model(graph), graph.buffers)
+        return Workload(_model(graph, () if is_part else left_out), graph.buffers)
 
 
 def _settings(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,6 +224,29 @@ def _partial_weights() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _note_left_out(architecture: Any) -> Iterator[list[str]]:
+    """Note the names of weights that the weight adapters of an architecture take and do not give."""
+    adapters = architecture.weight_adapters
+    originals, left_out = dict(adapters), []
+
+    def noting(adapter: Any) -> Any:
+        @functools.wraps(adapter)
+        def adapt(weights: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+            adapted = adapter(weights, *args, **kwargs)
+            kept = {getattr(weight, "name", "") for weight in adapted.values()}
+            left_out[:] = [name for name in weights if name not in kept]
+            return adapted
+
+        return adapt
+
+    adapters.update({kind: noting(adapter) for kind, adapter in originals.items()})
+    try:
+        yield left_out
+    finally:
+        adapters.update(originals)
+
+
 def _token_ids(
     path: str, config: Any, options: Mapping[str, Any], inputs: Mapping[str, StoredInput] | None
 ) -> list[int] | None:
@@ -282,7 +307,7 @@ def _run(retrieved: Any, task: Any, tokens: Sequence[int]) -> None:
     pipeline.execute(EmbeddingsGenerationInputs([{context.request_id: context}]))
 
 
-def _model(graph: PipelineGraph) -> MaxModel:
+def _model(graph: PipelineGraph, left_out: Sequence[str]) -> MaxModel:
     spec = graph.spec
     return MaxModel(
         spec.module,
@@ -291,6 +316,7 @@ def _model(graph: PipelineGraph) -> MaxModel:
         forward=traced_by(spec),
         extensions=tuple(spec.custom_extensions),
         keeps_state=False,
+        left_out_weights=tuple(left_out),
         compiled=CompileCache(graph.session),
     )
 
