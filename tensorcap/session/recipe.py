@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Options of the inputs; if one of them is given anew, archived inputs are not used.
 INPUT_OPTIONS: Final = ("prompt", "input_ids", "inputs")
 BY_NAME: Final = ("max",)  # frameworks that have Hugging Face models of their own, as `max:ID`
+_OF_ANY_RUN: Final = ("seed", "perturb")  # options that are no setting of a model
 _NEVER_INHERITED: Final = ("trust_remote_code",)  # an archive must not decide that code is run
 
 
@@ -129,6 +130,17 @@ class Recipe:
             workload = adapter.perturb(workload, perturbation)
         adapter.seed(seed)  # the run draws the same numbers however the weights were made
         return replace(workload, seed=seed)
+
+    def check(self) -> None:
+        """Refuse early what `build` would refuse, as far as it is known before anything is run.
+
+        Raises:
+            UsageError: The path or an option is wrong.
+            MissingPackageError: The framework is not installed.
+        """
+        if self.kind == "file" and self.framework in BY_NAME:
+            options = {name: value for name, value in self.options.items() if name not in _OF_ANY_RUN}
+            adapter_named(str(self.framework)).check(self.path, options)
 
     def described(self) -> dict[str, Any]:
         """Describe the model as a run's metadata would, without a run, and without weights if possible.

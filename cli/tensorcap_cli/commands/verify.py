@@ -165,6 +165,9 @@ def _sides(reference: str, target: str | None, output: Path, options: dict[str, 
     if target is None and not changes:
         raise click.UsageError("Missing argument: expected TGT, or what to change of the reference's run.")
 
+    if target is not None and is_workload(target):  # before the reference is run
+        make_recipe(target, None, _for(target, options))[0].check()
+
     def make_reference(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
         own = {name: value for name, value in options.items() if name not in _OF_TARGET}
         recipe, inputs = make_recipe(reference, None, _for(reference, own))

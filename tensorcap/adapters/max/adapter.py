@@ -108,6 +108,16 @@ class MaxAdapter(Adapter):
             return super().load(path, settings, inputs, seed=seed)
         return load_pipeline(path, settings, inputs)
 
+    def check(self, path: str, settings: Mapping[str, Any]) -> None:
+        """Refuse a pipeline that MAX does not have, or not so.
+
+        Raises:
+            UsageError: There is no such model, pipeline or setting.
+        """
+        from tensorcap.adapters.max.pipeline import check_pipeline
+
+        check_pipeline(path, settings)
+
     def prepare(
         self,
         workload: Workload,

@@ -12,6 +12,7 @@ import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -70,28 +71,71 @@ def load_pipeline(
         UsageError: There is no such model, architecture, encoding, device or input; MAX refuses it.
         MissingPackageError: What pipelines need is not installed.
     """
+    request = _request(path, options)
+    with _quiet(), _refusals(request):
+        tokens = _token_ids(request, options, inputs)
+        config = _configure(request, len(tokens or ()), options)
+        registry, task = request.pipelines.PIPELINE_REGISTRY, request.architecture.task
+        is_part = _is_changed(options)
+        with (
+            _partial_weights() if is_part else nullcontext(),
+            _note_left_out(request.architecture) as left_out,
+        ):
+            retrieved = registry.retrieve_factory(config, task=task)
+            if tokens is None:
+                tokens = _encode(retrieved.tokenizer, options["prompt"])
+            graph = take_graph(_spec_class(), lambda: _run(retrieved, task, tokens))
+        if graph is None:
+            raise UsageError(f"{path}: {request.architecture.name} of MAX ran no graph")
+        return Workload(_model(graph, () if is_part else left_out), graph.buffers)
+
+
+def check_pipeline(path: str, options: Mapping[str, Any]) -> None:
+    """Refuse what `load_pipeline` would refuse before it reads weights.
+
+    Raises:
+        UsageError: There is no such model, architecture, encoding, device or option.
+        MissingPackageError: What pipelines need is not installed.
+    """
+    request = _request(path, options)
+    with _quiet(), _refusals(request):
+        _arguments(request, 0)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What pipeline is wanted.
+
+    Attributes:
+        path: The path, as it was named.
+        folder: The same with the home folder written out.
+        pipelines: The module `max.pipelines`.
+        known: The model's own configuration.
+        architecture: MAX's architecture for it.
+        settings: Arguments of MAX.
+    """
+
+    path: str
+    folder: str
+    pipelines: ModuleType
+    known: Any
+    architecture: Any
+    settings: Mapping[str, Any]
+
+
+def _request(path: str, options: Mapping[str, Any]) -> _Request:
+    """Find the architecture, and check options against it."""
     from tensorcap.adapters.huggingface.configuration import load_config
 
     settings = _settings(path, options)
     folder = str(Path(path).expanduser()) if path.startswith("~") else path
     pipelines = _import_pipelines(path)
-    trust = {"trust_remote_code": settings["trust_remote_code"]}
-    with _quiet(), _refusals(path):
-        known = load_config(folder, trust)
+    with _quiet():
+        known = load_config(folder, {"trust_remote_code": settings["trust_remote_code"]})
         architecture = _find_architecture(pipelines, folder, known)
-        _check_encoding(folder, settings["quantization_encoding"], architecture)
-        _check_devices(folder, settings["device_specs"], architecture)
-        tokens = _token_ids(path, known, options, inputs)
-        config = _configure(pipelines, folder, known, settings, len(tokens or ()), options)
-        is_part = _is_changed(options)
-        with _partial_weights() if is_part else nullcontext(), _note_left_out(architecture) as left_out:
-            retrieved = pipelines.PIPELINE_REGISTRY.retrieve_factory(config, task=architecture.task)
-            if tokens is None:
-                tokens = _encode(retrieved.tokenizer, options["prompt"])
-            graph = take_graph(_spec_class(), lambda: _run(retrieved, architecture.task, tokens))
-        if graph is None:
-            raise UsageError(f"{path}: {architecture.name} of MAX ran no graph")
-        return Workload(_model(graph, () if is_part else left_out), graph.buffers)
+    _check_encoding(folder, settings["quantization_encoding"], architecture)
+    _check_devices(folder, settings["device_specs"], architecture)
+    return _Request(path, folder, pipelines, known, architecture, settings)
 
 
 def _settings(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,21 +180,12 @@ def _spec_class() -> type:
     return spec_class
 
 
-def _configure(
-    pipelines: ModuleType,
-    folder: str,
-    known: Any,
-    settings: Mapping[str, Any],
-    count: int,
-    options: Mapping[str, Any],
-) -> Any:
-    """The configuration of a pipeline for one row of `count` tokens; 0 if that is not known yet."""
-    from tensorcap.adapters.huggingface.configuration import change_config
-
-    limit = getattr(known.get_text_config(), "max_position_embeddings", None)
+def _arguments(request: _Request, count: int) -> Any:
+    """MAX's arguments of a pipeline for one row of `count` tokens; 0 if that is not known yet."""
+    limit = getattr(request.known.get_text_config(), "max_position_embeddings", None)
     length = _LENGTH_STEP * -(-(1 + count) // _LENGTH_STEP)
-    args = pipelines.PipelineArgs.from_flat_kwargs(
-        model_path=folder,
+    return request.pipelines.PipelineArgs.from_flat_kwargs(
+        model_path=request.folder,
         max_batch_size=1,
         max_length=min(length, limit) if isinstance(limit, int) else length,
         pool_embeddings=False,  # what transformers returns is not pooled
@@ -158,12 +193,18 @@ def _configure(
         enable_prefix_caching=False,
         enable_chunked_prefill=False,
         use_subgraphs=False,  # within which nothing can be replaced
-        **{name: value for name, value in settings.items() if value is not None},
+        **{name: value for name, value in request.settings.items() if value is not None},
     )
-    config = pipelines.PipelineConfig.from_args(args)
+
+
+def _configure(request: _Request, count: int, options: Mapping[str, Any]) -> Any:
+    """The configuration of a pipeline for one row of `count` tokens; 0 if that is not known yet."""
+    from tensorcap.adapters.huggingface.configuration import change_config
+
+    config = request.pipelines.PipelineConfig.from_args(_arguments(request, count))
     if _is_changed(options):
         changed = copy.deepcopy(config.model.huggingface_config)  # MAX keeps its own for the process
-        change_config(folder, changed, options)
+        change_config(request.folder, changed, options)
         config.model._huggingface_config = changed
     return config
 
@@ -248,11 +289,12 @@ def _note_left_out(architecture: Any) -> Iterator[list[str]]:
 
 
 def _token_ids(
-    path: str, config: Any, options: Mapping[str, Any], inputs: Mapping[str, StoredInput] | None
+    request: _Request, options: Mapping[str, Any], inputs: Mapping[str, StoredInput] | None
 ) -> list[int] | None:
     """The token ids of the run; None if they are those of a prompt."""
     from tensorcap.adapters.huggingface.token_ids import parse_token_ids, vocabulary_size
 
+    path = request.path
     sources = [name for name in ("prompt", "input_ids", "inputs") if options.get(name) is not None]
     if len(sources) > 1:
         raise UsageError(f"--{sources[0]} and --{sources[1]} exclude each other".replace("_", "-"))
@@ -262,7 +304,7 @@ def _token_ids(
     if inputs is not None:
         rows = _archived_rows(path, inputs)
     elif sources == ["input_ids"]:
-        rows = parse_token_ids(options["input_ids"], vocabulary_size(config))
+        rows = parse_token_ids(options["input_ids"], vocabulary_size(request.known))
     elif sources:
         return None
     else:
@@ -334,8 +376,9 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _refusals(path: str) -> Iterator[None]:
+def _refusals(request: _Request) -> Iterator[None]:
     """Turn a refusal of MAX into one line with its reason."""
+    path, encodings = request.path, sorted(request.architecture.supported_encodings)
     try:
         yield
     except UsageError as error:
@@ -345,7 +388,11 @@ def _refusals(path: str) -> Iterator[None]:
     except TensorcapError:
         raise
     except Exception as error:
-        raise UsageError(f"{path}: MAX makes no pipeline of it: {_reason(error)}") from error
+        reason = _reason(error)
+        hint = f"{request.architecture.name} has the encodings: {', '.join(encodings)}."
+        raise UsageError(
+            f"{path}: MAX makes no pipeline of it: {reason}", hint=hint if "encoding" in reason else None
+        ) from error
 
 
 def _reason(error: Exception) -> str:
