@@ -131,6 +131,7 @@ NEEDED_BY = {
     "gguf": ["formats/tensorcap_formats/foreign/gguf_file.py", "tests/formats/test_gguf.py"],
     "onnx": ["formats/tensorcap_formats/foreign/onnx_file.py", "tests/formats/test_onnx.py"],
     "coreai_torch": ["tensorcap/adapters/coreai", "tests/coreai"],
+    "av": ["tests/max/test_pipelines.py"],
     "max": [
         "tensorcap/adapters/max",
         "tests/max/nets.py",
@@ -139,6 +140,7 @@ NEEDED_BY = {
         "tests/max/test_engine.py",
         "tests/max/test_foreign.py",
         "tests/max/test_injecting.py",
+        "tests/max/test_pipelines.py",
     ],
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import math
 from contextlib import ExitStack
@@ -275,6 +276,7 @@ def test_reports_name_both_sides_and_hold_the_map(tmp_path: Path) -> None:
         "class_name": "Linear",
         "inputs": [[4, 8]],
         "output": [4, 8],
+        "place": f"linear.py:{inspect.getsourcelines(nn.Linear)[1]}",
     }
     assert told["suspects"][0]["target"] == side
     layers = {layer["key"]: layer for layer in told["without_injection"]["layers"]}
