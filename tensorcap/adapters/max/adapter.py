@@ -11,7 +11,7 @@ from tensorcap.adapters.max.description import describe
 from tensorcap.adapters.max.engine import LayerList, MaxDType
 from tensorcap.adapters.max.foreign_program import ForeignProgram
 from tensorcap.adapters.max.model import MaxModel
-from tensorcap.adapters.max.model_inputs import perturb, record_inputs, with_archived_inputs
+from tensorcap.adapters.max.model_inputs import cast_inputs, perturb, record_inputs, with_archived_inputs
 from tensorcap.adapters.max.modules import module_of, tree
 from tensorcap.adapters.max.parameters import is_in_graph, own_weights, record_parameters
 from tensorcap.adapters.max.roots import Roots
@@ -98,7 +98,7 @@ class MaxAdapter(Adapter):
         device: str | None = None,
         inputs: Mapping[str, StoredInput] | None = None,
     ) -> Workload:
-        """Put archived inputs in; a model's dtype and devices are those that it was made for.
+        """Put archived inputs in, and cast floating ones; a model's dtype and devices are those it was made for.
 
         Raises:
             UsageError: An input of the archive is none of the model's arguments; another dtype or device is
@@ -112,9 +112,11 @@ class MaxAdapter(Adapter):
                     if option == "dtype"
                     else "MaxModel(module, input_types=…, devices=…) says where it runs.",
                 )
-        if not inputs:
+        if inputs:
+            workload = replace(workload, inputs=with_archived_inputs(workload, inputs))
+        if input_dtype is None:
             return workload
-        return replace(workload, inputs=with_archived_inputs(workload, inputs))
+        return replace(workload, inputs=cast_inputs(workload.inputs, dtype_named(input_dtype)))
 
     def perturb(self, workload: Workload, dtype: str) -> Workload:
         """Perturb floating inputs."""

@@ -57,6 +57,7 @@ __all__ = [
     "TensorValue",
     "Value",
     "Weight",
+    "cache_folder",
     "compile_graph",
     "init_model",
     "is_nested",
@@ -94,6 +95,16 @@ def init_model(session: InferenceSession, artifact: Any, weights: Mapping[str, A
     if isinstance(artifact, Graph):
         return session.load(artifact, weights_registry=weights)
     return session.init(artifact, weights_registry=weights)
+
+
+def cache_folder() -> Path | None:
+    """Where MAX keeps what it compiled, for this and later processes; None if this release does not say it."""
+    try:
+        from max._core.engine import max_cache_dir
+    except ImportError:
+        return None
+    folder = max_cache_dir()  # beside those of kernels
+    return None if folder is None else Path(folder)
 
 
 def is_nested(graph: Graph) -> bool:

@@ -57,6 +57,7 @@ class CompiledGraph:
         signature: The signature of the inputs that it is for.
         instrumentation: What is added to it; None for a control.
         unused: The names of modules that have weights of which none is in the graph.
+        is_cached: Whether MAX had compiled it before, in this process or another one.
     """
 
     session: InferenceSession
@@ -69,6 +70,7 @@ class CompiledGraph:
     signature: tuple[Any, ...]
     instrumentation: Instrumentation | None
     unused: frozenset[str]
+    is_cached: bool
 
 
 @dataclass
