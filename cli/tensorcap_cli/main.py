@@ -23,7 +23,7 @@ class _Tcap(Group):
     """Imports a command when it is called, so that `tcap --help` loads nothing of the library."""
 
     sections: ClassVar[Mapping[str, Sequence[str]]] = {
-        "Capture": ("capture", "plan"),
+        "Capture": ("capture", "plan", "max"),
         "Look": ("ls", "show", "tree", "view"),
         "Compare": ("compare", "report", "sync-points", "align", "preflight", "divergence", "calibrate"),
         "Find the culprit": ("localize", "verify", "replay", "inject", "bisect", "diagnose"),

@@ -50,9 +50,7 @@ def signals_raised() -> Iterator[None]:
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         for other in ours:
-            signal.signal(
-                other, signal.default_int_handler if other == signal.SIGINT else signal.SIG_IGN
-            )
+            signal.signal(other, signal.default_int_handler if other == signal.SIGINT else signal.SIG_IGN)
         raise KeyboardInterrupt if number == signal.SIGINT else EndedBySignal(number)
 
     for number in ours:

@@ -57,7 +57,7 @@ def _named(files: Archive, dump: Archive) -> Archive:
 
 
 def _meanings(name: str) -> Iterator[Key]:
-    """The keys of a dump that a name may mean: of a layer, with and without the model's name, or a print's."""
+    """The keys of a dump that a name may mean: of a layer, with or without the model's name, or a print's."""
     for text in (name, name.removeprefix(_ROOT)):
         label = parse_label(text)
         if label is not None:

@@ -71,7 +71,8 @@ def command(
     graph: its operations are accused, with their lines, and nothing is injected.
 
     If the sides are of two frameworks (a torch model, and its port to MAX), the weights are compared first,
-    through a mapping of their own. --timeout is for a target that has to be compiled.
+    through a mapping of their own. --timeout is for a target that has to be compiled; tcap max warm compiles
+    it ahead, and --num-hidden-layers 1 is a first look.
 
     Of the run options --dtype, --device, --perturb and --teacher-forced are for the target alone; the others
     are for both sides if these are Hugging Face models, --num-hidden-layers and --seed for functions too.
@@ -128,9 +129,7 @@ def _of_port(port: Port, options: dict[str, Any]) -> tuple[Runnable, Runnable]:
         return make_side(port, "reference", num_hidden_layers=layers, seed=seed), {}
 
     def make_target(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
-        target = make_side(
-            port, "target", dtype=dtype, device=device, num_hidden_layers=layers, seed=seed
-        )
+        target = make_side(port, "target", dtype=dtype, device=device, num_hidden_layers=layers, seed=seed)
         return target, {}
 
     return Runnable(make_reference), Runnable(make_target)

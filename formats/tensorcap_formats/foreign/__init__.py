@@ -27,8 +27,8 @@ from tensorcap_formats.foreign.intermediates_writer import (
 from tensorcap_formats.foreign.max_file import MAX_DTYPE_CODES, MAX_SUFFIX, open_max, write_max
 from tensorcap_formats.foreign.neuron import NeuronArchive, neuron_opener
 from tensorcap_formats.foreign.numpy_files import open_npy, open_npy_folder, open_npz, write_npz
-from tensorcap_formats.foreign.raw_file import RawSpec, open_raw, raw_file_hint
 from tensorcap_formats.foreign.print_log import corner, is_print_log, open_print_log
+from tensorcap_formats.foreign.raw_file import RawSpec, open_raw, raw_file_hint
 from tensorcap_formats.foreign.signatures import (
     SIGNATURE_BYTES,
     refuse_known_file,

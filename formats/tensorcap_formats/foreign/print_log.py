@@ -72,7 +72,9 @@ def open_print_log(path: Path) -> ForeignArchive:
     """
     with closing(InputFile(path)) as file:
         if file.size > _MAX_BYTES:
-            raise ReadError(f"{path}: has {file.size} bytes, expected at most {_MAX_BYTES} of a log of prints")
+            raise ReadError(
+                f"{path}: has {file.size} bytes, expected at most {_MAX_BYTES} of a log of prints"
+            )
         text = file.read_all(_MAX_BYTES)
     skipped: dict[str, str] = {}
     prints = list(_prints(text, skipped))

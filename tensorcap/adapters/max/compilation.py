@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
-from tensorcap.adapters.max.engine import cache_folder
+from tensorcap.adapters.max.engine import cache_folder, in_thread
 from tensorcap.adapters.native_call import call_natively
 from tensorcap.wording import counted
 
@@ -35,7 +35,7 @@ def compile_reported(what: str, compile_: Callable[[], _Result]) -> tuple[_Resul
         _LOG.info("MAX compiles %s, for %.0f s by now; what it has compiled is kept%s", what, seconds, place)
 
     try:
-        result = call_natively(compile_, log)
+        result = call_natively(in_thread(compile_), log)
     except KeyboardInterrupt as error:
         kept = [] if folder is None else list(_sizes_since(folder.parent, began))
         parts = f"{counted(len(kept), 'file')}, {sum(kept) / _MEGABYTE:.1f} MB" if kept else "nothing yet"

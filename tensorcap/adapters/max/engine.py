@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tensorcap_formats.errors import MissingPackageError
 
@@ -59,12 +59,16 @@ __all__ = [
     "Weight",
     "cache_folder",
     "compile_graph",
+    "in_thread",
     "init_model",
     "is_nested",
     "is_subgraph",
     "load_buffer",
     "ops",
 ]
+
+
+_Result = TypeVar("_Result")
 
 
 def _version() -> str:
@@ -98,13 +102,27 @@ def init_model(session: InferenceSession, artifact: Any, weights: Mapping[str, A
 
 
 def cache_folder() -> Path | None:
-    """Where MAX keeps what it compiled, for this and later processes; None if this release does not say it."""
+    """Where MAX keeps what it compiled, for later processes too; None if this release does not say it."""
     try:
         from max._core.engine import max_cache_dir
     except ImportError:
         return None
     folder = max_cache_dir()  # beside those of kernels
     return None if folder is None else Path(folder)
+
+
+def in_thread(function: Callable[[], _Result]) -> Callable[[], _Result]:
+    """The same function, for a thread other than that which imported MAX."""
+    try:
+        from max._mlir_context import ensure_default_mlir_context
+    except ImportError:
+        return function
+
+    def call() -> _Result:
+        with ensure_default_mlir_context():
+            return function()
+
+    return call
 
 
 def is_nested(graph: Graph) -> bool:

@@ -99,17 +99,18 @@ def build(
     if session is None:
         devices = list(model.devices) or [ref.to_device() for ref in devices_of(modules, model_inputs.types)]
         session = model.compiled.session = InferenceSession(devices=devices)
-    model_name = class_name(model.module)
-    what = f"{model_name} without taps" if is_control else f"{model_name} with {_additions(tracer, points)}"
+    name = type(model.module).__name__
+    text = f"{name} without taps" if is_control else f"{name} with {_additions(tracer, points)}"
     try:
-        artifact, is_cached = compile_reported(what, lambda: compile_graph(session, graph, model.extensions))
+        artifact, is_cached = compile_reported(text, lambda: compile_graph(session, graph, model.extensions))
     except RuntimeError as error:
         reason = _one_line(error.__cause__ or error)
         raise CaptureError(
-            f"{model_name}: MAX failed to compile its graph: {reason}",
+            f"{class_name(model.module)}: MAX failed to compile its graph: {reason}",
             hint="With MODULAR_DEBUG=source-tracebacks in the environment MAX says more.",
         ) from error
     return CompiledGraph(
+        text,
         session,
         artifact,
         tuple(tracer.events),

@@ -17,7 +17,7 @@ from tensorcap.adapters.max.playback import record_array
 from tensorcap.adapters.max.tensors import ARRAYS, as_buffer, from_stored, logical_dtype, stored
 from tensorcap.recording import Call, Recorder, argument_slots, rebuild, walk
 from tensorcap.workload import StoredInput, Workload, class_name
-from tensorcap_formats.dtypes import DTYPES, decode, encode
+from tensorcap_formats.dtypes import DTYPES, cast, decode, encode
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.float_formats import FLOAT_FORMATS
 from tensorcap_formats.keys import escape
@@ -174,7 +174,7 @@ def cast_inputs(inputs: Any, dtype: MaxDType) -> Any:
         bits, own = stored(array)
         if own.kind != "float" or own == wanted:
             return array
-        return from_stored(encode(decode(bits, own), wanted), wanted)
+        return from_stored(cast(bits, own, wanted)[0], wanted)
 
     return rebuild(inputs, ARRAYS, change)
 
