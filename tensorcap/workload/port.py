@@ -22,8 +22,8 @@ class Port:
 
     Attributes:
         reference: A workload, or a function that makes one; with `inputs`, a function that makes the model.
-        target: The same for the model under test. Functions with parameters `dtype` or `num_hidden_layers` are
-            given these.
+        target: The same for the model under test. Functions are given `dtype` and `num_hidden_layers` if they
+            have such parameters.
         inputs: Returns the arguments of a side, `reference` or `target`, each made of the same text, image
             or sound. None if the workloads have inputs.
         rules: A file of rules for names that tensorcap does not know.

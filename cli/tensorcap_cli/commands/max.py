@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 @click.group("max", short_help="Compile models of Modular MAX ahead.")
 def command() -> None:
-    """What is of Modular MAX alone; models of it are captured by `tcap capture max`."""
+    """What is of Modular MAX alone; models of it are captured by `tcap capture max`.
+
+    \b
+        tcap max warm port.py:target
+
+    Exit status: 0 done; else that of the command.
+    """
 
 
 @command.command("warm", cls=Command, short_help="Compile what verify, inject and bisect will need.")
