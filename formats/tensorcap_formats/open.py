@@ -206,8 +206,10 @@ def _file_opener(path: Path) -> Callable[[Path], Archive]:
     from tensorcap_formats.foreign import (
         MAX_SUFFIX,
         SIGNATURE_BYTES,
+        is_print_log,
         open_max,
         open_npy,
+        open_print_log,
         open_torch_file,
         raw_file_hint,
         refuse_known_file,
@@ -240,6 +242,8 @@ def _file_opener(path: Path) -> Callable[[Path], Archive]:
         return _onnx_opener(path)
     if first[:1] == b"\x80" or path.suffix in (".pt", ".pth", ".pkl", ".bin"):
         return open_torch_file
+    if is_print_log(path):
+        return open_print_log
     if first and not any(first[:16]):
         raise UnfinishedArchiveError(
             f"{path}: begins with zeros: an archive whose writer did not end, or a damaged file",

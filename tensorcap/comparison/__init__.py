@@ -71,7 +71,14 @@ from tensorcap.comparison.ranks import given_unlike_on_ranks, rank_text, ranks_t
 from tensorcap.comparison.robust_errors import sample
 from tensorcap.comparison.sync_point import ModuleShare, Sort, SyncPoint, SyncPoints
 from tensorcap.comparison.sync_points import has_sync_points, points_of, sync_points
-from tensorcap.comparison.thresholds import METRICS, KeyThresholds, Thresholds, judge_metric, metric_named
+from tensorcap.comparison.thresholds import (
+    METRICS,
+    KeyThresholds,
+    Thresholds,
+    is_better_if_higher,
+    judge_metric,
+    metric_named,
+)
 from tensorcap.comparison.warnings import digest_warnings
 from tensorcap.comparison.weight_grids import find_weight_grid
 
@@ -142,6 +149,7 @@ __all__ = [
     "first_divergence",
     "given_unlike_on_ranks",
     "has_sync_points",
+    "is_better_if_higher",
     "is_circumstance",
     "json_pieces",
     "judge_by_metadata",

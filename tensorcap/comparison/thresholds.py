@@ -197,8 +197,8 @@ def judge_metric(measures: Difference | LogitDifference | None, metric: str, lim
 
 
 def is_better_if_higher(metric: str) -> bool:
-    """Whether more of a metric is better."""
-    return {**METRICS, **LOGIT_METRICS}[metric] == "higher"
+    """Whether more of a metric is better; of one that no threshold is for, less is."""
+    return {**METRICS, **LOGIT_METRICS}.get(metric) == "higher"
 
 
 def metric_named(name: str, where: str = "metric") -> str:

@@ -17,6 +17,7 @@ from tensorcap.runs.tree import Shape, Tree, TreeNode, compressed, full, paths, 
 from tensorcap.runs.value_histogram import ValueHistogram
 from tensorcap.runs.views import ArrayArchive, PartialArchive, TensorArchive, ViewRecords, find_tensor
 from tensorcap.runs.window import (
+    DIGITS,
     PRINTED_WHOLE,
     array_summary,
     parse_window,
@@ -27,6 +28,7 @@ from tensorcap.runs.window import (
 )
 
 __all__ = [
+    "DIGITS",
     "FACTS",
     "PRINTED_WHOLE",
     "ArchiveSummary",

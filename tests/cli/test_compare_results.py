@@ -497,6 +497,27 @@ def test_metrics_that_are_asked_for_are_columns(tcap: Callable[..., Any]) -> Non
     assert 0 < float(row[1]) < 0.01
 
 
+def test_rows_are_sorted_by_the_metric_that_is_asked_for(tcap: Callable[..., Any], write: Any) -> None:
+    small, large = np.full((2, 4), 0.01, np.float32), np.full((2, 4), 100.0, np.float32)
+    signs = np.float32([[1, -1, 1, -1]] * 2)
+    write("ref.h5", {"0/a/output": large * signs, "0/b/output": small, "0/c/output": small * signs})
+    write("tgt.h5", {"0/a/output": large * signs + 1, "0/b/output": small * 2, "0/c/output": small})
+
+    def keys(*metrics: str) -> list[str]:
+        options = [text for metric in metrics for text in ("--metric", metric)]
+        output = tcap("compare", "ref.h5", "tgt.h5", "--sort", "error", *options, status=1).stdout
+        return [
+            cell
+            for line in output.splitlines()
+            for cell in line.split()
+            if cell in ("0/a/output", "0/b/output", "0/c/output")
+        ]
+
+    assert keys("max_abs")[-3:] == ["0/a/output", "0/c/output", "0/b/output"]  # 1, 0.02, 0.01
+    assert keys("cosine")[-3:] == ["0/c/output", "0/a/output", "0/b/output"]  # 0, 0.99995, 1
+    assert keys("relative_frobenius")[-3:] == ["0/c/output", "0/b/output", "0/a/output"]  # 1.4, 1, 0.01
+
+
 @pytest.mark.spec("RES-33")
 @pytest.mark.usefixtures("pair")
 def test_preflight_is_a_command_of_its_own(

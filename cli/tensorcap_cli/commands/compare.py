@@ -79,7 +79,8 @@ _INPUT_FILES: Final = ("mapping", "baseline", "thresholds", "calibration", "refe
     "--sort",
     type=click.Choice(["order", "error"]),
     default="order",
-    help="Execution order of the reference, or the largest relative error first.",
+    help="Execution order of the reference, or the largest relative error first; the worst by --metric if "
+    "that is given.",
 )
 @click.option(
     "--status",
@@ -258,6 +259,7 @@ def _compare(
         if not named and not unfit and _is_single(trusted) and _is_single(tested):
             reference_key, target_key = (archive.records[0].key.text for archive in (trusted, tested))
             named = reference_key
+            layout = layout or _leading_axis(trusted.records[0].shape, tested.records[0].shape)
         if named:
             keys = reference_key or named, target_key or named
             if layout:
@@ -306,6 +308,13 @@ def _is_single(archive: Archive) -> bool:
         and archive.records[0].key.is_bare
         and not archive.path.is_dir()
     )
+
+
+def _leading_axis(reference: tuple[int, ...], target: tuple[int, ...]) -> list[str]:
+    """The layout step from a target's shape to a reference's that has an axis of one row more or less."""
+    if reference == (1, *target):
+        return ["unsqueeze 0"]
+    return ["squeeze 0"] if target == (1, *reference) else []
 
 
 def _judge_saved(path: str, options: dict[str, Any]) -> tuple[Comparison, Examination, Sides]:
