@@ -59,7 +59,9 @@ NEEDED_BY = {
         "tests/formats/test_safetensors.py",
         "tests/hostile/test_hostile_torch.py",
         "tests/localization",
+        "tests/max/ports",
         "tests/max/test_decoder.py",
+        "tests/max/test_ports.py",
         "tests/neuron",
         "tests/rerun",
         "tests/rewrites",
@@ -104,7 +106,9 @@ NEEDED_BY = {
         "tests/localization/test_seeded_bugs.py",
         "tests/localization/test_states.py",
         "tests/localization/test_verifying.py",
+        "tests/max/ports",
         "tests/max/test_decoder.py",
+        "tests/max/test_ports.py",
         "tests/neuron/lookalike",
         "tests/neuron/nxdi_ports.py",
         "tests/neuron/test_port_on_ranks.py",
@@ -132,11 +136,13 @@ NEEDED_BY = {
     "max": [
         "tensorcap/adapters/max",
         "tests/max/nets.py",
+        "tests/max/ports",
         "tests/max/test_capturing.py",
         "tests/max/test_decoder.py",
         "tests/max/test_engine.py",
         "tests/max/test_foreign.py",
         "tests/max/test_injecting.py",
+        "tests/max/test_ports.py",
     ],
 }
 
