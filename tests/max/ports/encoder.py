@@ -166,7 +166,8 @@ def original() -> BertModel:
         num_attention_heads=4,
         max_position_embeddings=16,
     )
-    model = BertModel(config).eval()
+    model = BertModel(config)
+    model.eval()  # type: ignore[no-untyped-call]  # transformers annotates no more
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():

@@ -42,7 +42,7 @@ class Rotary(Module):
 
     def __init__(self, config: MixtralConfig) -> None:
         super().__init__()
-        self.base = config.rope_parameters["rope_theta"]
+        self.base: float = config.rope_parameters["rope_theta"]  # type: ignore[index]  # a dict in any case
         self.half = config.hidden_size // config.num_attention_heads // 2
 
     def __call__(self, x: TensorValue) -> TensorValue:
@@ -198,7 +198,8 @@ def original() -> MixtralForCausalLM:
         num_experts_per_tok=2,
         max_position_embeddings=64,
     )
-    model = MixtralForCausalLM(config).eval()
+    model = MixtralForCausalLM(config)
+    model.eval()  # type: ignore[no-untyped-call]  # transformers annotates no more
     draw = torch.Generator().manual_seed(56)  # no router is near a tie: bfloat16 chooses the same experts
     with torch.no_grad():
         for name, weight in model.named_parameters():
