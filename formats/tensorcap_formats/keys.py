@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from sys import intern
 from typing import Final
 
 from tensorcap_formats.errors import UsageError, abbreviate
+from tensorcap_formats.light_dataclass import light_dataclass
 
 MAX_KEY_BYTES: Final = 4096
 ROOT_SITE: Final = "@root"
@@ -33,7 +34,7 @@ _ESCAPE: Final = re.compile(r"((?:%[0-9A-F]{2})+)")
 _DIGITS: Final = re.compile(r"([0-9]+)")
 
 
-@dataclass(frozen=True, slots=True, order=False)
+@light_dataclass(frozen=True, slots=True)
 class Key:
     """Where a tensor was seen: step, site, call of the site within the step, slot, rank.
 
