@@ -30,6 +30,10 @@ _FULL: Final = re.compile(
 _UNSAFE: Final = re.compile(r"[^\w.,:+=\-]")
 _UNSAFE_BARE: Final = re.compile(r"[^\w.,:+=\-/@]")
 _SAFE: Final = re.compile(r"[\w,:+=\-][\w.,:+=\-]*")
+# A full key in which nothing is escaped, and whose numbers are as they have to be: most are
+_PLAIN: Final = re.compile(
+    rf"(?:rank([1-9][0-9]{{0,17}})/)?({_NUMBER})/(@root|{_SAFE.pattern})(?:@([1-9][0-9]{{0,17}}))?/({_SAFE.pattern})"
+)
 _ESCAPE: Final = re.compile(r"((?:%[0-9A-F]{2})+)")
 _DIGITS: Final = re.compile(r"([0-9]+)")
 
@@ -95,6 +99,9 @@ class Key:
             UsageError: The text is empty, too long, or has characters that a key must escape.
         """
         check_length(text)
+        if match := _PLAIN.fullmatch(text):
+            rank, step, site, call, slot = match.groups()
+            return cls(intern(site), intern(slot), int(step), int(call or 0), int(rank or 0))
         match = _FULL.fullmatch(text)
         if match is None:
             if escape_bare(unescape(text)) != text:
