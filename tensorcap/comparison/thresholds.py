@@ -176,7 +176,7 @@ class Thresholds:
         Raises:
             UsageError: There is one.
         """
-        known = list(texts)
+        known = list(texts) if self.entries else []
         for entry in self.entries:
             if not any(matches(text, entry.match) for text in known):
                 raise UsageError(
