@@ -366,7 +366,7 @@ writer.add(Key("m", "output"), np.ones(2, "<f4"), dtype("float32"), (2,))
 if os.fork():
     os._exit(9)
 try:
-    writer.close()
+    print(writer.close(), flush=True)
 except UsageError as error:
     print(error, flush=True)
 sys.stdin.read()
