@@ -85,15 +85,17 @@ def refuse_overlap(source: Path, path: Path) -> None:
 
 
 def refuse_to_replace_unlike(path: Path, beginning: str) -> None:
-    """Refuse the path of a text that is taken by anything but a file that begins as the text does.
+    """Refuse the path of a text that is taken by anything but a stream or a file that begins as it does.
 
     Args:
         path: Where the text is to go.
         beginning: How texts of its kind begin, without white space.
 
     Raises:
-        WriteError: There is an archive, another file, a folder or a device; or no folder to write in.
+        WriteError: There is an archive, another file, a folder or a disk; or no folder to write in.
     """
+    if is_stream(path):
+        return
     path = resolved(path)
     if not os.path.lexists(path):
         if not path.parent.is_dir():
@@ -117,9 +119,20 @@ def refuse_to_replace_unlike(path: Path, beginning: str) -> None:
         )
 
 
+def is_stream(path: Path) -> bool:
+    """Whether there is a pipe or a device of characters, which is written to and never replaced."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+
+
 @contextmanager
 def publish_text(path: str | os.PathLike[str], *, beginning: str) -> Iterator[IO[str]]:
     """Write a text beside its place, and rename it when it is whole; what was there stays until then.
+
+    What is a pipe or a device of characters (`/dev/stdout`, a terminal) is written to.
 
     Args:
         path: Where to put it; if it is a link, what it links to.
@@ -130,6 +143,10 @@ def publish_text(path: str | os.PathLike[str], *, beginning: str) -> Iterator[IO
     """
     place = resolved(Path(path))
     try:
+        if is_stream(Path(path)):
+            with open(path, "w", encoding="utf-8", newline="") as stream:
+                yield stream
+            return
         refuse_to_replace_unlike(place, beginning)
         with build_beside(place) as building:
             with building.open("x", encoding="utf-8", newline="") as file:
@@ -159,7 +176,7 @@ def put_in_place(new: Path, path: Path) -> None:
     """Rename `new` to `path`, and remove what was there.
 
     A folder, which no rename replaces, changes places with the new one in a single step where the system can.
-    Elsewhere it is moved aside first; `clean_up` puts it back if the process is killed before the second step.
+    Elsewhere it is moved aside first; `clean_up` puts it back if the process is killed before the next step.
     """
     if not path.is_dir() and not (new.is_dir() and os.path.lexists(path)):
         new.replace(path)
@@ -196,7 +213,7 @@ def clean_up(path: Path) -> bool:
 
 
 def is_moved_aside(path: Path) -> bool:
-    """Whether a process that was killed has moved aside what was at `path`, and `clean_up` would put it back."""
+    """Whether a killed process has moved aside what was at `path`, and `clean_up` would put it back."""
     path = resolved(path)
     return not os.path.lexists(path) and bool(_stale(path, _REPLACED))
 

@@ -21,7 +21,13 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.check import check_archive
 from tensorcap_formats.conversion import convert
 from tensorcap_formats.dtypes import DTYPES, dtype
-from tensorcap_formats.errors import CorruptArchiveError, TensorNotFoundError, UnfinishedArchiveError, UsageError, WriteError
+from tensorcap_formats.errors import (
+    CorruptArchiveError,
+    TensorNotFoundError,
+    UnfinishedArchiveError,
+    UsageError,
+    WriteError,
+)
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
 from tensorcap_formats.output_path import unique_beside

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 import tensorcap_formats
+from tensorcap_formats import output_path
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import NotAnArchiveError, UnfinishedArchiveError, UsageError, WriteError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
-from tensorcap_formats import output_path
 from tensorcap_formats.output_path import journal_path, partial_path
 from tensorcap_formats.writing import Writer, recover
 

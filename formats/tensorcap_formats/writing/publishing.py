@@ -137,7 +137,7 @@ def publish(finished: Path, path: Path, container: str, *, fsync: bool = False) 
 
 
 def _move(finished: Path, path: Path) -> None:
-    """Rename a finished file; where that takes more than one step, it stays in its place until the last one."""
+    """Rename a finished file; where that takes several steps, it stays in its place until the last one."""
     if not path.is_dir():
         try:
             finished.replace(path)
