@@ -41,6 +41,7 @@ class Case:
 
 
 def add_dump(folder: Path) -> None:
+    add_old("out.zarr")(folder)
     (folder / "dump").mkdir()
     for name, array in NEW.items():
         np.save(folder / "dump" / f"{name}.npy", array)
@@ -50,12 +51,6 @@ def add_ranks(folder: Path) -> None:
     for rank in range(2):
         write_archive(folder / f"r.rank{rank}.h5", NEW, run={"ranks": {"rank": rank, "size": 2}})
     add_old("out.zarr")(folder)
-
-
-def add_near(folder: Path) -> None:
-    for number in (1, 2):
-        near = {name: array * np.float32(1 + number * 1e-6) for name, array in NEW.items()}
-        write_archive(folder / f"near.{number}.h5", near)
 
 
 def add_killed(name: str) -> Callable[[Path], object]:
@@ -95,7 +90,7 @@ CASES = {
     "recover": Case("recover out.h5", ("out.h5",), add_killed("out.h5")),
     "recover a .zarr": Case("recover out.zarr", ("out.zarr",), add_killed("out.zarr")),
     "recover elsewhere": Case("recover out.h5 -o saved.zarr", ("saved.zarr",), add_killed("out.h5")),
-    "import": Case("import dump -o out.zarr", ("out.zarr",), lambda f: (add_dump(f), add_old("out.zarr")(f))),
+    "import": Case("import dump -o out.zarr", ("out.zarr",), add_dump),
     "align": Case("align new.h5 other.h5 -o map.toml --force", ("map.toml",)),
     "compare --save": Case("compare new.h5 other.h5 --save result.save", ("result.save",), add_texts("save")),
     "compare --csv --junit": Case(
@@ -106,9 +101,6 @@ CASES = {
     "export": Case("export new.h5 dump --format max", ("dump",)),
     "show --npy": Case("show new.h5::0/model.norm/output --npy x.npy --force", ("x.npy",)),
     "merge": Case("merge r.rank0.h5 r.rank1.h5 -o out.zarr", ("out.zarr",), add_ranks),
-    "calibrate": Case(
-        "calibrate new.h5 near.1.h5 new.h5 near.2.h5 -o limits.toml", ("limits.toml",), add_near
-    ),
     "report": Case("report new.h5 other.h5 -o report.html", ("report.html",)),
 }
 
