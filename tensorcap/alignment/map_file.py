@@ -166,8 +166,8 @@ def parse_toml(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ReadError(f"{path}: is no TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # also of numbers of too many digits
+        raise ReadError(f"{path}: is no TOML: {error}") from None
 
 
 def header_lines(text: str, kind: str) -> list[int]:
@@ -193,8 +193,7 @@ def _entry(table: Mapping[str, Any], where: str) -> Entry:
         if name in _PAIR:
             continue
         try:
-            listed = value if isinstance(value, (list, str)) else str(value)
-            variables[name] = parse_values(listed if isinstance(listed, str) else ",".join(map(str, listed)))
+            variables[name] = parse_values(_listed(value))
         except UsageError as error:
             raise UsageError(f"{where}: {name}: {error}") from None
     evidence = table.get("evidence", "user")
@@ -205,6 +204,14 @@ def _entry(table: Mapping[str, Any], where: str) -> Entry:
     entry = Entry(reference, target, variables, steps, cast("Evidence", evidence), where=where, **texts)
     entry.check()
     return entry
+
+
+def _listed(value: object) -> str:
+    """Numbers of a variable as one text, which a file may give as a text, a number or a list of either."""
+    parts = value if isinstance(value, list) else [value]
+    if not all(isinstance(part, (str, int)) for part in parts):
+        raise UsageError("expected numbers, as 3 or '0-31' or [3, 7]")
+    return ",".join(map(str, parts))
 
 
 def _token_rule(table: object, where: str) -> TokenRule:
