@@ -49,7 +49,10 @@ class _Tcap(Group):
                 _print_notes(error)
                 leave_unfinished_calls(exit_status_of(error))
                 ctx.exit(exit_status_of(error))
-            except (click.ClickException, click.exceptions.Exit, click.Abort):
+            except (click.exceptions.Exit, click.Abort):
+                raise
+            except click.ClickException as error:
+                error.message = _plain_lines(error.message)
                 raise
             except Exception as error:
                 from tensorcap_formats.errors import TensorcapError
@@ -70,7 +73,16 @@ class _Tcap(Group):
 
 def _print_notes(error: BaseException) -> None:
     for note in getattr(error, "__notes__", ()):
-        click.echo(note, err=True)
+        click.echo(_plain_lines(note), err=True)
+
+
+def _plain_lines(text: str) -> str:
+    """Text without anything that a terminal obeys but the ends of its lines."""
+    if text.isascii() and text.replace("\n", "").isprintable():
+        return text
+    from tensorcap_formats.errors import escaped
+
+    return "\n".join(map(escaped, text.split("\n")))
 
 
 def _is_of_stdout(error: BaseException) -> bool:
@@ -108,7 +120,9 @@ def _show_warning(
     file: object = None,
     line: str | None = None,
 ) -> None:
-    click.echo(f"Warning: {message}", err=True)
+    from tensorcap_formats.errors import escaped
+
+    click.echo(f"Warning: {escaped(str(message))}", err=True)
 
 
 @click.group(cls=_Tcap, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -20,7 +20,7 @@ from tensorcap_formats.errors import (
 from tensorcap_formats.folder import list_folder
 from tensorcap_formats.hdf5 import is_hdf5, open_hdf5, open_hdf5_part
 from tensorcap_formats.input_file import InputFile
-from tensorcap_formats.output_path import is_locked
+from tensorcap_formats.output_path import is_locked, is_moved_aside
 from tensorcap_formats.ranks import (
     MergedArchive,
     is_rank_pattern,
@@ -153,6 +153,11 @@ def _nothing_to_open(path: Path, locked: bool | None) -> ReadError:
         return UnfinishedArchiveError(
             f"{path}: its writer died before it was complete",
             hint=f"Save what it holds with `tcap recover {path}`.",
+        )
+    if is_moved_aside(path):
+        return UnfinishedArchiveError(
+            f"{path}: was moved aside by a process that died before it put another in its place",
+            hint=f"Put it back with `tcap recover {path}`.",
         )
     hint = None
     if ranks := written_ranks(path):

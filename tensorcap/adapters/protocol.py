@@ -192,8 +192,8 @@ class Adapter(Protocol):
     references' (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python
     code. The last group has defaults, for adapters that derive from this class, and so have `process_rank`,
     `gather_texts`, `token_model`, `compile_ahead`, `decompose`, `operation_graph`, `program_workload`,
-    `program_mappings` and `program_operations`, and `load`, `check` and `adopt`, which are for frameworks that
-    run files, or models of another one that they convert.
+    `program_mappings` and `program_operations`, and `load`, `check` and `adopt`, which are for frameworks
+    that run files, or models of another one that they convert.
 
     Attributes:
         decompositions: The framework's own name, if its models are compiled from exported graphs: a

@@ -299,5 +299,5 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise UsageError(f"--config {abbreviate(text)!r}: expected key=value")
     try:
         return key, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return key, value
