@@ -141,7 +141,7 @@ def is_same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> 
 
 def open_present(path: Path) -> Archive:
     """Open what is at `path` now, even if it is being written anew; else as `open_archive`."""
-    return _folder_opener(path)(path) if path.is_dir() else _file_opener(path)(path)
+    return _folder_opener(path)(path) if os.path.isdir(path) else _file_opener(path)(path)
 
 
 def _nothing_to_open(path: Path, locked: bool | None) -> ReadError:

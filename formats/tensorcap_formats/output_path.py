@@ -33,7 +33,7 @@ _STEM_BYTES: Final = 150  # of the 255 that a name may have
 
 def resolved(path: Path) -> Path:
     """The path that an output goes to: what the path links to, if it is a link, even one to nothing."""
-    return Path(os.path.realpath(path)) if path.is_symlink() else path
+    return Path(os.path.realpath(path)) if os.path.islink(path) else path
 
 
 def journal_path(path: Path) -> Path:

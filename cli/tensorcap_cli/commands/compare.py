@@ -20,7 +20,6 @@ from tensorcap_cli.options.archives import (
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.output import option_text, print_json, print_json_pieces, print_next, split_key
 from tensorcap_cli.text.progress import byte_bar
-from tensorcap_formats.garbage import paused_collection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -157,6 +156,8 @@ def command(
     chosen = parse_statuses(statuses)
     if chosen and (as_json or why is not None):
         raise click.UsageError("--status is of the rows of the text, expected no --json and no --why.")
+    from tensorcap_formats.garbage import paused_collection
+
     click.get_current_context().with_resource(paused_collection())
     archives = [split_key(text)[0] for text in (reference, target) if text is not None]
     files = [saved, *(options[name] for name in _INPUT_FILES)]
