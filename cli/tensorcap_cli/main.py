@@ -14,7 +14,7 @@ import click
 from tensorcap_cli.options.sections import Group
 from tensorcap_cli.signals import EndedBySignal, exit_status_of, leave_unfinished_calls, signals_raised
 from tensorcap_cli.text.progress import log_printed
-from tensorcap_cli.text.terminal import fit_stdout
+from tensorcap_cli.text.terminal import fit_stdout, harmless
 
 _MODULES: Final = {"import": "import_folder", "sync-points": "sync_points"}  # no names of modules
 
@@ -52,7 +52,7 @@ class _Tcap(Group):
             except (click.exceptions.Exit, click.Abort):
                 raise
             except click.ClickException as error:
-                error.message = _plain_lines(error.message)
+                error.message = harmless(error.message)
                 raise
             except Exception as error:
                 from tensorcap_formats.errors import TensorcapError
@@ -73,16 +73,7 @@ class _Tcap(Group):
 
 def _print_notes(error: BaseException) -> None:
     for note in getattr(error, "__notes__", ()):
-        click.echo(_plain_lines(note), err=True)
-
-
-def _plain_lines(text: str) -> str:
-    """Text without anything that a terminal obeys but the ends of its lines."""
-    if text.isascii() and text.replace("\n", "").isprintable():
-        return text
-    from tensorcap_formats.errors import escaped
-
-    return "\n".join(map(escaped, text.split("\n")))
+        click.echo(harmless(note), err=True)
 
 
 def _is_of_stdout(error: BaseException) -> bool:

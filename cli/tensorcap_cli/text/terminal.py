@@ -39,11 +39,11 @@ class Output:
         """Write text; whole lines are fitted."""
         if not isinstance(text, str):  # click tries bytes, to see what kind of stream this is
             raise TypeError(f"{type(text).__name__}, expected str")
-        harmless = _STEERS.sub(_harmless, text)
+        text = harmless(text)
         if self._width is None:
-            self.whole.write(harmless)
+            self.whole.write(text)
             return len(text)
-        for line in harmless.splitlines(keepends=True):
+        for line in text.splitlines(keepends=True):
             self.whole.write(self._fitted(line, self._width) if line.endswith("\n") else line)
         return len(text)
 
@@ -53,6 +53,16 @@ class Output:
     def _fitted(self, line: str, width: int) -> str:
         text = linked(line) if self._has_links else line
         return text if visible_width(line) <= width else broken(text, width)
+
+
+def harmless(text: str) -> str:
+    r"""Text with escapes for all that a terminal obeys but colours and the ends of lines.
+
+    Example:
+        >>> print(harmless("a name\x1b[2J"))
+        a name\x1b[2J
+    """
+    return _STEERS.sub(_harmless, text)
 
 
 def _harmless(match: re.Match[str]) -> str:
