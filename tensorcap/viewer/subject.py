@@ -26,6 +26,7 @@ from tensorcap.reports.html import (
     source_of_archives,
     verdict_of,
 )
+from tensorcap.runs import forget_ops
 from tensorcap.viewer.flow import Flow
 from tensorcap.viewer.rows import (
     Module,
@@ -154,9 +155,14 @@ class Subject:
         self._stack.close()
 
     def prepare(self) -> None:
-        """Compute what the first selection would wait for."""
+        """Compute what the first selection would wait for, and drop what only comparing needed."""
         for _ in (self.flows, self.points, self.tree, self.numbers, self.curve_places, self.module_places):
             pass
+        for archive in self.archives:
+            forget_ops(archive)
+            while isinstance(archive, ArchiveView):
+                archive = archive.source
+                forget_ops(archive)
 
     @property
     def title(self) -> str:
