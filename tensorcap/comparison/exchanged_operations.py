@@ -90,14 +90,15 @@ def exchanged_operations(
         theirs = _Side.of(target, [(p.key, p.target) for p in pairs])
     except (TensorNotFoundError, ReadError):
         return ()
-    is_shared = {pair.key for pair in pairs if pair.reference and pair.target}
-    candidates = list(theirs.regions({pair.key for pair in alone if pair.target}, is_shared))
+    shared = {pair.key for pair in pairs if pair.reference and pair.target}
+    by_inputs: dict[frozenset[str], list[_Region]] = {}
+    for region in theirs.regions({pair.key for pair in alone if pair.target}, shared):
+        by_inputs.setdefault(region.inputs, []).append(region)
     by_key = {pair.key: pair for pair in pairs}
     kinds: dict[tuple[object, ...], list[tuple[_Region, _Region, str]]] = {}
-    for region in ours.regions({pair.key for pair in alone if pair.reference}, is_shared):
-        other = next(
-            (o for o in candidates if o.inputs == region.inputs and o.results & region.results), None
-        )
+    for region in ours.regions({pair.key for pair in alone if pair.reference}, shared):
+        candidates = by_inputs.get(region.inputs, [])
+        other = next((one for one in candidates if one.results & region.results), None)
         if other is None or not region.inputs <= by_key.keys():
             continue
         candidates.remove(other)
@@ -145,12 +146,13 @@ class _Side:
         for node in self.graph.nodes:
             if node.where not in places:
                 continue
-            region = {node.where: node}
+            region = region_of[node.where] = {node.where: node}
             for value in node.inputs:
-                before = region_of.get(self._origin(value).rpartition("/")[0], {})
-                if any(_call(member) == _call(node) for member in before.values()):
-                    region = {**before, **region}
-            region_of.update(dict.fromkeys(region, region))
+                before = region_of.get(self._origin(value).rpartition("/")[0], region)
+                if before is not region and _call(next(iter(before.values()))) == _call(node):
+                    smaller, region = sorted((region, before), key=len)
+                    region.update(smaller)
+                    region_of.update(dict.fromkeys(smaller, region))
         for region in {id(region): region for region in region_of.values()}.values():
             yield self._region(sorted(region.values(), key=lambda node: node.order), shared)
 

@@ -10,7 +10,7 @@ archive in a line).
 from tensorcap.runs.archive_summary import ArchiveSummary
 from tensorcap.runs.calls import Call, Calls, calls_of, enclosing_sites, is_state
 from tensorcap.runs.graph import Graph, GraphEnds, Node, Value, View
-from tensorcap.runs.ops import FACTS, Ops, is_fact, ops_of, passed_in
+from tensorcap.runs.ops import FACTS, Ops, forget_ops, is_fact, ops_of, passed_in
 from tensorcap.runs.record_kinds import component_of, is_gradient, is_inner, is_parameter, is_result
 from tensorcap.runs.state_writers import StateWriters, is_handed_on
 from tensorcap.runs.tree import Shape, Tree, TreeNode, compressed, full, paths, ranges, shape_text, tree_lines
@@ -55,6 +55,7 @@ __all__ = [
     "compressed",
     "enclosing_sites",
     "find_tensor",
+    "forget_ops",
     "full",
     "is_fact",
     "is_gradient",

@@ -145,6 +145,11 @@ def ops_of(archive: Archive) -> Ops:
     return ops
 
 
+def forget_ops(archive: Archive) -> None:
+    """Drop what `ops_of` keeps of an archive, until they are asked for again."""
+    _KNOWN.pop(archive, None)
+
+
 _KNOWN: Final[WeakKeyDictionary[Archive, Ops]] = WeakKeyDictionary()
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from sys import intern
+from typing import Final, NamedTuple
 
-from tensorcap.runs import Graph, Node, is_result
+from tensorcap.runs import Graph, is_result
 from tensorcap.viewer.rows import Row, shortened
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import ReadError, TensorNotFoundError
@@ -17,6 +18,20 @@ _HOPS: Final = 2  # on each side
 _IN_A_LINE: Final = 4  # boxes
 _WIDTH, _HEIGHT, _GAP = 116, 32, 22  # of a box, and between lines
 _SEVERITY: Final = ("red", "yellow", "green", "grey")
+
+
+class Operation(NamedTuple):
+    """What is kept of an op, of which there may be tens of thousands.
+
+    Attributes:
+        name: Its name.
+        file: The file of the line that ran it; None if unknown.
+        line: Its number.
+    """
+
+    name: str
+    file: str | None
+    line: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +87,7 @@ class Flow:
     it that is not around it.
     """
 
-    nodes: Mapping[str, Node] = field(default_factory=dict)
+    nodes: Mapping[str, Operation] = field(default_factory=dict)
     places: Mapping[int, str] = field(default_factory=dict)
     rows: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     inputs: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -90,15 +105,16 @@ class Flow:
                 digests[row.number] = record.digest
                 by_place.setdefault(places[row.number], []).append(row)
         edges: dict[str, dict[str, None]] = {}
-        nodes: dict[str, Node] = {}
+        nodes: dict[str, Operation] = {}
         if archive is not None:
             try:
                 graph = Graph.of(archive)
             except (TensorNotFoundError, ReadError):  # none is recorded, or what is recorded is damaged
                 pass
             else:
-                nodes = {node.where: node for node in graph.nodes}
                 for node in graph.nodes:
+                    file = node.file and intern(node.file)
+                    nodes[node.where] = Operation(intern(node.op), file, node.line)
                     for value in node.inputs:
                         producer = graph.producer(value)
                         if producer is not None:
@@ -108,7 +124,7 @@ class Flow:
         for place, sources in edges.items():
             for source in sources:
                 outputs.setdefault(source, []).append(place)
-        inputs = {place: list(sources) for place, sources in edges.items()}
+        inputs = {place: tuple(sources) for place, sources in edges.items()}
         made_by = {
             digest: place
             for place, of_place in by_place.items()
@@ -121,9 +137,9 @@ class Flow:
         ) in places.items():  # of a module the op that made its result
             if place not in nodes:
                 places[number] = made_by.get(digests[number] or "", place)
-        return cls(nodes, places, by_place, inputs, outputs)
+        return cls(nodes, places, by_place, inputs, {place: tuple(to) for place, to in outputs.items()})
 
-    def node(self, row: Row) -> Node | None:
+    def node(self, row: Row) -> Operation | None:
         """The op of a row, or the one that made its module's result; None without one."""
         return self.nodes.get(self.places.get(row.number, ""))
 
@@ -188,7 +204,7 @@ class Flow:
         module, _, point = site.partition(":")
         parts = unescape(module).split(".")
         if node is not None:
-            label, below = node.op.removeprefix("aten."), ".".join(parts[-2:])
+            label, below = node.name.removeprefix("aten."), ".".join(parts[-2:])
         else:
             own = 2 if parts[-1].isdigit() else 1  # a number says nothing without its list
             label, below = unescape(point) or ".".join(parts[-own:]), ".".join(parts[-own - 2 : -own])
@@ -207,7 +223,9 @@ def _end(text: str, limit: int = 20) -> str:
     return text if len(text) <= limit else f"…{text[1 - limit :]}"
 
 
-def _add_module_edges(archive: Archive, nodes: Mapping[str, Node], edges: dict[str, dict[str, None]]) -> None:
+def _add_module_edges(
+    archive: Archive, nodes: Mapping[str, Operation], edges: dict[str, dict[str, None]]
+) -> None:
     """Add what modules take of others: a tensor with the bytes of a result before it."""
     results: dict[str, list[tuple[int, str]]] = {}
     for record in archive.records:

@@ -246,9 +246,10 @@ class Pages:
         return self._html("charts.html", charts=charts)
 
     def _beside(self, subject: Subject, request: Request) -> Response:
-        """The neighbourhood of a row, on the side that has it."""
+        """The neighbourhood of a row, on the side wanted or that has it."""
         row = row_of(subject, request.path_params["number"])
-        return self._html("flow.html", picture=subject.flow_of(row).around(row))
+        flow = subject.flow_of(row, request.query_params.get("side", ""))
+        return self._html("flow.html", picture=flow.around(row))
 
     def _source(self, subject: Subject, request: Request) -> Response:
         """The source of a row's op or module, or of a module around it, of the side wanted or that has it."""

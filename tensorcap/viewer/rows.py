@@ -41,7 +41,7 @@ _RANKED: Final = {"relative": "relative_frobenius", "cosine": "cosine"}  # colou
 _HIGHER_IS_BETTER: Final = ("psnr", "cosine")
 _POWERS: Final = {"mean-squared": 2, "mean-relative": 0, "relative": 0}  # of the peak, that errors grow with
 _SEVERITIES: Final = {status: number for number, status in enumerate(SEVERITY)}
-_LONGEST_END: Final = 16  # characters of a name that stay in view
+_LONGEST_END: Final = 26  # characters of a name that stay in view
 WIDEST: Final = 160  # characters of a name: the middle of a longer one is left out
 
 

@@ -26,6 +26,7 @@ from tensorcap.reports.html import (
     source_of_archives,
     verdict_of,
 )
+from tensorcap.runs import forget_ops
 from tensorcap.viewer.flow import Flow
 from tensorcap.viewer.rows import (
     Module,
@@ -154,9 +155,14 @@ class Subject:
         self._stack.close()
 
     def prepare(self) -> None:
-        """Compute what the first selection would wait for."""
+        """Compute what the first selection would wait for, and drop what only comparing needed."""
         for _ in (self.flows, self.points, self.tree, self.numbers, self.curve_places, self.module_places):
             pass
+        for archive in self.archives:
+            forget_ops(archive)
+            while isinstance(archive, ArchiveView):
+                archive = archive.source
+                forget_ops(archive)
 
     @property
     def title(self) -> str:
@@ -241,9 +247,11 @@ class Subject:
         behind = recorded(archive, self.rows[0].record)[0] if self.rows else archive
         return Flow.of(behind, ((row, record) for row, record in known if record is not None))
 
-    def flow_of(self, row: Row) -> Flow:
-        """That of the side that has a row, the reference's first."""
-        return self.flows[self.owner(row) == "target" and len(self.flows) > 1]
+    def flow_of(self, row: Row, side: str = "") -> Flow:
+        """That of the side that is wanted, if it has the row; else of the one that has it."""
+        wanted = self.flows[(side or self.owner(row)) == "target" and len(self.flows) > 1]
+        has_row = row.number in wanted.places
+        return wanted if has_row else self.flows[self.owner(row) == "target" and len(self.flows) > 1]
 
     def record_of(self, row: Row, side: int) -> Record | None:
         """The record in a side's own archive; None if it has none, or one that is made of several."""

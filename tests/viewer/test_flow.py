@@ -105,6 +105,13 @@ def test_an_op_that_only_the_target_has_stands_in_the_flow_of_the_target(tmp_pat
         ("neg.default", "green"),
     ]
     assert drawn(subject, "0/fc:aten.neg/output")[0] == ("mm.default", False)
+    last = subject.rows[subject.numbers["0/fc:aten.neg/output"]]
+    taken = {side: subject.flow_of(last, side).around(last) for side in ("reference", "target")}
+    assert {side: one and sorted(box.label for box in one.boxes) for side, one in taken.items()} == {
+        "reference": ["mm.default", "neg.default", "silu.default"],
+        "target": ["gelu.default", "mm.default", "neg.default"],
+    }
+    assert subject.flow_of(row, "reference") is subject.flows[1]
     node = subject.flows[1].node(row)
     assert node is not None
     assert node.line == 1

@@ -192,7 +192,7 @@ async function open(number) {
 }
 async function showBeside(number) {
   await Promise.all([
-    put('beside', $('beside'), `row/${number}/beside`),
+    put('beside', $('beside'), `row/${number}/beside?side=${showSource.side ?? ''}`),
     showSource(),
     $('view') && put('charts', $('charts'), `row/${number}/charts`),
   ])
@@ -209,7 +209,7 @@ async function showSource(more = '') {
 $('text').onclick = event => {
   const button = event.target.closest('button')
   if (!button) return
-  if (button.dataset.side) showSource.side = button.dataset.side
+  if (button.dataset.side) put('beside', $('beside'), `row/${shown}/beside?side=${showSource.side = button.dataset.side}`)
   showSource(button.dataset.module === undefined ? '' : `&module=${encodeURIComponent(button.dataset.module)}`)
 }
 // Where it is on the curves
