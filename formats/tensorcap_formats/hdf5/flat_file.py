@@ -14,7 +14,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from tensorcap_formats.hdf5.header import (
     SIGNATURE,
@@ -43,7 +43,8 @@ _NOTE_MAGIC: Final = b"TCAPNOTE"
 _NOTE_VERSION: Final = 1
 
 
-class Description(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Description:
     """What is read of a flat file besides its tensors, as bytes: see `Note`."""
 
     index: bytes
