@@ -38,7 +38,7 @@ RUN_NAME: Final = "run"
 
 _NOTE: Final = struct.Struct("<8sIIQQQQQQQQ16s")
 _GUARD_SIZE: Final = 16
-_BLOCK_BYTES: Final = 1 << 20
+_BLOCK_BYTES: Final = 16 << 20  # that are read at once
 _NOTE_MAGIC: Final = b"TCAPNOTE"
 _NOTE_VERSION: Final = 1
 
