@@ -303,3 +303,11 @@ def test_a_lone_surrogate_is_written_as_an_escape_of_json() -> None:
     written = encode_json({"a": "x\ud800y"})
     assert written == b'{"a":"x\\ud800y"}'
     assert json.loads(written)["a"] == "x\ud800y"
+
+
+def test_records_are_equal_by_what_they_hold_though_nothing_hinders_an_assignment() -> None:
+    one, other = (Record(Key("a", "output"), dtype("int8"), (2,), 0, "", None, True, 0) for _ in range(2))
+    assert one == other
+    assert len({one, other}) == 1
+    assert one != Record(Key("b", "output"), dtype("int8"), (2,), 0, "", None, True, 0)
+    assert not hasattr(one, "__dict__")
