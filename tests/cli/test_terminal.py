@@ -236,7 +236,7 @@ def test_json_has_escapes_for_what_a_terminal_obeys(tcap: Tcap, write: Write) ->
     assert json.loads(text)["run"]["notes"] == "\x7f\u202e\U000e0001"
 
 
-def test_columns_of_a_long_table_are_as_wide_as_their_widest_cells(capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_of_a_long_table_are_as_wide_as_their_cells(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("key", "n"), [("abcdef", "1"), *[("a", "1")] * 2500, ("b", "12345")])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2503
