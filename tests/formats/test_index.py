@@ -255,6 +255,13 @@ def test_an_absurd_shape_is_refused(shape: Any) -> None:
     assert len(str(caught.value)) < 400
 
 
+@pytest.mark.spec("ARC-34")
+@pytest.mark.parametrize("one", [True, 1.0], ids=repr)
+def test_a_shape_is_refused_that_equals_the_one_before_it(one: object) -> None:
+    with pytest.raises(CorruptArchiveError, match=r"record 1: shape is .*\(ARC-34\)$"):
+        decode(shape=[[1], [one]], dtype=["float32", "float32"])
+
+
 @pytest.mark.spec("ARC-35")
 @pytest.mark.parametrize("values", [..., None, [], "a", 5], ids=shortly)
 def test_values_that_are_no_object_are_refused(values: Any) -> None:
