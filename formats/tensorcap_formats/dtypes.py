@@ -7,7 +7,7 @@ stored elements. Facts of float formats are in `float_formats`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, Literal
 
@@ -30,17 +30,17 @@ class DType:
         storage: numpy type code of one stored element, little endian.
         kind: What the values are.
         packed: Values in one stored element; 2 for a byte that holds two float4 values.
+        itemsize: Size of one stored element, in bytes.
     """
 
     name: str
     storage: str
     kind: Kind
     packed: int = 1
+    itemsize: int = field(init=False, compare=False, repr=False)
 
-    @property
-    def itemsize(self) -> int:
-        """Size of one stored element, in bytes."""
-        return _itemsize(self.storage)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "itemsize", np.dtype(self.storage).itemsize)
 
     @property
     def is_inexact(self) -> bool:
@@ -51,11 +51,6 @@ class DType:
     def is_native(self) -> bool:
         """Whether numpy itself has this dtype, so that stored elements are values."""
         return np.dtype(self.storage).name == self.name
-
-
-@cache
-def _itemsize(storage: str) -> int:
-    return np.dtype(storage).itemsize
 
 
 _SMALL_FLOATS: Final = [name for name, form in FLOAT_FORMATS.items() if form.bits <= 8]

@@ -58,4 +58,4 @@ class Record:
     @property
     def nbytes(self) -> int:
         """Size of the tensor, in bytes."""
-        return self.size * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize

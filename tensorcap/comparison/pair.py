@@ -78,7 +78,7 @@ class Finding:
 
 def worst_status(findings: Iterable[Finding]) -> Status:
     """Return the worst status among findings, of which there is one at least."""
-    return max((finding.status for finding in findings), key=SEVERITY.index)
+    return max({finding.status for finding in findings}, key=SEVERITY.index)
 
 
 Stage = Literal[

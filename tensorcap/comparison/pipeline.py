@@ -45,6 +45,7 @@ from tensorcap.metrics import Difference, Tolerance, measure_pairs
 from tensorcap.runs import FACTS, ArchiveSummary, is_fact, ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.garbage import paused_collection
 from tensorcap_formats.keys import Key, escape
 from tensorcap_formats.open import Source, opened, opened_both
 from tensorcap_formats.progress import Progress
@@ -102,7 +103,7 @@ def compare(
     limits = Thresholds.parse(rtol, atol, thresholds)
     selection = Selection(*map(_globs, (only, exclude, require)))
     calibrated = None if calibration is None else Calibration.read(calibration)
-    with ExitStack() as stack:
+    with paused_collection(), ExitStack() as stack:
         trusted, tested = stack.enter_context(opened_both(reference, target))
         twin = None if baseline is None else stack.enter_context(opened(baseline))
         trusted, tested = sides(trusted, tested, mapping)

@@ -100,7 +100,7 @@ class Limits:
 
     def scaled(self, factor: float) -> Limits:
         """Multiply both limits."""
-        return Limits(factor * self.green, factor * self.suspect)
+        return self if factor == 1 else Limits(factor * self.green, factor * self.suspect)
 
 
 @dataclass(frozen=True, slots=True)

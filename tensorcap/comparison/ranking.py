@@ -51,7 +51,7 @@ def error_of(pair: Pair) -> float | None:
 
 def severity(pair: Pair) -> tuple[bool, int, float, float]:
     """Sort key: the larger, the worse. Status first, then by how much a test failed, then by error."""
-    excess = max((_excess(f.value, f.limit) for f in pair.findings if f.status == pair.status), default=0.0)
+    excess = max([_excess(f.value, f.limit) for f in pair.findings if f.status == pair.status], default=0.0)
     error = error_of(pair)
     return pair.is_required, _SEVERITIES[pair.status], excess, error or 0.0
 

@@ -201,8 +201,9 @@ def whole_process(folder: Path) -> list[Row]:
 
 
 def many_pairs(folder: Path) -> list[Row]:
-    """100,000 tensors of 64 bytes that all differ."""
+    """100,000 tensors of 64 bytes that all differ, and a list of one side."""
     paths = build(folder, "many", MANY, 16)
+    megabytes = sum(path.stat().st_size for path in paths) / (1 << 20)
     bare = launch(["-c", BARE, *map(str, paths)])
     rows = [Row(f"{MANY:,} pairs: numpy's subtract and max, CPU time", bare.cpu, "s")]
     for label, options in (("", []), (" --json", ["--json"])):
@@ -211,8 +212,15 @@ def many_pairs(folder: Path) -> list[Row]:
             Row(f"{MANY:,} pairs: tcap compare{label}, CPU time", usage.cpu, "s"),
             Row(f"{MANY:,} pairs: tcap compare{label}, CPU time over numpy's", usage.cpu / bare.cpu, "x"),
             Row(f"{MANY:,} pairs: tcap compare{label}, peak memory", usage.peak_mb, "MB"),
+            Row(f"{MANY:,} pairs: tcap compare{label}, memory over files", usage.peak_mb / megabytes, "x"),
         ]
-    return rows
+    usage = run(["ls", str(paths[0])])
+    return [
+        *rows,
+        Row(f"{MANY:,} records: tcap ls, CPU time", usage.cpu, "s"),
+        Row(f"{MANY:,} records: tcap ls, peak memory", usage.peak_mb, "MB"),
+        Row(f"{MANY:,} records: tcap ls, memory over the file", 2 * usage.peak_mb / megabytes, "x"),
+    ]
 
 
 def big_pair(folder: Path) -> list[Row]:

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from tensorcap_cli.main import main
+from tensorcap_cli.text.output import print_table
 from tensorcap_cli.text.terminal import Output, linked, shows_links, visible_width
 
 Tcap = Callable[..., Any]
@@ -233,3 +234,10 @@ def test_json_has_escapes_for_what_a_terminal_obeys(tcap: Tcap, write: Write) ->
     text = tcap("show", "r.h5", "--json").stdout
     assert all(c.isprintable() for c in text.rstrip("\n"))
     assert json.loads(text)["run"]["notes"] == "\x7f\u202e\U000e0001"
+
+
+def test_columns_of_a_long_table_are_as_wide_as_their_cells(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("key", "n"), [("abcdef", "1"), *[("a", "1")] * 2500, ("b", "12345")])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2503
+    assert (lines[0], lines[1], lines[-1]) == ("key         n", "abcdef      1", "b       12345")

@@ -49,6 +49,13 @@ def path(tmp_path: Path) -> Path:
     return writer.close()
 
 
+def test_description_is_the_same_in_blocks_of_any_size(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorcap_formats.hdf5.flat_file._BLOCK_BYTES", 7)  # parts begin and end within them
+    monkeypatch.setitem(sys.modules, "h5py", None)  # which a file is opened by that is not as it was written
+    with open_archive(path) as archive:
+        assert_holds_all_but(archive)
+
+
 def assert_holds_all_but(archive: Archive, *lost: str) -> None:
     assert not archive.is_foreign
     assert (archive.run, archive.values, len(archive)) == ({"seed": 1}, {"0/b/input.mask": None}, 10)

@@ -255,6 +255,13 @@ def test_an_absurd_shape_is_refused(shape: Any) -> None:
     assert len(str(caught.value)) < 400
 
 
+@pytest.mark.spec("ARC-34")
+@pytest.mark.parametrize("one", [True, 1.0], ids=repr)
+def test_a_shape_is_refused_that_equals_the_one_before_it(one: object) -> None:
+    with pytest.raises(CorruptArchiveError, match=r"record 1: shape is .*\(ARC-34\)$"):
+        decode(shape=[[1], [one]], dtype=["float32", "float32"])
+
+
 @pytest.mark.spec("ARC-35")
 @pytest.mark.parametrize("values", [..., None, [], "a", 5], ids=shortly)
 def test_values_that_are_no_object_are_refused(values: Any) -> None:
@@ -303,3 +310,11 @@ def test_a_lone_surrogate_is_written_as_an_escape_of_json() -> None:
     written = encode_json({"a": "x\ud800y"})
     assert written == b'{"a":"x\\ud800y"}'
     assert json.loads(written)["a"] == "x\ud800y"
+
+
+def test_records_are_equal_by_what_they_hold_though_nothing_hinders_an_assignment() -> None:
+    one, other = (Record(Key("a", "output"), dtype("int8"), (2,), 0, "", None, True, 0) for _ in range(2))
+    assert one == other
+    assert len({one, other}) == 1
+    assert one != Record(Key("b", "output"), dtype("int8"), (2,), 0, "", None, True, 0)
+    assert not hasattr(one, "__dict__")

@@ -16,6 +16,8 @@ from tensorcap_cli.text.progress import byte_bar
 from tensorcap_cli.text.ranks import RankTexts
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from tensorcap_formats.archive import Archive
     from tensorcap_formats.records import Record
     from tensorcap_formats.statistics import Statistics
@@ -96,9 +98,23 @@ def _print_rows(archive: Archive, rows: list[tuple[Record, Statistics | None]]) 
     further = {name: cells for name, cells in further.items() if any(cells)}
     print_table(
         (*_HEADERS, *further),
-        [(*_cells(*row), *cells) for row, *cells in zip(rows, *further.values(), strict=True)],
+        _Table(rows, list(further.values())),
         left=(0, 1, 2, *range(len(_HEADERS), len(_HEADERS) + len(further))),
     )
+
+
+class _Table:
+    """The cells of each row, made whenever they are gone through: those of 100,000 take much memory."""
+
+    def __init__(
+        self, rows: Sequence[tuple[Record, Statistics | None]], further: Sequence[Sequence[str]]
+    ) -> None:
+        self._rows = rows
+        self._further = further
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        for row, *cells in zip(self._rows, *self._further, strict=True):
+            yield (*_cells(*row), *cells)
 
 
 def _compute(

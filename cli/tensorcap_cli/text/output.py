@@ -7,7 +7,8 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 
 import click
@@ -29,6 +30,7 @@ class _Printable(Protocol):
 _Result = TypeVar("_Result", bound=_Printable)
 
 DASH: Final = "-"
+_BATCH: Final = 1000  # rows of a table
 _LEAST_FLEXIBLE: Final = 24  # columns that a key keeps, however narrow the terminal
 
 
@@ -64,7 +66,7 @@ def terminal_width() -> int | None:
 
 def print_table(
     headers: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    rows: Iterable[Sequence[str]],
     *,
     left: Collection[int] = (0,),
     flexible: int | Sequence[int] = 0,
@@ -74,33 +76,47 @@ def print_table(
 
     Args:
         headers: One for each column.
-        rows: Texts, as many in each row as there are headers.
+        rows: Texts, as many in each row as there are headers; they are gone through twice, and not kept.
         left: Columns that begin at the left; the others end at the right, as numbers do.
         flexible: The column that gives way, in the middle of its texts, on a terminal that is too narrow; of
             several the first one first.
         colors: The color of each cell of each row, used on a terminal only.
     """
-    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    widths = list(map(len, headers))
+    for batch in _batches(rows):
+        columns = zip(*batch, strict=True)
+        widths = [max(width, *map(len, cells)) for width, cells in zip(widths, columns, strict=True)]
     available = terminal_width()
     yielding = (flexible,) if isinstance(flexible, int) else tuple(flexible)
     for column in yielding if available is not None else ():
         excess = sum(widths) + 2 * (len(widths) - 1) - (available or 0)
         widths[column] -= max(0, min(excess, widths[column] - _LEAST_FLEXIBLE))
-    lines = []
-    for i, row in enumerate([headers, *rows]):
-        cells = [
+
+    def aligned(row: Sequence[str]) -> list[str]:
+        return [
             (shorten(cell, width) if n in yielding else cell).ljust(width) if n in left else cell.rjust(width)
             for n, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        if i == 0:
-            lines.append(click.style("  ".join(cells).rstrip(), bold=True))
-            continue
-        cells[-1] = cells[-1].rstrip()
-        if colors is not None and available is not None:
-            pairs = zip(cells, colors[i - 1], strict=True)
-            cells = [click.style(cell, fg=color) if color else cell for cell, color in pairs]
-        lines.append("  ".join(cells).rstrip())
-    click.echo("\n".join(lines))
+
+    click.secho("  ".join(aligned(headers)).rstrip(), bold=True)
+    colors_of_rows = iter(colors if colors is not None and available is not None else ())
+    for batch in _batches(rows):
+        lines = []
+        for row in batch:
+            cells = aligned(row)
+            cells[-1] = cells[-1].rstrip()
+            if color_of_cells := next(colors_of_rows, None):
+                pairs = zip(cells, color_of_cells, strict=True)
+                cells = [click.style(cell, fg=color) if color else cell for cell, color in pairs]
+            lines.append("  ".join(cells).rstrip())
+        click.echo("\n".join(lines))
+
+
+def _batches(rows: Iterable[Sequence[str]]) -> Iterator[list[Sequence[str]]]:
+    """Rows, so many at a time that to print them all at once costs no memory, and batch by batch no time."""
+    iterator = iter(rows)
+    while batch := list(islice(iterator, _BATCH)):
+        yield batch
 
 
 def shorten(text: str, width: int) -> str:

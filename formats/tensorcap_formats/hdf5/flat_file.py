@@ -14,7 +14,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from tensorcap_formats.hdf5.header import (
     SIGNATURE,
@@ -38,12 +38,13 @@ RUN_NAME: Final = "run"
 
 _NOTE: Final = struct.Struct("<8sIIQQQQQQQQ16s")
 _GUARD_SIZE: Final = 16
-_BLOCK_BYTES: Final = 1 << 20
+_BLOCK_BYTES: Final = 16 << 20  # that are read at once
 _NOTE_MAGIC: Final = b"TCAPNOTE"
 _NOTE_VERSION: Final = 1
 
 
-class Description(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Description:
     """What is read of a flat file besides its tensors, as bytes: see `Note`."""
 
     index: bytes
