@@ -42,7 +42,7 @@ def check(name: str, dtype: str, folder: Path) -> None:
         assert outcome.difference <= {"float32": 1e-4, "bfloat16": 5e-2}[dtype]
         assert outcome.is_green, outcome.row()
     else:
-        assert outcome.difference > {"float32": 1e-3, "bfloat16": 5e-3}[dtype]
+        assert outcome.difference > 0.02  # a right port in float32 differs by less than 1e-6
         assert outcome.is_guilty_first, outcome.row()
         assert outcome.is_kind_right, outcome.row()
         assert not outcome.innocents, outcome.row()
