@@ -13,6 +13,8 @@ NEEDED_BY = {
     "jinja2": ["tests/cli/test_report.py", "tests/reports", "tests/viewer"],
     "playwright": ["tests/viewer/test_browser.py"],
     "starlette": [
+        "tensorcap/viewer/pages.py",
+        "tensorcap/viewer/queries.py",
         "tensorcap/viewer/server.py",
         "tests/cli/test_view.py",
         "tests/viewer/test_server.py",
@@ -133,6 +135,7 @@ NEEDED_BY = {
     "gguf": ["formats/tensorcap_formats/foreign/gguf_file.py", "tests/formats/test_gguf.py"],
     "onnx": ["formats/tensorcap_formats/foreign/onnx_file.py", "tests/formats/test_onnx.py"],
     "coreai_torch": ["tensorcap/adapters/coreai", "tests/coreai"],
+    "av": ["tests/max/test_pipelines.py"],
     "max": [
         "tensorcap/adapters/max",
         "tests/max/nets.py",
@@ -142,6 +145,7 @@ NEEDED_BY = {
         "tests/max/test_engine.py",
         "tests/max/test_foreign.py",
         "tests/max/test_injecting.py",
+        "tests/max/test_pipelines.py",
         "tests/max/test_ports.py",
     ],
 }
