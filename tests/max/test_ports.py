@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.max.ports.mistakes import MISTAKES, PORTS
-from tests.max.ports.run import DTYPES, NAMES, main, verify
+from tests.max.ports.run import DTYPES, NAMES, Outcome, main, verify
 
 RUN_IN_CI = (
     *PORTS,
@@ -35,18 +35,19 @@ def test_an_unknown_entry_is_refused_with_the_names_that_there_are(
     assert "no entry is named no_such; there are encoder, mixture, epsilon" in capsys.readouterr().err
 
 
-def check(name: str, dtype: str, folder: Path) -> None:
+def check(name: str, dtype: str, folder: Path) -> Outcome:
+    """Verify a port: green if it is right, and with a mistake its module is first and the kind is right."""
     outcome = verify(name, dtype, folder)
     assert outcome.difference is not None, outcome.message
     if outcome.mistake is None:
         assert outcome.difference <= {"float32": 1e-4, "bfloat16": 5e-2}[dtype]
         assert outcome.is_green, outcome.row()
     else:
-        assert outcome.difference > {"float32": 1e-3, "bfloat16": 5e-3}[dtype]
+        assert outcome.difference > 0.02  # a right port in float32 differs by less than 1e-6
         assert outcome.is_guilty_first, outcome.row()
         assert outcome.is_kind_right, outcome.row()
-        assert not outcome.innocents, outcome.row()
         assert outcome.status == 1
+    return outcome
 
 
 @pytest.mark.slow
@@ -58,9 +59,8 @@ def test_a_right_port_is_green_and_a_mistake_is_named(name: str, tmp_path: Path)
 
 @pytest.mark.entries
 @pytest.mark.xdist_group("ports")
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [(name, dtype) for dtype in DTYPES for name in NAMES if dtype != "float32" or name not in RUN_IN_CI],
-)
-def test_every_port_is_judged_rightly(name: str, dtype: str, tmp_path: Path) -> None:
-    check(name, dtype, tmp_path)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mistake_is_named_and_no_innocent_is_accused(name: str, dtype: str, tmp_path: Path) -> None:
+    outcome = check(name, dtype, tmp_path)
+    assert not outcome.innocents, outcome.row()

@@ -42,7 +42,7 @@ class Rotary(Module):
 
     def __init__(self, config: MixtralConfig) -> None:
         super().__init__()
-        self.base: float = config.rope_parameters["rope_theta"]  # type: ignore[index]  # a dict in any case
+        self.base: float = config.rope_parameters["rope_theta"]  # type: ignore[index, assignment]  # it is there
         self.half = config.hidden_size // config.num_attention_heads // 2
 
     def __call__(self, x: TensorValue) -> TensorValue:
