@@ -14,7 +14,7 @@ import click
 from tensorcap_cli.options.sections import Group
 from tensorcap_cli.signals import EndedBySignal, exit_status_of, leave_unfinished_calls, signals_raised
 from tensorcap_cli.text.progress import log_printed
-from tensorcap_cli.text.terminal import fit_stdout, harmless
+from tensorcap_cli.text.terminal import Output, fit_stdout, harmless
 
 _MODULES: Final = {"import": "import_folder", "sync-points": "sync_points"}  # no names of modules
 
@@ -52,8 +52,8 @@ class _Tcap(Group):
             except (click.exceptions.Exit, click.Abort):
                 raise
             except click.ClickException as error:
-                error.message = harmless(error.message)
-                raise
+                error.show(cast("TextIO", Output(sys.stderr)))
+                ctx.exit(error.exit_code)
             except Exception as error:
                 from tensorcap_formats.errors import TensorcapError
 

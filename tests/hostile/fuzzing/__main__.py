@@ -16,7 +16,7 @@ import click
 from tests.hostile.fuzzing.runner import Outcomes, fuzz
 from tests.hostile.fuzzing.seeds import SEEDS, available
 
-_SHARE = 500  # inputs of one process
+_SHARE = 1000  # inputs of one process
 
 
 @click.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import random
 import re
@@ -242,8 +243,6 @@ def change_safetensors(path: Path, draw: Draw) -> None:
     size = int.from_bytes(data[:8], "little")
     header = data[8 : 8 + size].decode()
     if '"tensorcap"' in header and draw.random() < 0.7:
-        import json
-
         parts = json.loads(header)
         metadata = parts["__metadata__"]
         metadata["index"], metadata["run"] = _resealed(metadata["index"], metadata["run"], draw)
@@ -280,15 +279,13 @@ def change_flat_file(path: Path, draw: Draw) -> None:
         len(parts[1]),
         places[2],
         len(table) // 8,
-    ).guarded(tail)
+    ).guarded([tail])
     packed = forged.pack()
     path.write_bytes(data[:96] + packed + data[96 + len(packed) : note.tail_at] + tail)
 
 
 def change_zarr_index(path: Path, draw: Draw) -> None:
     """Change the index or the run of an archive in zarr; its seal is right."""
-    import json
-
     chunks = {name: path / name / "c/0" for name in ("index", "run")}
     if not all(chunk.is_file() for chunk in chunks.values()):
         change_json(path, draw)

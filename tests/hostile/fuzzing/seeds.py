@@ -91,7 +91,8 @@ def write_unfinished(path: Path) -> None:
 
 
 def _write_npz(path: Path) -> None:
-    np.savez_compressed(path, **{"block.relu": np.ones((3, 4), "f4"), "n": np.arange(3)})
+    arrays: dict[str, Any] = {"block.relu": np.ones((3, 4), "f4"), "n": np.arange(3)}
+    np.savez_compressed(path, **arrays)
 
 
 def _write_npy(path: Path) -> None:
@@ -210,7 +211,7 @@ def _write_intermediates(path: Path) -> None:
             "torch_dtype": "torch.float32",
             "numel": 2,
         }
-    (path / "metadata.json").write_text(json.dumps({"intermediates": entries}))
+    (path / "metadata.json").write_text(json.dumps({"inputs": {}, "outputs": {}, "intermediates": entries}))
 
 
 def _write_dump(path: Path) -> None:
@@ -249,7 +250,7 @@ def _write_result(path: Path) -> None:
 def _write_calibration(path: Path) -> None:
     path.write_text(
         'format = "tensorcap-calibration"\nversion = 1\nprecision = "float32"\nquantile = 1\nmargin = 1\n'
-        'runs = 2\n[[limit]]\nmodule = "m"\nslot = "output"\ncount = 20\nmetric = "cosine"\nlimit = 0.5\n'
+        'runs = 2\n[[limit]]\nmodule = "m"\nslot = "output"\ncount = 20\nmetric = "max_abs"\nlimit = 0.5\n'
     )
 
 
