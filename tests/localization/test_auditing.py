@@ -192,6 +192,26 @@ def test_exchanged_matrices_of_experts_are_unlike_in_their_own_layer(
 
 
 @pytest.mark.spec("VER-6")
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_transposed_matrices_of_experts_are_unlike_in_their_own_layer_of_two(wrong: int) -> None:
+    generator = torch.Generator().manual_seed(5)
+    whole, apart = nn.Module(), nn.Module()
+    whole.layers, apart.layers = nn.ModuleList(), nn.ModuleList()
+    for number in range(2):
+        down = torch.randn(4, 6, 6, generator=generator)
+        layer, other = nn.Module(), nn.Module()
+        layer.down_proj = nn.Parameter(down)
+        other.experts = nn.ModuleList(nn.Module() for _ in range(4))
+        for expert, matrix in zip(other.experts, down.mT if number == wrong else down, strict=True):
+            expert.down = nn.Parameter(matrix.clone().contiguous())
+        whole.layers.append(layer)
+        apart.layers.append(other)
+    found = compare_weights(whole, apart)
+    assert found is not None
+    assert [pair.key for pair in found.unlike] == [f"0/layers.{wrong}/param.down_proj"]
+
+
+@pytest.mark.spec("VER-6")
 @pytest.mark.parametrize("params", [True, False])
 def test_an_archive_stands_for_the_reference_if_it_holds_parameters(tmp_path: Path, params: bool) -> None:
     reference = model()
