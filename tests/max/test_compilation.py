@@ -77,7 +77,7 @@ def test_what_is_compiled_ahead_serves_all_runs_of_a_model(tmp_path: Path) -> No
     model = MaxModel(chain(), input_types=[TensorType(DType.float32, ["rows", 4], ON_CPU)])
     ahead = adapter_for(model).compile_ahead(Workload(model, (X,)))
     assert [one.text.partition("Chain ")[2] for one in ahead] == [
-        "with 3 taps and switches at 7 values",
+        "with 6 taps and switches at 6 values",  # 3 results, and 3 values behind switches
         "without taps",
     ]
     capture_workload(Workload(model, (X,)), tmp_path / "ref.h5", injectable=("input",))
