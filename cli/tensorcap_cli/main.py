@@ -14,7 +14,7 @@ import click
 from tensorcap_cli.options.sections import Group
 from tensorcap_cli.signals import EndedBySignal, exit_status_of, leave_unfinished_calls, signals_raised
 from tensorcap_cli.text.progress import log_printed
-from tensorcap_cli.text.terminal import fit_stdout
+from tensorcap_cli.text.terminal import fit_stdout, harmless
 
 _MODULES: Final = {"import": "import_folder", "sync-points": "sync_points"}  # no names of modules
 
@@ -49,7 +49,10 @@ class _Tcap(Group):
                 _print_notes(error)
                 leave_unfinished_calls(exit_status_of(error))
                 ctx.exit(exit_status_of(error))
-            except (click.ClickException, click.exceptions.Exit, click.Abort):
+            except (click.exceptions.Exit, click.Abort):
+                raise
+            except click.ClickException as error:
+                error.message = harmless(error.message)
                 raise
             except Exception as error:
                 from tensorcap_formats.errors import TensorcapError
@@ -70,7 +73,7 @@ class _Tcap(Group):
 
 def _print_notes(error: BaseException) -> None:
     for note in getattr(error, "__notes__", ()):
-        click.echo(note, err=True)
+        click.echo(harmless(note), err=True)
 
 
 def _is_of_stdout(error: BaseException) -> bool:
@@ -108,7 +111,9 @@ def _show_warning(
     file: object = None,
     line: str | None = None,
 ) -> None:
-    click.echo(f"Warning: {message}", err=True)
+    from tensorcap_formats.errors import escaped
+
+    click.echo(f"Warning: {escaped(str(message))}", err=True)
 
 
 @click.group(cls=_Tcap, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

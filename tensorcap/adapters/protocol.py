@@ -192,8 +192,8 @@ class Adapter(Protocol):
     references' (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python
     code. The last group has defaults, for adapters that derive from this class, and so have `process_rank`,
     `gather_texts`, `token_model`, `compile_ahead`, `decompose`, `operation_graph`, `program_workload`,
-    `program_mappings` and `program_operations`, and `load` and `adopt`, which are for frameworks that run
-    files, or models of another one that they convert.
+    `program_mappings` and `program_operations`, and `load`, `check` and `adopt`, which are for frameworks
+    that run files, or models of another one that they convert.
 
     Attributes:
         decompositions: The framework's own name, if its models are compiled from exported graphs: a
@@ -242,6 +242,14 @@ class Adapter(Protocol):
             f"{abbreviate(path)}: expected FILE.py:FUNCTION",
             hint="The function returns tensorcap.Workload(model, inputs).",
         )
+
+    def check(self, path: str, settings: Mapping[str, Any]) -> None:
+        """Refuse early what `load` would refuse: whatever can be known before anything is run.
+
+        Raises:
+            UsageError: A setting or the path is wrong.
+            MissingPackageError: A package is absent.
+        """
 
     def adopt(self, workload: Workload, settings: Mapping[str, Any], *, seed: int = 0) -> Workload:
         """The workload as the framework runs it, which may convert its model, with settings of a run."""

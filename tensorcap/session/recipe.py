@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Options of the inputs; if one of them is given anew, archived inputs are not used.
 INPUT_OPTIONS: Final = ("prompt", "input_ids", "inputs")
+BY_NAME: Final = ("max",)  # frameworks that have Hugging Face models of their own, as `max:ID`
+_OF_ANY_RUN: Final = ("seed", "perturb")  # options that are no setting of a model
 _NEVER_INHERITED: Final = ("trust_remote_code",)  # an archive must not decide that code is run
 
 
@@ -34,6 +36,25 @@ class Recipe:
     path: str
     options: Mapping[str, Any] = field(default_factory=dict)
     framework: str | None = None
+
+    @classmethod
+    def named(cls, text: str, options: Mapping[str, Any], framework: str | None = None) -> Recipe:
+        """The recipe of a path on the command line; `max:PATH` is a path of MAX.
+
+        Raises:
+            UsageError: The path is of another framework than the command.
+        """
+        prefix, _, path = text.partition(":")
+        if prefix not in BY_NAME or not path:
+            return cls(text, options, framework)
+        if framework not in (None, prefix):
+            raise UsageError(f"{text}: a model of {prefix}, expected one of {framework}")
+        return cls(path, options, prefix)
+
+    @property
+    def runs_archived_inputs(self) -> bool:
+        """Whether a target is run on the inputs of its reference: it is a model by folder or id."""
+        return self.kind == "huggingface" or (self.kind == "file" and self.framework in BY_NAME)
 
     @property
     def kind(self) -> str:
@@ -109,6 +130,17 @@ class Recipe:
             workload = adapter.perturb(workload, perturbation)
         adapter.seed(seed)  # the run draws the same numbers however the weights were made
         return replace(workload, seed=seed)
+
+    def check(self) -> None:
+        """Refuse early what `build` would refuse, as far as it is known before anything is run.
+
+        Raises:
+            UsageError: The path or an option is wrong.
+            MissingPackageError: The framework is not installed.
+        """
+        if self.kind == "file" and self.framework in BY_NAME:
+            options = {name: value for name, value in self.options.items() if name not in _OF_ANY_RUN}
+            adapter_named(str(self.framework)).check(self.path, options)
 
     def described(self) -> dict[str, Any]:
         """Describe the model as a run's metadata would, without a run, and without weights if possible.
@@ -267,5 +299,5 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise UsageError(f"--config {abbreviate(text)!r}: expected key=value")
     try:
         return key, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return key, value

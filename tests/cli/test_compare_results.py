@@ -11,6 +11,7 @@ import stat
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -326,22 +327,35 @@ def test_what_is_no_report_is_not_overwritten(tcap: Callable[..., Any], folder: 
     shutil.copy(folder / "ref.h5", folder / "other.h5")
     (folder / "notes").write_text("precious")
     (folder / "link").symlink_to("notes")
-    os.mkfifo(folder / "pipe")
     before = {name: (folder / name).read_bytes() for name in ("ref.h5", "other.h5", "notes")}
     for name, status, message in (
         ("ref.h5", 2, "is the source or overlaps with it"),
         ("other.h5", 1, "it is not overwritten"),
         ("notes", 1, "begins with b'precious', expected"),
         ("link", 1, "begins with b'precious', expected"),
-        ("pipe", 1, "is no regular file and is not overwritten"),
-        ("/dev/null", 1, "is no regular file and is not overwritten"),
     ):
         stderr = tcap("compare", "ref.h5", "tgt.h5", option, name, status=status).stderr
         assert message in stderr
     assert {name: (folder / name).read_bytes() for name in before} == before
     assert (folder / "link").is_symlink()
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
     assert not list(folder.glob("*.building"))
+
+
+@pytest.mark.spec("RES-6")
+@pytest.mark.usefixtures("pair")
+@pytest.mark.parametrize("option", ["--save", "--junit", "--csv"])
+def test_pipes_and_devices_are_written_to_and_stay_what_they_are(
+    tcap: Callable[..., Any], folder: Path, option: str
+) -> None:
+    tcap("compare", "ref.h5", "tgt.h5", option, "file", status=1)
+    os.mkfifo(folder / "pipe")
+    with ThreadPoolExecutor() as threads:
+        reading = threads.submit((folder / "pipe").read_bytes)
+        tcap("compare", "ref.h5", "tgt.h5", option, "pipe", status=1)
+        assert reading.result(60) == (folder / "file").read_bytes()
+    tcap("compare", "ref.h5", "tgt.h5", option, "/dev/null", status=1)
+    assert stat.S_ISFIFO(os.stat(folder / "pipe").st_mode)
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
 @pytest.mark.spec("RES-6")

@@ -32,6 +32,7 @@ RUN: dict[str, Any] = {
         "file": "net.py",
         "config": {"hidden_size": 8},
         "attn_implementation": "sdpa",
+        "left_out_weights": ["pooler.weight", 3],
     },
     "modules": [
         {
@@ -144,6 +145,7 @@ PARSED: dict[str, Any] = {
     "model_file": "net.py",
     "config": {"hidden_size": 8},
     "attention_implementation": "sdpa",
+    "left_out_weights": ("pooler.weight",),
     "modules": {
         "@root": ModuleInfo(
             "",
@@ -283,7 +285,13 @@ def _replaced(value: Any, path: tuple[str | int, ...], new: Any) -> Any:
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_no_damage_of_any_part_raises_or_changes_another_entry(damage: Any) -> None:
     together = {"framework": {"framework", "settings"}}
-    together["model"] = {"model_class", "model_file", "config", "attention_implementation"}
+    together["model"] = {
+        "model_class",
+        "model_file",
+        "config",
+        "attention_implementation",
+        "left_out_weights",
+    }
     for place in _places(RUN):
         info = RunInfo.of(_replaced(RUN, place, damage))
         altered = {field.name for field in fields(info) if getattr(info, field.name) != PARSED[field.name]}

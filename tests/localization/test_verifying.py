@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import math
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ import tensorcap
 from tensorcap.alignment import align
 from tensorcap.port_verification import Runnable, verify
 from tensorcap.reports.error_plot import plot_errors
+from tensorcap.reports.html import Page
 from tensorcap.reports.layer_report import Layer, depth_of
 from tensorcap.session import make_side
 from tensorcap.workload import Port, Workload
@@ -275,6 +277,7 @@ def test_reports_name_both_sides_and_hold_the_map(tmp_path: Path) -> None:
         "class_name": "Linear",
         "inputs": [[4, 8]],
         "output": [4, 8],
+        "place": f"linear.py:{inspect.getsourcelines(nn.Linear)[1]}",
     }
     assert told["suspects"][0]["target"] == side
     layers = {layer["key"]: layer for layer in told["without_injection"]["layers"]}
@@ -522,6 +525,7 @@ def test_the_page_names_the_module_that_is_wrong_and_is_made_again_of_the_folder
     own = json.loads((tmp_path / "report" / "verify.json").read_text())["own_errors"]
     assert own[suspect.key] == suspect.own
     page = tensorcap.report(tmp_path / "report", None, tmp_path / "again.html")
+    assert isinstance(page, Page)
     assert (page.exit_status, page.suspects[0].name) == (1, suspect.module)
     again = (tmp_path / "again.html").read_text()
     assert again.partition("</header>")[0] == first_screen

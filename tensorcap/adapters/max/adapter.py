@@ -89,6 +89,35 @@ class MaxAdapter(Adapter):
         """
         return dtype_named(name)
 
+    def load(
+        self,
+        path: str,
+        settings: Mapping[str, Any],
+        inputs: Mapping[str, StoredInput] | None = None,
+        *,
+        seed: int = 0,
+    ) -> Workload:
+        """The workload of MAX's own pipeline for a Hugging Face model, by folder or id.
+
+        Raises:
+            UsageError: There is no such model, pipeline, setting or input; it is a file of Python.
+        """
+        from tensorcap.adapters.max.pipeline import load_pipeline
+
+        if path.endswith(".py"):
+            return super().load(path, settings, inputs, seed=seed)
+        return load_pipeline(path, settings, inputs)
+
+    def check(self, path: str, settings: Mapping[str, Any]) -> None:
+        """Refuse a pipeline that MAX does not have, or not so.
+
+        Raises:
+            UsageError: There is no such model, pipeline or setting.
+        """
+        from tensorcap.adapters.max.pipeline import check_pipeline
+
+        check_pipeline(path, settings)
+
     def prepare(
         self,
         workload: Workload,

@@ -109,6 +109,8 @@ class GraphSource:
     forward: Callable[..., Any] | None = None
     control: bool = True
     extensions: Sequence[Any] = ()
+    keeps_state: bool = True
+    left_out_weights: Sequence[str] = ()
     compiled: CompileCache = field(default_factory=CompileCache, repr=False)
 
 

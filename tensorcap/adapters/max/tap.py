@@ -60,10 +60,7 @@ class GraphExecutor:
 
     def run_control(self, model_inputs: ModelInputs) -> list[Any]:
         """Run the model without any taps, and return its outputs."""
-        buffers = [
-            b.copy() if isinstance(t, BufferType) else b  # which a run writes to
-            for b, t in zip(model_inputs.buffers, model_inputs.types, strict=True)
-        ]
+        buffers = with_fresh_state(model_inputs.buffers, model_inputs.types)
         return self.execute(self.compiled(model_inputs, None), buffers)
 
 
@@ -121,6 +118,8 @@ class ModelTap:
             graph = executor.compiled(model_inputs, instrumentation)
         self.unused = graph.unused
         buffers = feed(graph, model_inputs, substitution, recorder.last_step + 1)
+        if not self._model.keeps_state:
+            buffers = with_fresh_state(buffers, model_inputs.types)
         with recorder.stage("MAX compiles the model without taps, as a control"):
             control = None if self._is_controlled else executor.run_control(model_inputs)
         # a graph writes to the inputs of a buffer type, and its trace holds none of those
@@ -155,6 +154,12 @@ class ModelTap:
             recorder.facts["control"] = entries
             recorder.facts.setdefault("notes", []).append(describe_control(entries))
         return outputs[:own]
+
+
+def with_fresh_state(buffers: Sequence[Any], types: Sequence[Any]) -> list[Any]:
+    """The inputs of a graph with copies of those that a run writes to; further ones stay as they are."""
+    copies = [b.copy() if isinstance(t, BufferType) else b for b, t in zip(buffers, types, strict=False)]
+    return [*copies, *buffers[len(copies) :]]
 
 
 def compile_ahead(
