@@ -82,7 +82,10 @@ class Decoder(Module):
     def __call__(self, tokens: TensorValue) -> TensorValue:
         """The logits of tokens, (token, word)."""
         count = int(tokens.shape[0])
-        tables = [ops.constant(table, self.dtype, CPU) for table in position_tables(self.config, count)]
+        tables = [
+            ops.cast(ops.constant(table, DType.float32, CPU), self.dtype)
+            for table in position_tables(self.config, count)
+        ]
         x = self.embed_tokens(tokens)
         for layer in self.layers:
             x = layer(x, *tables)

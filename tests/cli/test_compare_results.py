@@ -513,7 +513,7 @@ def test_metrics_that_are_asked_for_are_columns(tcap: Callable[..., Any]) -> Non
 
 def test_rows_are_sorted_by_the_metric_that_is_asked_for(tcap: Callable[..., Any], write: Any) -> None:
     small, large = np.full((2, 4), 0.01, np.float32), np.full((2, 4), 100.0, np.float32)
-    signs = np.float32([[1, -1, 1, -1]] * 2)
+    signs = np.array([[1, -1, 1, -1]] * 2, np.float32)
     write("ref.h5", {"0/a/output": large * signs, "0/b/output": small, "0/c/output": small * signs})
     write("tgt.h5", {"0/a/output": large * signs + 1, "0/b/output": small * 2, "0/c/output": small})
 

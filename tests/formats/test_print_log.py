@@ -86,7 +86,7 @@ def test_a_compact_log_is_read_as_far_as_it_is_printed(tmp_path: Path) -> None:
         ]
         assert archive.is_ordered
         np.testing.assert_array_equal(
-            archive.load(archive.get("0/layers.0/output")), np.float32([[1, 2.5, 0], [NAN, INF, -INF]])
+            archive.load(archive.get("0/layers.0/output")), np.array([[1, 2.5, 0], [NAN, INF, -INF]])
         )
         wide = archive.load(archive.get("0/probe:wide/value"))
         kept = [0, 1, 2, 5, 6, 7]
@@ -115,7 +115,7 @@ def test_a_full_log_has_all_elements_and_each_print_of_a_label_is_a_step(tmp_pat
         assert [r.key.text for r in archive.records][-1] == "1/norm/output"
         assert len(archive.records) == 8
         first = archive.load(archive.get("0/norm/output"))
-        np.testing.assert_array_equal(first, np.float32([[1, 2.5, -1e-7], [NAN, INF, -INF]]))
+        np.testing.assert_array_equal(first, np.array([[1, 2.5, -1e-7], [NAN, INF, -INF]], np.float32))
         assert archive.load(archive.get("1/norm/output")).tolist() == [np.float32(3.141593), np.float32(1e10)]
         assert archive.load(archive.get("0/probe:dbl/value")).tolist() == [0.3333333, 2e-300]
         assert archive.skipped == {}

@@ -150,6 +150,67 @@ def test_experts_in_one_tensor_are_compared_with_two_matrices_an_expert(is_trans
     assert [pair.key for pair in found.unlike] == ["0/layers.1.moe/param.wi"]
 
 
+def stacks(names: tuple[str, str], *, is_apart: bool, swapped: tuple[int, ...] = ()) -> nn.Module:
+    """Three layers of four experts: gate and up in one tensor, or apart under two names, some exchanged."""
+    generator = torch.Generator().manual_seed(3)
+    net = nn.Module()
+    net.layers = nn.ModuleList()
+    for number in range(3):
+        layer, gate_up = nn.Module(), torch.randn(4, 12, 5, generator=generator)
+        if is_apart:
+            layer.experts = nn.ModuleList(nn.Module() for _ in range(4))
+            for expert, matrices in zip(layer.experts, gate_up, strict=True):
+                halves = matrices.chunk(2)[:: -1 if number in swapped else 1]
+                for name, matrix in zip(names, halves, strict=True):
+                    setattr(expert, name, nn.Parameter(matrix.clone()))
+        else:
+            layer.gate_up_proj = nn.Parameter(gate_up)
+        net.layers.append(layer)
+    return net
+
+
+@pytest.mark.spec("VER-6")
+@pytest.mark.parametrize("is_apart", [True, False])
+@pytest.mark.parametrize(
+    ("names", "swapped", "wrong"),
+    [
+        pytest.param(("gate", "up"), (), [], id="right"),
+        pytest.param(("gate", "up"), (1,), [1], id="one layer"),
+        pytest.param(("up_proj", "gate_proj"), (), [0, 1, 2], id="all layers, by their names"),
+        pytest.param(("w3", "w1"), (2,), [2], id="one layer of three without words"),
+        pytest.param(("w3", "w1"), (), [], id="names without words"),
+    ],
+)
+def test_exchanged_matrices_of_experts_are_unlike_in_their_own_layer(
+    names: tuple[str, str], swapped: tuple[int, ...], wrong: list[int], is_apart: bool
+) -> None:
+    apart, whole = stacks(names, is_apart=True, swapped=swapped), stacks(names, is_apart=False)
+    found = compare_weights(apart, whole) if is_apart else compare_weights(whole, apart)
+    assert found is not None
+    assert sorted({int(pair.key.split(".")[1].split("/")[0]) for pair in found.unlike}) == wrong
+    assert found.not_compared == {}
+
+
+@pytest.mark.spec("VER-6")
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_transposed_matrices_of_experts_are_unlike_in_their_own_layer_of_two(wrong: int) -> None:
+    generator = torch.Generator().manual_seed(5)
+    whole, apart = nn.Module(), nn.Module()
+    whole.layers, apart.layers = nn.ModuleList(), nn.ModuleList()
+    for number in range(2):
+        down = torch.randn(4, 6, 6, generator=generator)
+        layer, other = nn.Module(), nn.Module()
+        layer.down_proj = nn.Parameter(down)
+        other.experts = nn.ModuleList(nn.Module() for _ in range(4))
+        for expert, matrix in zip(other.experts, down.mT if number == wrong else down, strict=True):
+            expert.down = nn.Parameter(matrix.clone().contiguous())
+        whole.layers.append(layer)
+        apart.layers.append(other)
+    found = compare_weights(whole, apart)
+    assert found is not None
+    assert [pair.key for pair in found.unlike] == [f"0/layers.{wrong}/param.down_proj"]
+
+
 @pytest.mark.spec("VER-6")
 @pytest.mark.parametrize("params", [True, False])
 def test_an_archive_stands_for_the_reference_if_it_holds_parameters(tmp_path: Path, params: bool) -> None:

@@ -577,8 +577,8 @@ def test_a_port_hands_dtype_and_layers_to_functions_that_take_them() -> None:
     ]
     assert calls == [("reference", 1), ("target", 1, torch.bfloat16)]
     assert {p.dtype for p in made[1].model.parameters()} == {torch.bfloat16}
-    assert made[1].inputs[0].dtype == torch.bfloat16
-    assert made[0].inputs[0].dtype == torch.float32
+    inputs: list[Any] = [workload.inputs for workload in made]
+    assert [each[0].dtype for each in inputs] == [torch.float32, torch.bfloat16]
     with pytest.raises(UsageError, match="target: takes no --num-hidden-layers"):
         make_side(Port(reference, lambda: Workload(chain(), (X,))), "target", num_hidden_layers=1)
     cast = make_side(Port(reference, lambda: Workload(chain(), (X,))), "target", dtype="bfloat16")

@@ -29,6 +29,7 @@ from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.keys import Key
 
 _MAX_BYTES: Final = 1 << 28  # of text; .max files are for more
+_MAX_DIGITS: Final = 18  # of a size
 _SNIFFED_BYTES: Final = 1 << 20
 _EDGE: Final = 3  # elements that an abbreviated axis keeps at each end
 _COMPACT_DECIMALS: Final = 4
@@ -100,8 +101,11 @@ def _prints(text: bytes, skipped: dict[str, str]) -> Iterator[_Print]:
             skipped[label] = "its print is cut short, or holds something else"
             continue
         sizes, name, elements = match.groups() if is_full else (match[3], match[2], match[1])
-        shape = tuple(int(size) for size in re.findall(rb"\d+", sizes))
-        dtype = _dtype_named(name.decode())
+        texts = re.findall(rb"\d+", sizes)
+        if any(len(size) > _MAX_DIGITS for size in texts):
+            skipped[label] = f"a size has more than {_MAX_DIGITS} digits"
+            continue
+        shape, dtype = tuple(map(int, texts)), _dtype_named(name.decode())
         if dtype is None:
             skipped[label] = f"dtype {name.decode()}"
             continue

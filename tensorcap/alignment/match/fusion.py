@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tensorcap.alignment.layout import CLOSE, Fit
+from tensorcap.alignment.layout import CLOSE, Fit, candidates
 from tensorcap.alignment.match.candidates import Fusion, Placed
 from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.matching import Matching
@@ -168,12 +168,15 @@ def fit_fusion(
     pairs = [tensors_of(matching, fusion, index, slot_pair) for index in places]
     most = _SUMMED if fusion.is_sum else CLOSE if fusion.agreeing and slot_pair is None else math.inf
     usual = order_by_names([*fusion.parts], fusion.whole) if fusion.axis is None and not fusion.is_sum else ()
+    plainest = next(candidates(*([record.shape for record in side] for side in pairs[0])), ((), ()))[0]
+
+    def is_usual(layout: Placed) -> bool:
+        if usual:
+            return (layout.fit.order if fusion.is_split else layout.order) == usual
+        return layout.fit.steps == plainest
+
     layouts = fit_members(
-        slots,
-        pairs,
-        lambda pair: _search(slots, fusion, pair, most),
-        first=[0],
-        is_usual=lambda layout: (layout.fit.order if fusion.is_split else layout.order) == usual,
+        slots, pairs, lambda pair: _search(slots, fusion, pair, most), first=[0], is_usual=is_usual
     )
     layout = layouts.layout
     if layout is None:
