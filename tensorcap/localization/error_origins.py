@@ -171,10 +171,10 @@ class ErrorOrigins:
         before, after = error_of(pair), error_of(follower)
         if before is None or after is None or not follower.is_green:
             return False
-        sizes = _rms(pair.reference), _rms(follower.reference)
         if after * _HEALED > before:
             return False
-        return None in sizes or after * sizes[1] * _HEALED <= before * sizes[0]
+        size, size_after = _rms(pair.reference), _rms(follower.reference)
+        return size is None or size_after is None or after * size_after * _HEALED <= before * size
 
     def _correlation(self, one: Record, other: Record) -> float:
         """The size of the cosine of two tensors of as many elements, of a part of them."""

@@ -269,7 +269,7 @@ def _partial_weights() -> Iterator[None]:
 def _note_left_out(architecture: Any) -> Iterator[list[str]]:
     """Note the names of weights that the weight adapters of an architecture take and do not give."""
     adapters = architecture.weight_adapters
-    originals, left_out = dict(adapters), []
+    originals, left_out = dict(adapters), list[str]()
 
     def noting(adapter: Any) -> Any:
         @functools.wraps(adapter)
