@@ -26,7 +26,7 @@ FOLDERS: dict[str, Make] = {
     "bert": tiny_folders.bert,
     "llama": tiny_folders.llama,
 }
-PLANTED = {  # a weight of each, and the module of the port that has it
+PLANTED = {  # a weight of each, and the module of MAX that has it
     "bert": ("encoder.layer.1.output.dense.weight", "encoder.layer.1.output.dense"),
     "llama": ("model.layers.1.mlp.down_proj.weight", "layers.1.mlp.down_proj"),
 }
@@ -78,7 +78,8 @@ def test_a_weight_that_differs_in_the_targets_folder_is_named(tmp_path: Path, fa
     tiny_folders.with_changed(folder, tmp_path / "wrong", name, lambda weight: weight * 1.5)
     verification = report(tmp_path, "model", "max:wrong", "--encoding", "float32", status=1)
     assert [key.split("/")[1] for key in verification["weights"]["unlike"]] == [name.rpartition(".")[0]]
-    assert verification["suspects"][0]["module"] == module
+    assert [suspect["module"] for suspect in verification["suspects"]] == [name.rpartition(".")[0]]
+    assert verification["suspects"][0]["target"]["keys"] == [f"0/{module}/output"]
 
 
 @pytest.mark.slow
