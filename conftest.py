@@ -13,6 +13,8 @@ NEEDED_BY = {
     "jinja2": ["tests/cli/test_report.py", "tests/reports", "tests/viewer"],
     "playwright": ["tests/viewer/test_browser.py"],
     "starlette": [
+        "tensorcap/viewer/pages.py",
+        "tensorcap/viewer/queries.py",
         "tensorcap/viewer/server.py",
         "tests/cli/test_view.py",
         "tests/viewer/test_server.py",
@@ -59,7 +61,9 @@ NEEDED_BY = {
         "tests/formats/test_safetensors.py",
         "tests/hostile/test_hostile_torch.py",
         "tests/localization",
+        "tests/max/ports",
         "tests/max/test_decoder.py",
+        "tests/max/test_ports.py",
         "tests/neuron",
         "tests/rerun",
         "tests/rewrites",
@@ -104,7 +108,9 @@ NEEDED_BY = {
         "tests/localization/test_seeded_bugs.py",
         "tests/localization/test_states.py",
         "tests/localization/test_verifying.py",
+        "tests/max/ports",
         "tests/max/test_decoder.py",
+        "tests/max/test_ports.py",
         "tests/neuron/lookalike",
         "tests/neuron/nxdi_ports.py",
         "tests/neuron/test_port_on_ranks.py",
@@ -133,12 +139,14 @@ NEEDED_BY = {
     "max": [
         "tensorcap/adapters/max",
         "tests/max/nets.py",
+        "tests/max/ports",
         "tests/max/test_capturing.py",
         "tests/max/test_decoder.py",
         "tests/max/test_engine.py",
         "tests/max/test_foreign.py",
         "tests/max/test_injecting.py",
         "tests/max/test_pipelines.py",
+        "tests/max/test_ports.py",
     ],
 }
 

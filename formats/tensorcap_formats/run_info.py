@@ -371,6 +371,7 @@ class RunInfo:
         workload: How to repeat the run.
         inputs: SHA-256 of each input of the model, by key text; "" if it has none.
         scope: What was to be recorded; None if unknown.
+        dump: `files`, `log` or `abbreviated log`, if debug prints wrote the tensors (ARC-70); else "".
         points: Whether each site was captured.
         steps: Count of steps; None if unknown.
         phases: Of each step `prefill`, `decode` or `forward`, "" if unknown.
@@ -406,6 +407,7 @@ class RunInfo:
     workload: WorkloadInfo = field(default_factory=WorkloadInfo)
     inputs: Mapping[str, str] = field(default_factory=dict)
     scope: ScopeInfo | None = None
+    dump: str = ""
     points: tuple[PointInfo, ...] = ()
     steps: int | None = None
     phases: tuple[str, ...] = ()

@@ -168,7 +168,10 @@ class _Agreement:
         key = record.key
         if is_parameter(key) and self._target.info.operation_map:  # a compiled program gives no weights
             return self._used_without(key) or self._computed_without(key, key.site)
-        if self._absences.is_left_out(record) or not self._target.info.modules or is_gradient(key):
+        if self._absences.is_left_out(record) or is_gradient(key):
+            return ""
+        info = self._target.info
+        if not info.modules and (not info.dump or is_parameter(key) or is_inner(key)):
             return ""
         if same := self._equal_and_agreeing(record):
             return f"it holds what {same[0].key} holds, which agrees"
@@ -347,7 +350,8 @@ class _Agreement:
         """Of a call that the target makes too, with fewer arguments or results."""
         if key.site == ROOT_SITE and is_result(key):
             return self._made_by_left_out(key, results)
-        if not _agree(results) or self._target.info.scope is None:
+        is_scope_known = self._target.info.scope is not None or bool(self._target.info.dump)
+        if not _agree(results) or not is_scope_known:
             return ""
         if _is_argument(key):
             return "the target's call is given no such argument, and its results agree"

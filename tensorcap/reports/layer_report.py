@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tensorcap.comparison import Comparison, Pair, Status, error_of
-from tensorcap.runs import is_inner
+from tensorcap.runs import component_of, is_inner
 from tensorcap.wording import printable
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.keys import ROOT_SITE, Key
+from tensorcap_formats.keys import Key
 
 _STEADY: Final = 2.0  # an error that changes by less from the first layer to the last does neither
 _FEWEST: Final = 3  # layers, to say anything of depth
@@ -122,25 +122,6 @@ class Depth:
         else:
             how = "neither grows nor falls with depth by a factor of 2 or more"
         return f"The error {how} over {self.blocks} blocks."
-
-
-def component_of(site: str) -> str:
-    """What kind of module a site is: its path below the innermost number, or the whole without numbers.
-
-    Example:
-        >>> component_of("model.layers.2.mlp.act_fn"), component_of("model.layers.2"), component_of("lm_head")
-        ('mlp.act_fn', 'layers', 'lm_head')
-    """
-    if site == ROOT_SITE:
-        return "model"
-    parts = site.split(".")
-    at = next((i for i in reversed(range(len(parts))) if parts[i].isdigit()), None)
-    if at is None:
-        return site
-    below = parts[at + 1 :]
-    if below:
-        return ".".join(below)
-    return parts[at - 1] if at else "block"
 
 
 def layers_of(reference: Archive, target: Archive, comparison: Comparison) -> tuple[Layer, ...]:

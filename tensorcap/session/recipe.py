@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorcap.adapters import Adapter, adapter_for, adapter_named
-from tensorcap.workload import FRAMEWORKS, StoredInput, Workload, load_file, redact
+from tensorcap.workload import FRAMEWORKS, Port, PortSide, StoredInput, Workload, load_file, redact
 from tensorcap_formats.errors import MissingPackageError, UsageError, abbreviate
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class Recipe:
                 )
         takes_dtype = dtype is not None and "dtype" in parameters
         if takes_dtype:
-            options["dtype"] = _adapter_of(parameters["dtype"], expected).dtype_named(dtype)
+            options["dtype"] = _own_dtype(parameters["dtype"], dtype, expected)
         workload = make(**options)
         if not isinstance(workload, Workload):
             raise UsageError(
@@ -201,6 +201,47 @@ class Recipe:
         return adapter_for(workload.model).prepare(
             workload, dtype=None if takes_dtype else dtype, input_dtype=dtype, device=device, inputs=inputs
         )
+
+
+def make_side(
+    port: Port,
+    side: PortSide,
+    *,
+    dtype: str | None = None,
+    device: str | None = None,
+    num_hidden_layers: int | None = None,
+    seed: int | None = None,
+) -> Workload:
+    """Make the workload of a side of a port, as options say.
+
+    Args:
+        port: The port.
+        side: Which.
+        dtype: Its precision: the function of the side is given it as its framework's own if it has such a
+            parameter, else weights are cast.
+        device: Where it runs.
+        num_hidden_layers: How many layers it has, for a function with that parameter.
+        seed: Of its run; 0 if None.
+
+    Raises:
+        UsageError: The side is not to be had like that.
+    """
+    parameters, options = port.parameters(side), dict[str, Any]()
+    if num_hidden_layers is not None:
+        if "num_hidden_layers" not in parameters:
+            raise UsageError(
+                f"port: {side}: takes no --num-hidden-layers",
+                hint="A function with a parameter num_hidden_layers is given it.",
+            )
+        options["num_hidden_layers"] = num_hidden_layers
+    takes_dtype = dtype is not None and "dtype" in parameters
+    if takes_dtype:
+        options["dtype"] = _own_dtype(parameters["dtype"], dtype or "", None)
+    workload = port.make(side, **options)
+    prepared = adapter_for(workload.model).prepare(
+        workload, dtype=None if takes_dtype else dtype, input_dtype=dtype, device=device
+    )
+    return replace(prepared, seed=seed or 0)
 
 
 def _load(path: str) -> ModuleType:
@@ -231,14 +272,19 @@ def _redacted(value: Any) -> Any:
     return [_redacted(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _adapter_of(parameter: inspect.Parameter, expected: Adapter | None) -> Adapter:
-    """The adapter of the framework that the default of a `dtype` parameter belongs to."""
+def _own_dtype(parameter: inspect.Parameter, name: str, expected: Adapter | None) -> Any:
+    """The dtype of a name, in the framework that the default of a `dtype` parameter belongs to.
+
+    Args:
+        parameter: The parameter. Without a default of a framework it is given the name.
+        name: As on the command line.
+        expected: The adapter to take if the default is of no framework.
+    """
     try:
-        return adapter_for(parameter.default)
+        adapter = adapter_for(parameter.default)
     except UsageError:
-        if expected is None:
-            raise
-        return expected
+        return name if expected is None else expected.dtype_named(name)
+    return adapter.dtype_named(name)
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -253,5 +299,5 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise UsageError(f"--config {abbreviate(text)!r}: expected key=value")
     try:
         return key, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return key, value

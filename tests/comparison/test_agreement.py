@@ -314,3 +314,25 @@ class TestDifferent:
                 "returns 0/block.attn.q/output there, the target what 0/block.attn/output.0 holds"
                 in reason(found, "0/@root/output.pooled")
             )
+
+
+class TestDumps:
+    """A dump of prints lists no modules: what it lacks is explained by the module around it alone."""
+
+    DUMP: Final[Mapping[str, Any]] = {"modules": [], "scope": {}, "dump": "files"}
+
+    @pytest.mark.spec("CMP-54")
+    @pytest.mark.parametrize("without", ["block.attn.q", "block.attn/input.mask", "block.attn"])
+    def test_a_function_in_the_place_of_a_module_is_explained(self, run_of: Make, without: str) -> None:
+        found = compare(run_of(), run_of(without, **self.DUMP), mapping="none")
+        missing = [pair for pair in found.pairs if pair.key.startswith(f"0/{without}")]
+        assert missing
+        assert {pair.status for pair in missing} == {"explained"}
+        assert found.exit_status == 0
+
+    @pytest.mark.spec("CMP-54")
+    def test_what_nothing_that_agrees_is_made_of_is_missing(self, run_of: Make) -> None:
+        other = {"0/block.attn/output.0": Y + 1, "0/block/output": LOGITS + 1, "0/@root/output": LOGITS + 1}
+        found = compare(run_of(), run_of("block.attn.q", other=other, **self.DUMP), mapping="none")
+        assert statuses(found, "0/block.attn.q/output") == ["missing-in-target"]
+        assert found.exit_status == 1

@@ -68,6 +68,7 @@ RUN: dict[str, Any] = {
         "eager": True,
         "inner": True,
     },
+    "dump": "log",
     "points": [
         {"site": "a%20b", "status": "never-called", "calls": 0, "kind": "function", "reason": "unused"},
         {"site": "@root", "status": "not-capturable", "calls": 2, "slots": ["output.1"], "unfinished": 1},
@@ -179,6 +180,7 @@ PARSED: dict[str, Any] = {
         eager=True,
         inner=True,
     ),
+    "dump": "log",
     "points": (
         PointInfo("a%20b", "never-called", "function", "unused", 0, 0, ()),
         PointInfo("@root", "not-capturable", "module", "", 2, 1, ("output.1",)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -83,7 +82,8 @@ def command(
     graph: its operations are accused, with their lines, and nothing is injected.
 
     If the sides are of two frameworks (a torch model, and its port to MAX), the weights are compared first,
-    through a mapping of their own. --timeout is for a target that has to be compiled.
+    through a mapping of their own. --timeout is for a target that has to be compiled; tcap max warm compiles
+    it ahead, and --num-hidden-layers 1 is a first look.
 
     Of the run options --dtype, --device, --encoding, --devices, --perturb and --teacher-forced are for the
     target alone; the others are for both sides if these are Hugging Face models, --num-hidden-layers and
@@ -136,23 +136,23 @@ def _both_sides(path: str) -> tuple[str, str | None]:
 
 
 def _of_port(port: Port, options: dict[str, Any]) -> tuple[Runnable, Runnable]:
-    from tensorcap.adapters import adapter_for
     from tensorcap.port_verification import Runnable
+    from tensorcap.session import make_side
 
-    dtype, device, seed = (options.pop(name) for name in ("dtype", "device", "seed"))
+    dtype, device, seed, layers = (
+        options.pop(name) for name in ("dtype", "device", "seed", "num_hidden_layers")
+    )
     for name, value in options.items():
         if _is_given(value):
             raise click.UsageError(f"{option_text(name)} is not for a Port, which says what it runs.")
     port.allow(dtype, device)
 
     def make_reference(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
-        return replace(port.make("reference"), seed=seed or 0), {}
+        return make_side(port, "reference", num_hidden_layers=layers, seed=seed), {}
 
     def make_target(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
-        workload = port.make("target")
-        adapter = adapter_for(workload.model)
-        prepared = adapter.prepare(workload, dtype=dtype, input_dtype=dtype, device=device)
-        return replace(prepared, seed=seed or 0), {}
+        target = make_side(port, "target", dtype=dtype, device=device, num_hidden_layers=layers, seed=seed)
+        return target, {}
 
     return Runnable(make_reference), Runnable(make_target)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -108,10 +108,12 @@ class ModelTap:
         executor = self._executor = self._executor or GraphExecutor(self._model)
         substitution = self._substitution if recorder.is_recording else None
         model_inputs = ModelInputs(self._model, args, kwargs)
-        injectable = frozenset({*self._plan.injectable, *(substitution.kinds if substitution else ())})
-        instrumentation = Instrumentation(
-            frozenset(self._names), self._plan.inputs or "input" in injectable, injectable, self._plan.inner
-        )
+        if self._plan.injectable or substitution:
+            instrumentation = Instrumentation.of_rerun(self._names, prints=self._plan.inner)
+        else:
+            instrumentation = Instrumentation(
+                frozenset(self._names), self._plan.inputs, prints=self._plan.inner
+            )
         with recorder.stage("MAX compiles the model"):
             graph = executor.compiled(model_inputs, instrumentation)
         self.unused = graph.unused
@@ -158,6 +160,34 @@ def with_fresh_state(buffers: Sequence[Any], types: Sequence[Any]) -> list[Any]:
     """The inputs of a graph with copies of those that a run writes to; further ones stay as they are."""
     copies = [b.copy() if isinstance(t, BufferType) else b for b, t in zip(buffers, types, strict=False)]
     return [*copies, *buffers[len(copies) :]]
+
+
+def compile_ahead(
+    model: GraphSource, names: Collection[str], run_workload: Callable[[], object]
+) -> list[CompiledGraph]:
+    """Compile the graphs that captures, injections and bisections of a workload need.
+
+    Args:
+        model: The model.
+        names: All its modules.
+        run_workload: Runs the workload, which calls the model; it gets what the graph without taps returns.
+
+    Returns:
+        The graphs, in the order in which they were needed.
+    """
+    executor = GraphExecutor(model)
+
+    def compile_for(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        model_inputs = ModelInputs(model, args, kwargs)
+        executor.compiled(model_inputs, Instrumentation.of_rerun(names))
+        return executor.run_control(model_inputs)
+
+    model.compiled.tapped_run = compile_for
+    try:
+        run_workload()
+    finally:
+        model.compiled.tapped_run = None
+    return model.compiled.graphs
 
 
 def compare_with_control(slot: str, control: Any, tapped: Any) -> dict[str, Any]:
