@@ -143,7 +143,7 @@ class TestMissing:
             "0/pooler/output": WEIGHTS * 2,
             "0/@root/output.1": WEIGHTS * 2,
         }
-        modules = [{"path": site, "class": "my.Module"} for site in ("", *SITES[1:], "pooler")]
+        modules: list[dict[str, Any]] = [{"path": site, "class": "my.Module"} for site in (*SITES, "pooler")]
         modules.append(
             {"path": "pooler.dense", "class": "my.Linear", "parameters": {"weight": {"shape": [16, 16]}}}
         )

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tensorcap.session import Recipe
+from tensorcap_formats.errors import UsageError
+
 ROOT = Path(__file__).parents[2]
 HIDDEN = (
     "import sys\n"
@@ -76,3 +79,27 @@ def test_the_command_to_install_it_is_named_in_a_line(
     assert said in done.stdout
     assert "pip install 'tensorcap[max]'" in done.stdout
     assert done.stdout.count("\n") == 1
+
+
+@pytest.mark.spec("MAX-100")
+@pytest.mark.parametrize(
+    ("text", "path", "framework", "kind", "runs_archived_inputs"),
+    [
+        pytest.param("max:org/name", "org/name", "max", "file", True, id="id"),
+        pytest.param("max:port.py:target", "port.py:target", "max", "function", False, id="function"),
+        pytest.param("max:", "max:", None, "huggingface", True, id="no-path"),
+        pytest.param("maximal/name", "maximal/name", None, "huggingface", True, id="another-name"),
+    ],
+)
+def test_a_prefix_says_whose_model_a_path_is_of(
+    text: str, path: str, framework: str | None, kind: str, runs_archived_inputs: bool
+) -> None:
+    recipe = Recipe.named(text, {"seed": 0})
+    assert (recipe.path, recipe.framework, recipe.kind) == (path, framework, kind)
+    assert recipe.runs_archived_inputs is runs_archived_inputs
+
+
+@pytest.mark.spec("MAX-100")
+def test_a_prefix_of_another_framework_than_the_commands_is_refused() -> None:
+    with pytest.raises(UsageError, match="max:org/name: a model of max, expected one of torch"):
+        Recipe.named("max:org/name", {}, "torch")

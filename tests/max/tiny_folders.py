@@ -80,7 +80,7 @@ def _tokenizer(template: str) -> transformers.PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     special = [(word, numbers[word]) for word in template.split() if word in numbers]
     tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
-    return transformers.PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         unk_token="[UNK]",
         pad_token="[PAD]",

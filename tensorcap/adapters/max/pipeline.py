@@ -30,7 +30,6 @@ from tensorcap_formats.errors import (
     TensorcapError,
     UsageError,
     abbreviate,
-    did_you_mean,
     missing_package,
 )
 from tensorcap_formats.open import open_archive
@@ -217,11 +216,8 @@ def _find_architecture(pipelines: ModuleType, folder: str, config: Any) -> Any:
     registry = pipelines.PIPELINE_REGISTRY
     architecture = registry.retrieve_architecture(name)
     if architecture is None:
-        known = sorted(each.name for each in registry.all_architectures())
-        raise UsageError(
-            f"{folder}: MAX has no pipeline for {name}, among {len(known)} architectures",
-            hint=did_you_mean(name, known),
-        )
+        known = {each.name for each in registry.all_architectures()}
+        raise UsageError(f"{folder}: MAX has no pipeline for {name}, among {len(known)} architectures")
     return architecture
 
 
@@ -236,8 +232,11 @@ def _check_encoding(folder: str, encoding: str | None, architecture: Any) -> Non
 
 def _check_devices(folder: str, devices: str, architecture: Any) -> None:
     """Refuse a CPU for an architecture that writes signals to accelerators; MAX itself may crash at that."""
+    from max.driver import accelerator_count
     from max.pipelines.lib.interfaces.pipeline_model import AlwaysSignalBuffersMixin
 
+    if devices.startswith("gpu") and not accelerator_count():
+        raise UsageError(f"--devices {devices}: MAX finds no accelerator here, expected cpu")
     if devices == "cpu" and issubclass(architecture.pipeline_model, AlwaysSignalBuffersMixin):
         raise UsageError(
             f"{folder}: {architecture.name} of MAX runs on accelerators alone: its pipeline always allocates "
@@ -365,14 +364,16 @@ def _model(graph: PipelineGraph, left_out: Sequence[str]) -> MaxModel:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what MAX logs of its choices off the terminal."""
-    logger = logging.getLogger("max.pipelines")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Keep what MAX logs of its choices, and the hub of its attempts, off the terminal."""
+    loggers = [logging.getLogger(name) for name in ("max.pipelines", "huggingface_hub")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextmanager
