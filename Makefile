@@ -21,7 +21,7 @@ test-slow: $(VENV)/.installed-max $(VENV)/.installed-coreai
 	$(BIN)/python -m pytest -q -m "not slow and not entries" tests/coreai tensorcap/adapters/coreai
 
 # The cases that CI leaves out, of tests that have many: for a change of what they are about.
-test-entries: $(VENV)/.installed-max $(VENV)/.installed-coreai
+test-entries: $(VENV)/.installed-max-pipelines $(VENV)/.installed-coreai
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m entries
 
 # Files whose packages are installed for these tests alone: without them tcap names the format and the extra.
@@ -94,8 +94,13 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt
 
 # Modular MAX, of some 600 MiB, is for the slow tests alone. What it has compiled it keeps in ~/.cache/modular.
 $(VENV)/.installed-max: $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[max,max-pipelines]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[max]'
 	$(BIN)/python -c 'import max.nn' # which compiles a part of itself, once: two processes would be in each other's way
+	touch $@
+
+# What MAX's own pipelines import, for the entries alone.
+$(VENV)/.installed-max-pipelines: $(VENV)/.installed-max
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[max,max-pipelines]'
 	touch $@
 
 # Apple's Core AI, of some 200 MiB, converts and runs on Linux; it needs Python 3.11. For the slow tests alone.

@@ -30,8 +30,9 @@ PLANTED = {  # a weight of each, and the module of MAX that has it
     "bert": ("encoder.layer.1.output.dense.weight", "encoder.layer.1.output.dense"),
     "llama": ("model.layers.1.mlp.down_proj.weight", "layers.1.mlp.down_proj"),
 }
-BERT = pytest.param("bert", marks=[pytest.mark.slow, pytest.mark.xdist_group("bert")])
-FURTHER = [pytest.param(name, marks=[pytest.mark.entries, pytest.mark.xdist_group(name)]) for name in FOLDERS]
+FAMILIES = [
+    pytest.param(name, marks=[pytest.mark.entries, pytest.mark.xdist_group(name)]) for name in FOLDERS
+]
 
 
 def tcap(folder: Path, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
@@ -57,7 +58,7 @@ def report(folder: Path, *arguments: str, status: int) -> dict[str, Any]:
 
 
 @pytest.mark.spec("MAX-100", "MAX-101")
-@pytest.mark.parametrize("family", [BERT, *FURTHER[1:]])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_pipeline_of_max_computes_what_transformers_does(tmp_path: Path, family: str) -> None:
     FOLDERS[family](tmp_path / "model")
     verification = report(tmp_path, "max:model", "--encoding", "float32", status=0)
@@ -71,7 +72,7 @@ def test_a_pipeline_of_max_computes_what_transformers_does(tmp_path: Path, famil
 
 
 @pytest.mark.spec("MAX-100")
-@pytest.mark.parametrize("family", FURTHER)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_weight_that_differs_in_the_targets_folder_is_named(tmp_path: Path, family: str) -> None:
     name, module = PLANTED[family]
     folder = FOLDERS[family](tmp_path / "model")

@@ -9,12 +9,6 @@ import pytest
 from tests.max.ports.mistakes import MISTAKES, PORTS
 from tests.max.ports.run import DTYPES, NAMES, Outcome, main, verify
 
-RUN_IN_CI = (
-    *PORTS,
-    "weight_of_layer_0",
-    "transposed_matrix",
-)  # mistakes in weights: no graph more to compile
-
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_port_with_a_mistake_is_a_program(name: str) -> None:
@@ -48,13 +42,6 @@ def check(name: str, dtype: str, folder: Path) -> Outcome:
         assert outcome.is_kind_right, outcome.row()
         assert outcome.status == 1
     return outcome
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("ports")
-@pytest.mark.parametrize("name", RUN_IN_CI)
-def test_a_right_port_is_green_and_a_mistake_is_named(name: str, tmp_path: Path) -> None:
-    check(name, "float32", tmp_path)
 
 
 @pytest.mark.entries
