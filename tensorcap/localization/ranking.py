@@ -38,6 +38,7 @@ _DONE_THERE: Final = (  # kinds by which something is done that the reference do
     *("operations-order", "term-twice", "term-exchanged", "product-added", "activation-added"),
     *("bias-added", "bias-twice", "weight-twice"),
 )
+_PARAMETRIZATIONS: Final = "parametrizations"  # modules that torch makes a parameter by: part of who has it
 NOISE_CAUSE: Final = "run-to-run noise"
 
 
@@ -207,8 +208,9 @@ def _suspect(
         module = str(mistake.facts["module"])
     if mistake is not None and mistake.facts.get("not_given_to") == module:
         module = caller_of(module, called)
-    if mistake is not None and mistake.facts.get("child"):
-        module = str(mistake.facts["child"]) if module == ROOT_SITE else f"{module}.{mistake.facts['child']}"
+    child = "" if mistake is None else str(mistake.facts.get("child", ""))
+    if child and _PARAMETRIZATIONS not in child.split("."):
+        module = child if module == ROOT_SITE else f"{module}.{child}"
     if mistake is not None and mistake.facts.get("site") in merged.source.operations:
         module = str(mistake.facts["site"])
     cause, reason = mistake.kind if mistake else "", evidence.reason
