@@ -19,7 +19,8 @@ import numpy as np
 from tensorcap.comparison.padding import row_metrics
 from tensorcap.comparison.pair import Pair
 from tensorcap.comparison.policy import POLICY
-from tensorcap.comparison.routing import Flips, Router, find_routers
+from tensorcap.comparison.routing import BY_SCORES, Flips, Router, find_routers
+from tensorcap.metrics import is_routing
 from tensorcap.runs import Calls, calls_of, enclosing_sites, ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -267,7 +268,9 @@ def _find_inline(
     """Find the routers whose choices are not records of both sides.
 
     1. Of a router whose choices only the reference has, these say how many there are.
-    2. Else a leaf's result with an element an expert, as the configuration or the module around counts them.
+    2. Of choices that are an argument of a call, and no result of one, the scores are the result of a leaf
+       beside it of which they number the largest elements, in all tokens but a few.
+    3. Else a leaf's result with an element an expert, as the configuration or the module around counts them.
     """
     records = {record.key.text: record for record in reference.records}
     known: set[str] = set()
@@ -278,12 +281,44 @@ def _find_inline(
         if router.scores is not None and (chosen is None or chosen.target is None):
             scores, count = records[router.scores], records[router.chosen].shape[-1]
             yield InlineRouter(scores, count, _sources(calls, scores), _around(scores.key.site))
+    for router in _find_handed_on(reference, calls, pairs):
+        if router.scores.key.site not in known:
+            known.add(router.scores.key.site)
+            yield router
     for call in calls.leaves:
         counts = _counts(reference, call.site) if call.site not in known else None
         for record in call.outputs if counts else ():
             assert counts is not None
             if record.dtype.kind == "float" and len(record.shape) > 1 and record.shape[-1] == counts[0]:
                 yield InlineRouter(record, counts[1], _sources(calls, record), _block_of(call.site))
+
+
+def _find_handed_on(reference: Archive, calls: Calls, pairs: Mapping[str, Pair]) -> Iterator[InlineRouter]:
+    """Find the routers whose choices are known as an argument of a call, of the reference alone."""
+    for call in calls.calls:
+        for chosen in filter(is_routing, call.inputs):
+            pair, block = pairs.get(chosen.key.text), _around(call.site)
+            if pair is not None and pair.target is not None:
+                continue
+            count, rows = chosen.shape[-1], _count_rows(chosen)
+            for leaf in calls.leaves:
+                is_before = leaf.place[:2] == call.place[:2] and leaf.end < chosen.order
+                if not is_before or block not in enclosing_sites(leaf.site):
+                    continue
+                for record in leaf.outputs:
+                    is_wide = record.dtype.kind == "float" and len(record.shape) > 1
+                    if not is_wide or _count_rows(record) != rows or record.shape[-1] <= count:
+                        continue
+                    if record.size <= _MOST and _are_largest(reference, record, chosen):
+                        yield InlineRouter(record, count, _sources(calls, record), block)
+
+
+def _are_largest(reference: Archive, scores: Record, chosen: Record) -> bool:
+    """Whether whole numbers number the largest elements of nearly all rows."""
+    count = chosen.shape[-1]
+    numbers = np.sort(reference.load(chosen).reshape(-1, count), axis=1)
+    best = np.sort(_best(reference.load(scores).astype(np.float64).reshape(len(numbers), -1), count), axis=1)
+    return bool((numbers == best).all(axis=1).mean() >= BY_SCORES)
 
 
 def _find_thresholded(calls: Calls, routers: Sequence[Router]) -> Iterator[_Weights]:

@@ -25,7 +25,7 @@ from tensorcap_formats.records import Record
 
 _MOST_EXPERTS: Final = 4096
 _NEVER: Final = 1 << 62  # beyond every order and step
-_BY_SCORES: Final = 0.99  # of the reference's rows hold the largest scores: ties and padding may not
+BY_SCORES: Final = 0.99  # of the reference's rows hold the largest scores: ties and padding may not
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ def _flips(
     masks = [_mask(side, experts) for side in (ours, theirs)]
     least_chosen = np.where(masks[0], r, np.inf).min(axis=1)
     best_left = np.where(masks[0], -np.inf, r).max(axis=1)
-    is_by_scores = float((least_chosen >= best_left).mean()) >= _BY_SCORES
+    is_by_scores = float((least_chosen >= best_left).mean()) >= BY_SCORES
     lost, won = masks[0] & ~masks[1], masks[1] & ~masks[0]
     flipped = lost.any(axis=1) | won.any(axis=1)
     rows = len(r)

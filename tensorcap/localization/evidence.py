@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -16,16 +16,19 @@ from tensorcap.comparison import (
     POLICY,
     SEVERITY,
     Comparison,
+    Divergence,
     Finding,
     Inputs,
     Pair,
     Status,
     called_sites,
     caller_of,
+    first_divergence,
     is_circumstance,
     state_writer,
 )
 from tensorcap.diagnosis import Family
+from tensorcap.localization.error_origins import ErrorOrigins
 from tensorcap.localization.suspect import By, Operation
 from tensorcap.rerun import BAD, InjectedRun, OpenReplay, OwnError, replay_within, run_injected
 from tensorcap.runs import Calls, StateWriters, is_inner, is_parameter
@@ -305,7 +308,7 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
             bad.setdefault(own.module, []).append(own)
     evidence = _ranked(bad, Calls(run.reference), "is wrong though it was given the reference's tensors")
     if not evidence:
-        first = _of_divergence(run.reference, run.comparison)
+        first = _of_divergence(run.reference, run.comparison.divergence, run.comparison.pairs)
         evidence = tuple(one for one in first if not totals.exceeded.keys() & set(one.keys))
     notes = totals.notes
     if run.unknown:
@@ -340,13 +343,15 @@ def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) 
     """
     notes = [_ARCHIVES_ALONE]
     called, writers = called_sites(reference), StateWriters(reference)
-    first = _of_divergence(reference, free)
+    origins = ErrorOrigins(reference, target, free.pairs)
+    pairs = [pair for pair in free.pairs if not origins.is_undone(pair)]
+    first = _of_first_error(reference, origins, pairs)
     suspected = {one.module: one for one in first if _is_clear(one)}
     unclear = [one for one in first if one.module not in suspected]
     for one in unclear:
         notes.append(f"{one.keys[0]} stands out a little, as now and then in a correct port: {one.reason}")
     inputs, takers = Inputs(reference, free.pairs), _Takers(free.pairs)
-    for pair in free.pairs if first else ():
+    for pair in pairs if first else ():
         finding = _excessive_gain(pair)
         if not pair.is_required or (finding is not None and takers.undo(pair, inputs.of(pair))):
             continue
@@ -450,12 +455,40 @@ def _of_own_errors(module: str, own_errors: Sequence[OwnError], how: str) -> Evi
     return Evidence(module, keys, first.status, first.findings, first.error, first.ratio, reason)
 
 
-def _of_divergence(reference: Archive, comparison: Comparison) -> tuple[Evidence, ...]:
+def _of_first_error(reference: Archive, origins: ErrorOrigins, pairs: Sequence[Pair]) -> tuple[Evidence, ...]:
+    """Evidence by the first divergence, or by an earlier error that does not come of what is known before.
+
+    The suspect is the smallest module around all that lies between the tensor and what is known (LCL-260).
+    """
+    divergence = first_divergence(reference, pairs)
+    evidence = _of_divergence(reference, divergence, pairs)
+    jump = origins.first_jump(pairs)
+    if divergence is None:
+        return ()
+    if jump is not None and (not evidence or _order(jump.pair) < _order(divergence.pair)):
+        findings = (*jump.pair.findings, jump.finding)
+        one = _of_pair(origins.module_around(jump.gap), jump.pair, jump.finding.text)
+        return (replace(one, findings=findings),)
+    if not evidence:
+        return ()
+    module = origins.module_around(origins.gap(divergence.pair))
+    if not module or module == divergence.module or state_writer(StateWriters(reference), divergence.pair):
+        return evidence
+    reason = f"What this was made of, back to what is known of both runs, was made in {module}."
+    return (replace(evidence[0], module=module, reason=reason),)
+
+
+def _order(pair: Pair) -> int:
+    return pair.reference.order if pair.reference is not None else 0
+
+
+def _of_divergence(
+    reference: Archive, first: Divergence | None, pairs: Sequence[Pair]
+) -> tuple[Evidence, ...]:
     """Evidence by the first divergence; none if errors only grew, or it does not say who made it."""
-    first = comparison.divergence
     if first is None or first.is_growth or first.pair.status in ABSENT:
         return ()
-    if is_circumstance(first.pair, Inputs(reference, comparison.pairs).of(first.pair)):
+    if is_circumstance(first.pair, Inputs(reference, pairs).of(first.pair)):
         return ()
     return (_of_pair(first.module, first.pair, first.explanation),)
 
@@ -463,7 +496,8 @@ def _of_divergence(reference: Archive, comparison: Comparison) -> tuple[Evidence
 def _is_clear(evidence: Evidence) -> bool:
     """Whether it is no matter of a limit that a correct port passes now and then."""
     is_other_function = any(f.test == "input_dependence" and f.status in BAD for f in evidence.findings)
-    return evidence.status != "suspect" or is_other_function
+    is_much = any(f.test in EVIDENCE_TESTS and f.status == "diverged" for f in evidence.findings)
+    return evidence.status != "suspect" or is_other_function or is_much
 
 
 def _of_pair(module: str, pair: Pair, reason: str) -> Evidence:

@@ -1,0 +1,445 @@
+"""Where an error of two free runs begins, and which errors lead to nothing: by what is computed of what.
+
+What is computed of what follows from the reference alone: an argument that holds what an earlier tensor
+holds was handed on; any other one, and the result of a call with calls within it, was made by the code of a
+call, of the arguments of that call and of results of calls in it; the result of a leaf was made of its
+arguments. A tensor is *known* if it, or one that holds the same in the reference, was compared.
+
+The *origin* of an error is found from the first tensor that has it, backwards through all tensors that are
+not known, down to those that are: the module is the smallest one around all code that lies between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Final
+
+import numpy as np
+
+from tensorcap.comparison import POLICY, Finding, Pair, Precision, error_of, sample
+from tensorcap.runs import Call, calls_of, enclosing_sites, is_state
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.records import Record
+
+_LEAST: Final = 16  # elements of a tensor that holds the same as another one by no chance
+_FEWEST_ROWS: Final = 16  # below, a median of rows may be that of tokens with other experts
+_HEALED: Final = 8.0  # times smaller an error is that does not come of another one, as in CMP-55
+_ALIKE: Final = 2.0  # times larger or smaller errors of one rewriting are in modules of one role
+_DEPENDS: Final = 0.3  # correlation of two tensors of many elements of which one is made of the other
+_CHANCE: Final = 3.0  # times a correlation that chance makes
+_OF_SCORES: Final = 4.0  # exponentials of scores of up to 25 have 25 times their relative error
+_SAMPLE: Final = 1 << 16  # elements that a correlation is taken over
+
+
+@dataclass(slots=True)
+class Gap:
+    """All that lies between a tensor and what is known of what it is made of.
+
+    Attributes:
+        modules: Sites of the modules whose code, or whose leaf, lies in it.
+        operands: Pairs of the known tensors at its beginning.
+        depth: Count of results that are not known, one made of the other, along its longest way.
+    """
+
+    modules: dict[str, None] = field(default_factory=dict)
+    operands: dict[str, Pair] = field(default_factory=dict)
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """An error that does not come of what is known before it.
+
+    Attributes:
+        pair: The tensor that has it.
+        gap: What lies between.
+        finding: Both errors, and the limit.
+    """
+
+    pair: Pair
+    gap: Gap
+    finding: Finding
+
+
+class ErrorOrigins:
+    """What errors of two free runs begin with, and which lead to nothing.
+
+    Args:
+        reference: The trusted archive, as it was compared; its order of execution counts.
+        target: The target under the same keys.
+        pairs: All pairs of both.
+    """
+
+    def __init__(self, reference: Archive, target: Archive, pairs: Sequence[Pair]) -> None:
+        self._reference, self._target = reference, target
+        self._calls = calls_of(reference)
+        self._precision = POLICY.precision_of_runs(reference.info, target.info)
+        self._pairs = {pair.key: pair for pair in pairs if pair.reference is not None}
+        self._call_of = {
+            r.key.text: call for call in self._calls.calls for r in (*call.inputs, *call.outputs)
+        }
+        self._sites = {call.site for call in self._calls.calls}
+        self._parents = dict(_parents(self._calls.calls))
+        self._children: dict[tuple[int, int, str, int], list[Call]] = {}
+        for call in self._calls.calls:
+            parent = self._parents[call.place]
+            if parent is not None:
+                self._children.setdefault(parent.place, []).append(call)
+        self._alike: dict[tuple[object, ...], list[Record]] = {}
+        for record in sorted(self._records(), key=lambda record: record.order):
+            if _is_telling(record):
+                self._alike.setdefault(_contents(record), []).append(record)
+        self._undone: dict[str, bool] = {}
+        self._undone_roles: dict[tuple[str, str, str], list[float]] = {}
+        self._find_undone(pairs)
+
+    def _records(self) -> Iterator[Record]:
+        return (record for call in self._calls.calls for record in (*call.inputs, *call.outputs))
+
+    # errors that lead to nothing
+
+    def is_undone(self, pair: Pair) -> bool:
+        """Whether a tensor differs, and what is computed of it does not.
+
+        1. All tensors that the code around it makes after it are known to agree, results of that call among
+           them; or so does the next one of as many elements, and it is made of it: both are correlated in the
+           reference. An argument is undone too if what its call hands on in its place agrees.
+        2. So are tensors of other modules of one role, by class and last name, that differ as much.
+        """
+        return self._undone.get(pair.key, False)
+
+    def _find_undone(self, pairs: Sequence[Pair]) -> None:
+        differing = [p for p in pairs if p.key in self._call_of and p.is_compared and not p.is_green]
+        for pair in differing:
+            if self._leads_to_nothing(pair):
+                self._undone[pair.key] = True
+                role, error = self._role(pair), error_of(pair)
+                if role is not None and error is not None:
+                    self._undone_roles.setdefault(role, []).append(error)
+        for pair in differing:
+            role, error = self._role(pair), error_of(pair)
+            if role is not None and error is not None and not self._undone.get(pair.key):
+                errors = self._undone_roles.get(role, ())
+                self._undone[pair.key] = any(error / _ALIKE <= one <= error * _ALIKE for one in errors)
+
+    def _role(self, pair: Pair) -> tuple[str, str, str] | None:
+        if pair.reference is None:
+            return None
+        key = pair.reference.key
+        return self._calls.class_of(key.site), key.site.rpartition(".")[2], key.slot
+
+    def _leads_to_nothing(self, pair: Pair) -> bool:
+        record, error = pair.reference, error_of(pair)
+        if record is None or not error or not self._reference.is_ordered or is_state(record.key):
+            return False
+        call = self._call_of[record.key.text]
+        scope = call if record in call.inputs else self._parents[call.place]
+        if scope is None:
+            return False
+        followers = [r for r in self._made_within(scope) if r.order > record.order and r.dtype.is_inexact]
+        own = _contents(record)
+        alike = [self._pairs.get(r.key.text) for r in followers if _contents(r) == own]
+        if any(other is not None and other.is_compared and self._agrees(pair, other) for other in alike):
+            return True
+        earlier = {_contents(r) for r in self._made_within(scope) if r.order <= record.order}
+        made = [r for r in followers if _contents(r) != own and _contents(r) not in earlier]
+        known = [(r, p) for r in made if (p := self._known(r)) is not None]
+        results = {r.key.text for r in scope.outputs}
+        if any(r.key.text in results for r, _ in known) and all(self._agrees(pair, p) for _, p in known):
+            return True
+        nearest = next(((r, p) for r, p in known if r.size == record.size), None)
+        return (
+            record in call.outputs
+            and nearest is not None
+            and self._agrees(pair, nearest[1])
+            and nearest[0] is made[0]
+            and self._correlation(record, nearest[0]) >= _DEPENDS
+        )
+
+    def _made_within(self, scope: Call) -> list[Record]:
+        """Tensors that the code of a call makes: arguments of calls in it, and its results, in order."""
+        records = [r for child in self._children.get(scope.place, ()) for r in child.inputs]
+        return sorted([*records, *scope.outputs], key=lambda record: record.order)
+
+    def _agrees(self, pair: Pair, follower: Pair) -> bool:
+        """Whether a tensor that comes after another one is so much less wrong that it does not come of it."""
+        before, after = error_of(pair), error_of(follower)
+        if before is None or after is None or not follower.is_green:
+            return False
+        sizes = _rms(pair.reference), _rms(follower.reference)
+        if after * _HEALED > before:
+            return False
+        return None in sizes or after * sizes[1] * _HEALED <= before * sizes[0]
+
+    def _correlation(self, one: Record, other: Record) -> float:
+        """The size of the cosine of two tensors of as many elements, of a part of them."""
+        if one.size != other.size or not (one.stored and other.stored):
+            return 0.0
+        if one.size > _SAMPLE and one.shape != other.shape:
+            return 0.0
+        x, y = (sample(self._reference, record, _SAMPLE) for record in (one, other))
+        norm = math.sqrt(float(x @ x) * float(y @ y))
+        return abs(float(x @ y)) / norm if norm and math.isfinite(norm) else 0.0
+
+    # where an error begins
+
+    def first_jump(self, pairs: Iterable[Pair]) -> Jump | None:
+        """The first tensor of low precision whose error does not come of what is known of its operands.
+
+        The error is above the limit of `code_gain` times those of all operands and of one rounding of each
+        tensor in between, once for each block that lies in between.
+
+        Returns:
+            None if there is none.
+        """
+        for pair in pairs:
+            record, error = pair.reference, _row_error(pair)
+            if (
+                record is None
+                or pair.target is None
+                or error is None
+                or pair.is_green
+                or not pair.is_required
+            ):
+                continue
+            if not pair.is_compared or pair.key not in self._call_of or is_state(record.key):
+                continue
+            if not record.dtype.is_inexact or self.is_undone(pair):
+                continue
+            precision = POLICY.precision_of_pair(self._precision, record, pair.target)
+            if precision.is_wide:
+                continue
+            gap = self.gap(pair)
+            inputs = self._error_before(pair, gap)
+            if not gap.modules or inputs is None:
+                continue
+            is_router = any(map(self._may_choose, gap.modules))
+            finding = _judge(pair, gap, error, inputs, precision, is_router=is_router)
+            if finding.status == "diverged":
+                return Jump(pair, gap, finding)
+        return None
+
+    def _error_before(self, pair: Pair, gap: Gap) -> float | None:
+        """The largest error of the operands of a gap, in units of the tensor behind it; None if not known.
+
+        So is that of all earlier steps, of which caches hold something. It is not known where routers may
+        have chosen other experts for one of few tokens.
+        """
+        record = pair.reference
+        assert record is not None
+        if any(map(self._may_choose, gap.modules)) and record.size < _FEWEST_ROWS * record.shape[-1]:
+            return None
+        errors = [0.0]
+        for operand in gap.operands.values():
+            error = _row_error(operand)
+            if error is None:
+                return None
+            errors.append(error)
+            if operand.reference is not None and operand.reference.shape == record.shape:
+                errors.append(self._handed_on(operand, pair))
+        if record.key.step:
+            errors += [
+                error
+                for other in self._pairs.values()
+                if other.reference is not None
+                and other.reference.key.step < record.key.step
+                and other.is_compared
+                and other.key in self._call_of
+                and not self.is_undone(other)
+                and (error := _row_error(other)) is not None
+            ]
+        return max(errors)
+
+    def _handed_on(self, operand: Pair, result: Pair) -> float:
+        """The error of a term of a sum in units of the sum: large if most of the term is cancelled.
+
+        It is the part of the result's error along the term's, and three times what chance makes of that, but
+        no more than the term's.
+        """
+        own, other = self._errors(result), self._errors(operand)
+        size = _rms(result.reference)
+        if own is None or other is None or not size:
+            return 0.0
+        norm, count = math.sqrt(float(other @ other)), len(own)
+        along = abs(float(own @ other)) / norm if norm else 0.0
+        chance = _CHANCE * math.sqrt(float(own @ own) / count)
+        return min(along + chance, norm) / math.sqrt(count) / size
+
+    def _errors(self, pair: Pair) -> Array | None:
+        """What a target's tensor differs by, of a part of its elements; None if that is not known."""
+        ours, theirs = pair.reference, pair.target
+        if (
+            ours is None
+            or theirs is None
+            or not (ours.stored and theirs.stored)
+            or ours.shape != theirs.shape
+        ):
+            return None
+        errors = sample(self._target, theirs, _SAMPLE) - sample(self._reference, ours, _SAMPLE)
+        return errors if np.isfinite(errors).all() else None
+
+    def _may_choose(self, site: str) -> bool:
+        return "expert" in site.lower() or self._calls.is_router(site)
+
+    def module_around(self, gap: Gap) -> str:
+        """The smallest module that is called around all that lies in a gap; "" if it is empty."""
+        site = _common(list(gap.modules))
+        while site and site != ROOT_SITE and site not in self._sites:
+            site = site.rpartition(".")[0] or ROOT_SITE
+        return site
+
+    def gap(self, pair: Pair) -> Gap:
+        """What lies between a tensor and what is known of what it is made of."""
+        gap = Gap()
+        record = pair.reference
+        if record is not None and record.key.text in self._call_of and self._reference.is_ordered:
+            self._go_back(record, gap, set(), depth=0)
+        return gap
+
+    def _go_back(self, record: Record, gap: Gap, seen: set[str], *, depth: int) -> None:
+        """Follow a tensor that is not known, or the one that the gap ends with, to what it is made of."""
+        if record.key.text in seen:
+            return
+        seen.add(record.key.text)
+        gap.depth = max(gap.depth, depth)
+        call = self._call_of[record.key.text]
+        is_argument = record in call.inputs
+        earlier = [r for r in self._alike.get(_contents(record), ()) if r.order < record.order]
+        earlier = [r for r in earlier if r.key.rank == record.key.rank]
+        if earlier:
+            known = [pair for r in earlier if (pair := self._pair_known(r)) is not None]
+            if known:  # handed on by whoever hands on another one
+                maker = self._parents[call.place] if is_argument else call
+                gap.modules[maker.site if maker is not None else ROOT_SITE] = None
+                gap.operands[known[0].key] = known[0]
+            else:
+                self._go_back(earlier[0], gap, seen, depth=depth)
+            return
+        maker = self._parents[call.place] if is_argument else call
+        if maker is None:
+            return
+        gap.modules[maker.site] = None
+        before = [r for child in self._children.get(maker.place, ()) for r in child.outputs]
+        before = [r for r in before if r.order < record.order and not self._is_proven(r, maker)]
+        arguments = [r for r in maker.inputs if r.order < record.order and r.dtype.is_inexact]
+        if any(self._known(r) is not None for r in arguments):
+            arguments = [r for r in arguments if self._known(r) is not None]
+        for operand in (*before, *arguments):
+            pair = self._known(operand)
+            if pair is not None:
+                gap.operands[pair.key] = pair
+            elif operand.dtype.is_inexact:
+                self._go_back(operand, gap, seen, depth=depth + 1)
+
+    def _is_proven(self, record: Record, scope: Call) -> bool:
+        """Whether a tensor that is not known is given to calls whose results are known, and agree."""
+        if self._known(record) is not None:
+            return False
+        calls = [
+            self._call_of[r.key.text]
+            for r in self._alike.get(_contents(record), ())
+            if r.order > record.order and r in self._call_of[r.key.text].inputs
+        ]
+        pairs = [self._known(r) for call in calls for r in call.outputs]
+        return bool(pairs) and all(pair is not None and pair.is_green for pair in pairs)
+
+    def _pair_known(self, record: Record) -> Pair | None:
+        """The pair of a record itself if it was compared, and does not differ without leading to anything."""
+        pair = self._pairs.get(record.key.text)
+        if pair is None or not pair.is_compared or self._undone.get(pair.key):
+            return None
+        return pair
+
+    def _known(self, record: Record) -> Pair | None:
+        """The pair of a record, or of another one that holds the same; the one that agrees best."""
+        records = [record, *self._alike.get(_contents(record), ())]
+        pairs = [pair for r in records if (pair := self._pair_known(r)) is not None]
+        return min(pairs, key=lambda pair: error_of(pair) or 0.0) if pairs else None
+
+
+def _parents(calls: Sequence[Call]) -> Iterator[tuple[tuple[int, int, str, int], Call | None]]:
+    """Yield for each call the nearest one around it that was under way; None if there is none."""
+    at: dict[tuple[int, int, str], list[Call]] = {}
+    for call in calls:
+        at.setdefault(call.place[:3], []).append(call)
+    for call in calls:
+        rank, step, site, _ = call.place
+        yield (
+            call.place,
+            next(
+                (
+                    around
+                    for outer in enclosing_sites(site)
+                    for around in at.get((rank, step, outer), ())
+                    if around.start <= call.start and call.end <= around.end
+                ),
+                None,
+            ),
+        )
+
+
+def _contents(record: Record) -> tuple[object, ...]:
+    return record.key.rank, record.digest, record.dtype.name, record.shape
+
+
+def _is_telling(record: Record) -> bool:
+    statistics = record.statistics
+    is_varied = statistics is not None and statistics.minimum != statistics.maximum
+    return record.digest != "" and record.size >= _LEAST and is_varied
+
+
+def _judge(
+    pair: Pair, gap: Gap, error: float, inputs: float, precision: Precision, *, is_router: bool
+) -> Finding:
+    """Judge the error behind a gap by that before it (LCL-260), which may hold the scores of a router."""
+    blocks = {_block(site) for site in gap.modules}
+    limits = POLICY.sampled(POLICY.code_gain, pair.elements).scaled(max(1, len(blocks)))
+    if is_router:
+        limits = limits.scaled(_OF_SCORES)
+    gain = error / math.hypot(inputs, 2 * precision.rounding * math.sqrt(1 + gap.depth))
+    text = (
+        f"error at most {inputs:.2g} in all that is known of what it was made of, {error:.2g} in it: "
+        f"gain {gain:.3g}, at most {limits.green:.3g}"
+    )
+    return limits.finding("code_gain", gain, text)
+
+
+def _row_error(pair: Pair) -> float | None:
+    """The error of the median row, or of the whole tensor if its rows are too short."""
+    error = pair.row_error if pair.is_compared else None
+    return error_of(pair) if error is None else error
+
+
+def _rms(record: Record | None) -> float | None:
+    statistics = record.statistics if record is not None else None
+    if record is None or statistics is None or statistics.l2 is None:
+        return None
+    return statistics.l2 / math.sqrt(max(1, record.size))
+
+
+def _block(site: str) -> str:
+    """A site up to its first part that is a number."""
+    parts = site.split(".")
+    at = next((at for at, part in enumerate(parts) if part.isdigit()), len(parts))
+    return ".".join(parts[: at + 1])
+
+
+def _common(sites: Sequence[str]) -> str:
+    """The smallest module around all of some sites; "" of none.
+
+    Example:
+        >>> _common(["layers.1.mlp", "layers.1.norm"]), _common(["norm"]), _common(["norm", "@root"])
+        ('layers.1', 'norm', '@root')
+    """
+    if not sites:
+        return ""
+    first, *others = [[] if site == ROOT_SITE else site.split(".") for site in sites]
+    for other in others:
+        shared = takewhile(lambda parts: parts[0] == parts[1], zip(first, other, strict=False))
+        first = [part for part, _ in shared]
+    return ".".join(first) or ROOT_SITE
