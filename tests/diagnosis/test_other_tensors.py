@@ -24,6 +24,10 @@ def scaled_twice(self: Any, input: Tensor) -> Tensor:
     return torch.tanh(input * self.query) + torch.sin(input * self.key)
 
 
+def differences(self: Any, input: Tensor) -> Tensor:
+    return torch.tanh(input) - functional.pad(input, (0, 0, 1, -1))
+
+
 class Mixed(nn.Module):
     """A share of each token, the rest of the one before it."""
 
@@ -111,6 +115,12 @@ CASES = [
         lambda _: nn.Conv1d(3, 4, 7, 2, 3, bias=False),
         lambda v: correlated(v["input"], v["weight"], 2, 4)[..., ::2],
         {"input": (2, 3, 21)},
+    ),
+    Case(
+        "padding-differs",
+        "padding that is circular in pad",
+        lambda _: Own(differences),
+        lambda v: np.tanh(v["input"]) - np.roll(v["input"], 1, 1),
     ),
     Case(
         "statistics-differ",
