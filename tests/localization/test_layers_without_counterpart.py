@@ -370,3 +370,39 @@ def test_a_scale_in_both_tables_is_no_mistake_beside_wrong_positions_of_one(tmp_
     ids = torch.randint(12, (2, LENGTH), generator=torch.Generator().manual_seed(1))
     found = localized(tmp_path, reference, target, ids=ids)
     assert [(one.module, one.cause) for one in found.suspects] == [("encoder.positions", "parameter-order")]
+
+
+class SideBySide(nn.Module):
+    """Two linears on norms of their own; a port may have one norm for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.one(self.first(x)) + self.other(self.second(x))
+        return result
+
+
+class OneNorm(SideBySide):
+    """The first norm for both."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.first(x)
+        result: Tensor = x + self.one(normed) + self.other(normed)
+        return result
+
+
+@pytest.mark.spec("LCL-251")
+def test_code_that_hands_on_another_result_is_accused_and_not_who_is_no_longer_called(tmp_path: Path) -> None:
+    torch.manual_seed(8)
+    reference: Any = Stack([SideBySide() for _ in range(2)]).eval()
+    with torch.no_grad():
+        for layer in reference.layers:
+            layer.second.weight.uniform_(0.5, 1.5)
+            layer.second.bias.uniform_(-0.5, 0.5)
+    target = Stack([SideBySide(), OneNorm()])
+    target.load_state_dict(reference.state_dict())
+    found = localized(tmp_path, reference, target)
+    assert [(one.module, one.cause) for one in found.suspects] == [("layers.1", "operand-exchanged")]
