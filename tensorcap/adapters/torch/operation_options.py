@@ -349,7 +349,7 @@ def _pad_options(given: dict[str, Any]) -> Options:
 
     def index(places: torch.Tensor, size: int, mode: str) -> torch.Tensor:
         if mode == "circular":
-            return places % size
+            return torch.remainder(places, size)
         if mode == "reflect":
             places = (places.abs() % (2 * size - 2)) if size > 1 else places * 0
             return torch.where(places < size, places, 2 * size - 2 - places)
