@@ -27,6 +27,7 @@ from tensorcap.diagnosis.mutation_trials import (
     propose_numbers_in_code,
     propose_operations_in_another_order,
 )
+from tensorcap.diagnosis.norm_inputs import propose_other_inputs_of_norms
 from tensorcap.diagnosis.norms import propose_norms
 from tensorcap.diagnosis.orders import propose_orders
 from tensorcap.diagnosis.pointwise import propose_functions
@@ -91,6 +92,7 @@ FAMILIES: Final = (  # in the order in which they are tried
     Family("attention", propose_attention_cores),
     Family("inner inputs", propose_mistakes_in_inner_inputs),
     Family("other records", propose_other_records),
+    Family("inputs of norms", propose_other_inputs_of_norms, is_last_resort=True),
     Family("linear weights", propose_linear_weights),
     Family("mutations", propose_mutations, makes_nonfinite=True),
     Family("code mutations", propose_code_mutations, makes_nonfinite=True, is_last_resort=True),

@@ -325,7 +325,8 @@ def _order_experts(context: PairContext, call: RepeatedCall) -> Iterator[Hypothe
 
     1. The call is made once for each expert, with that one in the place of all: what it makes of every row.
     2. By least squares each row of the reference and of the target is a sum of these: its weights.
-    3. The experts that the two sides weigh strongly in the same rows correspond; that is the order.
+    3. The experts whose weights on the two sides have the largest cosine correspond; that is the order. Sums
+       alone would favour those that many rows choose.
     4. The call is made with it.
     """
     names = find_expert_tensors(context, call.rerun.tensors, call.rerun.class_name)
@@ -344,7 +345,9 @@ def _order_experts(context: PairContext, call: RepeatedCall) -> Iterator[Hypothe
         by_expert.append(values.reshape(rows, width)[sampled])
     inverse = np.linalg.pinv(np.stack(by_expert, axis=-1))
     ours, theirs = ((inverse @ side.reshape(rows, width, 1)[sampled])[..., 0] for side in (r, t))
-    shares = _drop_faint(theirs).T @ _drop_faint(ours)
+    ours, theirs = (_drop_faint(side) for side in (ours, theirs))
+    ours, theirs = (side / np.maximum(np.linalg.norm(side, axis=0), 1e-300) for side in (ours, theirs))
+    shares = theirs.T @ ours
     order = np.where(shares.any(axis=0), shares.argmax(axis=0), np.arange(count))
     if np.array_equal(order, np.arange(count)):
         return

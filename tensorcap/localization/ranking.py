@@ -38,6 +38,7 @@ _DONE_THERE: Final = (  # kinds by which something is done that the reference do
     *("operations-order", "term-twice", "term-exchanged", "product-added", "activation-added"),
     *("bias-added", "bias-twice", "weight-twice"),
 )
+_PARAMETRIZATIONS: Final = "parametrizations"  # modules that torch makes a parameter by: part of who has it
 NOISE_CAUSE: Final = "run-to-run noise"
 
 
@@ -207,8 +208,11 @@ def _suspect(
         module = str(mistake.facts["module"])
     if mistake is not None and mistake.facts.get("not_given_to") == module:
         module = caller_of(module, called)
-    if mistake is not None and mistake.facts.get("child"):
-        module = str(mistake.facts["child"]) if module == ROOT_SITE else f"{module}.{mistake.facts['child']}"
+    if mistake is not None and mistake.facts.get("made_by"):
+        module = str(mistake.facts["made_by"])
+    child = "" if mistake is None else str(mistake.facts.get("child", ""))
+    if child and _PARAMETRIZATIONS not in child.split("."):
+        module = child if module == ROOT_SITE else f"{module}.{child}"
     if mistake is not None and mistake.facts.get("site") in merged.source.operations:
         module = str(mistake.facts["site"])
     cause, reason = mistake.kind if mistake else "", evidence.reason
@@ -282,7 +286,28 @@ def _in_another_order(missing: Diagnosis, done: Explanation, key: str) -> Diagno
 
 
 def _diagnose_tensor(merged: _Merged, key: str, compute_dtype: str | None) -> Diagnosis | None:
-    source, module = merged.source, merged.evidence.module
+    """Diagnose one tensor by the call of the suspect, or of the code that hands its result on.
+
+    That code is what is wrong if it explains the tensor, as by another one that it hands on, and the suspect
+    itself does not without numbers that were fitted.
+    """
+    module, parsed = merged.evidence.module, Key.parse(key)
+    diagnosis = _diagnose_by(merged, module, key, compute_dtype)
+    is_result = parsed.slot.startswith("output")
+    caller = parsed.site if is_result else caller_of(parsed.site, called_sites(merged.source.reference))
+    mistake = find_mistake(diagnosis)
+    if caller == module or not is_within(module, caller) or (mistake is not None and not mistake.parameters):
+        return diagnosis
+    other = _diagnose_by(merged, caller, key, compute_dtype)
+    mistake = find_mistake(other)
+    if other is None or mistake is None or mistake.parameters:
+        return diagnosis
+    made = replace(mistake, facts={**mistake.facts, "made_by": caller})
+    return replace(other, explanations=tuple(made if e is mistake else e for e in other.explanations))
+
+
+def _diagnose_by(merged: _Merged, module: str, key: str, compute_dtype: str | None) -> Diagnosis | None:
+    source = merged.source
     if key not in source.reference or key not in source.target:
         return None
     reference, rerun = source.reference, None

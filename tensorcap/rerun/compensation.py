@@ -9,6 +9,7 @@ and is right for what this one gives itself, undoes it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, Protocol, TypeVar
@@ -21,6 +22,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
 
+_HALF: Final = re.compile(r"(?<![A-Za-z0-9_])(?:encoder|decoder)(?![A-Za-z0-9_])")
 _ROUNDS: Final = 3  # of runs: q, k and v, what attention makes of them, and the projection behind
 _LESSENED: Final = 8.0  # times the error of what is undone, that what undoes it has without (as CMP-55)
 _WITHOUT_EFFECT: Final = 1e-4  # of its error, or of all if it has another shape (as CMP-55)
@@ -212,7 +214,8 @@ def settle(
         return Settled(first)
     undone = {**_other_results(bad, undone), **undone}
     folded = _folded_pairs(bad, undone, search.undoing, dependencies, target)
-    undone = {**_of_other_layers(first.own_errors, bad, undone, search.undoing), **undone}
+    more = _of_other_layers(first.own_errors, bad, undone, search.undoing)
+    undone = {**more, **{text: by for text, by in undone.items() if text not in more.values()}}
     undone = {**{text: by for by, text in folded.items()}, **undone}
     for _ in range(_ATTEMPTS):
         released = frozenset(dependencies.equal(undone) - search.undoing)
@@ -348,6 +351,7 @@ def _of_other_layers(
     """What is undone in other layers, and in this one is not, since what would undo it has a mistake, too.
 
     Both are judged as one there: what differs alike in all layers is left in place, and its user is accused.
+    An encoder and a decoder are two layers of a kind.
     """
     patterns = {(name_pattern(text), name_pattern(by)) for text, by in undone.items()}
     by_name = {_layer(text): text for text in bad if text not in undoing}
@@ -358,6 +362,9 @@ def _of_other_layers(
             user = by_name.get((by, numbers))
             if name == pattern and user is not None and user != text:
                 more.setdefault(text, user)
+    for text, user in ((_in_other_half(text), _in_other_half(by)) for text, by in undone.items()):
+        if text in bad and text not in undone and user in bad and user not in undoing and user != text:
+            more.setdefault(text, user)
     return more
 
 
@@ -388,6 +395,11 @@ def _by(text: str, undone: Mapping[str, str], dependencies: Dependencies) -> str
 def _layer(text: str) -> tuple[str, tuple[int, ...]]:
     """The pattern of a key text, and the numbers of its layer."""
     return name_pattern(text), tuple(name_numbers(text))
+
+
+def _in_other_half(text: str) -> str:
+    """A key text with encoder for decoder, and the other way round."""
+    return _HALF.sub(lambda half: "decoder" if half[0] == "encoder" else "encoder", text)
 
 
 def _is_of_model(text: str) -> bool:

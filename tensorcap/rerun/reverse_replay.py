@@ -65,7 +65,8 @@ class OpenReplay:
         slots = self.run.info.injected.slots if self.run.info.injected else ()
         replaced = {(s.site, s.slot) for s in slots if s.status == "injected"}
         keys = {r.key.text for r in self.target.records if (r.key.site, r.key.slot) in replaced}
-        produced = self.producers.results[key].key if key in self.producers.results else Key.parse(key)
+        result = self.producers.results.get(key)
+        produced = Key.parse(key) if result is None or result.key.site != module else result.key
         if not keys or produced.text not in self.run:
             return None
         adapter = adapter_for(self.workload.model)

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from tensorcap.diagnosis.attention.rotary import list_tables
 from tensorcap_formats.dtypes import Array
+from tests.diagnosis.conftest import Diagnose
 from tests.diagnosis.test_options import Case, Own, diagnosed_module, softmax
 
 EPS = 1e-5
@@ -21,6 +22,10 @@ ROWS, EXPERTS = 4, 6
 
 def scaled_twice(self: Any, input: Tensor) -> Tensor:
     return torch.tanh(input * self.query) + torch.sin(input * self.key)
+
+
+def differences(self: Any, input: Tensor) -> Tensor:
+    return torch.tanh(input) - functional.pad(input, (0, 0, 1, -1))
 
 
 class Mixed(nn.Module):
@@ -112,6 +117,12 @@ CASES = [
         {"input": (2, 3, 21)},
     ),
     Case(
+        "padding-differs",
+        "padding that is circular in pad",
+        lambda _: Own(differences),
+        lambda v: np.tanh(v["input"]) - np.roll(v["input"], 1, 1),
+    ),
+    Case(
         "statistics-differ",
         "division by the variance",
         lambda _: nn.LayerNorm(16),
@@ -167,3 +178,29 @@ def test_angles_that_are_computed_in_low_precision_are_tried() -> None:
     expected = np.exp(1j * narrow.double().numpy())
     tables = {name: table for name, table, _ in list_tables(angles, 16)}
     assert np.abs(tables["positions, frequencies and angles in bfloat16"] - expected).max() < 1e-9
+
+
+def layer_norm(x: Array, weight: Array, bias: Array) -> Array:
+    deviation = np.sqrt(x.var(-1, keepdims=True) + EPS)
+    return np.asarray((x - x.mean(-1, keepdims=True)) / deviation * weight + bias)
+
+
+@pytest.mark.spec("DIA-385")
+def test_a_feed_forward_behind_attention_and_not_beside_it_is_named(diagnosed: Diagnose) -> None:
+    rng = np.random.default_rng(3)
+    x, attended = rng.standard_normal((2, 2, 9, 16))
+    weight, bias = rng.standard_normal((2, 16))
+    normed = layer_norm(x, weight, bias)
+    reference = {
+        "0/block/input.x": x,
+        "0/block.norm/input.x": x,
+        "0/block.norm/output": normed,
+        "0/block.attention/output": attended,
+        "0/block.feed/input.x": normed,
+    }
+    target = {**reference, "0/block.feed/input.x": layer_norm(x + attended, weight, bias)}
+    found = diagnosed(reference, target, key="0/block.feed/input.x")
+    assert found.explanations[0].kind == "operand-exchanged"
+    assert "block.norm makes of the sum of 0/block" in found.explanations[0].text
+    noise = {**target, "0/block.feed/input.x": rng.standard_normal(x.shape)}
+    assert not diagnosed(reference, noise, key="0/block.feed/input.x").explanations

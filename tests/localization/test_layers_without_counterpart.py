@@ -16,7 +16,7 @@ from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
 
 WIDTH, LENGTH = 8, 7
-Cell = Callable[[Any, Tensor, Tensor], Tensor]
+Run = Callable[[Any, Tensor], Tensor]
 
 
 class Tagger(nn.Module):
@@ -36,7 +36,7 @@ class Tagger(nn.Module):
 class Written(nn.Module):
     """A port of it, whose layer is a function of the rows; it has no module for it."""
 
-    def __init__(self, reference: Tagger, run: Callable[[Any, Tensor], Tensor]) -> None:
+    def __init__(self, reference: Tagger, run: Run) -> None:
         super().__init__()
         self.begin, self.end = reference.first, reference.last
         self.weights = [reference.reader]  # no module of its own
@@ -99,7 +99,7 @@ def localized(folder: Path, reference: nn.Module, target: nn.Module, **inputs: T
     return localize(folder / "ref.h5", folder / "tgt.h5", reference_model=Workload(reference, x))
 
 
-MISTAKES = {
+MISTAKES: dict[str, tuple[str, Run, str, str]] = {
     "update": ("gru", lambda own, x: gru(own, x, is_other=True), "gate-complement", "update_gate"),
     "reset": ("gru", lambda own, x: gru(own, x, is_early=True), "operations-order", "reset_after"),
     "forget": ("lstm", lambda own, x: lstm(own, x, forget=1.0), "offset", "forget_part"),
@@ -136,7 +136,8 @@ def test_a_recurrent_layer_that_is_written_out_is_accused_itself_and_its_step_is
 @pytest.mark.parametrize("layer", ["gru", "lstm"])
 def test_a_recurrent_layer_that_is_written_out_right_accuses_nobody(tmp_path: Path, layer: str) -> None:
     reference = tagger(layer)
-    found = localized(tmp_path, reference, Written(reference, {"gru": gru, "lstm": lstm}[layer]))
+    runs: dict[str, Run] = {"gru": gru, "lstm": lstm}
+    found = localized(tmp_path, reference, Written(reference, runs[layer]))
     assert not found.suspects
 
 
@@ -197,7 +198,7 @@ def test_a_module_whose_result_the_one_around_it_returns_is_accused_itself(
 ) -> None:
     torch.manual_seed(5)
     reference = WithHead().eval()
-    target = WithHead()
+    target: Any = WithHead()
     target.load_state_dict(reference.state_dict())
     target.body = FlatBody(target.body, has_residual=has_residual)
     found = localized(tmp_path, reference, target)
@@ -314,3 +315,94 @@ def test_a_norm_that_is_folded_wrong_is_accused_and_not_the_module_around(tmp_pa
 @pytest.mark.spec("RPL-201")
 def test_an_activation_behind_a_folded_norm_is_not_judged_alone(tmp_path: Path) -> None:
     assert not folded(tmp_path, is_wrong=False, is_narrow=True).suspects
+
+
+class Embedded(nn.Module):
+    """Words times a scale, plus positions, and a linear."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(12, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.out, self.scale = nn.Linear(WIDTH, WIDTH), scale
+
+    def places(self, ids: Tensor) -> Tensor:
+        result: Tensor = self.positions(torch.arange(ids.shape[1]))
+        return result
+
+    def forward(self, ids: Tensor) -> Tensor:
+        result: Tensor = self.out(self.words(ids) * self.scale + self.places(ids))
+        return result
+
+
+class Both(nn.Module):
+    """Two of them, the results of both added."""
+
+    def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.decoder = encoder, decoder
+
+    def forward(self, ids: Tensor) -> Tensor:
+        result: Tensor = self.encoder(ids) + self.decoder(ids)
+        return result
+
+
+class Scaled(nn.Module):
+    """A port of one, its scale in the table; with a mistake it takes positions in alternate channels."""
+
+    def __init__(self, own: Embedded, *, is_wrong: bool) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(12, WIDTH), own.out
+        self.words.weight = nn.Parameter(own.words.weight.detach() * own.scale)
+        table = own.positions.weight.detach().clone()
+        halves = torch.stack(table.chunk(2, -1), -1).flatten(-2)
+        self.table = nn.Parameter(halves if is_wrong else table)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        result: Tensor = self.out(self.words(ids) + self.table[: ids.shape[1]])
+        return result
+
+
+@pytest.mark.spec("RPL-202")
+def test_a_scale_in_both_tables_is_no_mistake_beside_wrong_positions_of_one(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    reference: Any = Both(Embedded(8.0), Embedded(8.0)).eval()
+    target = Both(Scaled(reference.encoder, is_wrong=True), Scaled(reference.decoder, is_wrong=False))
+    ids = torch.randint(12, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    found = localized(tmp_path, reference, target, ids=ids)
+    assert [(one.module, one.cause) for one in found.suspects] == [("encoder.positions", "parameter-order")]
+
+
+class SideBySide(nn.Module):
+    """Two linears on norms of their own; a port may have one norm for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.one(self.first(x)) + self.other(self.second(x))
+        return result
+
+
+class OneNorm(SideBySide):
+    """The first norm for both."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.first(x)
+        result: Tensor = x + self.one(normed) + self.other(normed)
+        return result
+
+
+@pytest.mark.spec("LCL-251")
+def test_code_that_hands_on_another_result_is_accused_and_not_who_is_no_longer_called(tmp_path: Path) -> None:
+    torch.manual_seed(8)
+    reference: Any = Stack([SideBySide() for _ in range(2)]).eval()
+    with torch.no_grad():
+        for layer in reference.layers:
+            layer.second.weight.uniform_(0.5, 1.5)
+            layer.second.bias.uniform_(-0.5, 0.5)
+    target = Stack([SideBySide(), OneNorm()])
+    target.load_state_dict(reference.state_dict())
+    found = localized(tmp_path, reference, target)
+    assert [(one.module, one.cause) for one in found.suspects] == [("layers.1", "operand-exchanged")]

@@ -339,10 +339,34 @@ def _roll_options(given: dict[str, Any]) -> Options:
 
 
 def _pad_options(given: dict[str, Any]) -> Options:
-    pad = list(given["pad"])
+    """Pad at the other end, or with what the tensor holds: around, its border, or mirrored at that."""
+    pad, x = list(given["pad"]), given["input"]
     swapped = [size for at in range(0, len(pad), 2) for size in (pad[at + 1], pad[at])]
     if swapped != pad:
         yield "padding at the other end", lambda: functional.pad(**{**given, "pad": swapped})
+    if given.get("mode", "constant") != "constant":
+        return
+
+    def index(places: torch.Tensor, size: int, mode: str) -> torch.Tensor:
+        if mode == "circular":
+            return torch.remainder(places, size)
+        if mode == "reflect":
+            places = (places.abs() % (2 * size - 2)) if size > 1 else places * 0
+            return torch.where(places < size, places, 2 * size - 2 - places)
+        return places.clamp(0, size - 1)
+
+    def filled(mode: str) -> torch.Tensor:
+        y = x
+        for at in range(0, len(pad), 2):
+            axis, (before, behind) = x.ndim - 1 - at // 2, pad[at : at + 2]
+            if before or behind:
+                size = x.shape[axis]
+                places = torch.arange(-before, size + behind, device=x.device)
+                y = y.index_select(axis, index(places, size, mode))
+        return y
+
+    for mode in _PADDING_MODES:
+        yield f"padding that is {mode}", lambda mode=mode: filled(mode)  # type: ignore[misc]
 
 
 def _attention_options(given: dict[str, Any]) -> Options:
