@@ -323,7 +323,9 @@ class ErrorOrigins:
         maker = self._parents[call.place] if is_argument else call
         if maker is None:
             return
-        gap.modules[maker.site] = None
+        own = self._pairs.get(record.key.text)
+        is_left_out = own is not None and own.status == "never-called" and self._parents[maker.place]
+        gap.modules[is_left_out.site if is_left_out else maker.site] = None
         before = [r for child in self._children.get(maker.place, ()) for r in child.outputs]
         before = [r for r in before if r.order < record.order and not self._is_proven(r, maker)]
         arguments = [r for r in maker.inputs if r.order < record.order and r.dtype.is_inexact]
