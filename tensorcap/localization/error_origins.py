@@ -31,8 +31,8 @@ _FEWEST_ROWS: Final = 16  # below, a median of rows may be that of tokens with o
 _HEALED: Final = 8.0  # times smaller an error is that does not come of another one, as in CMP-55
 _ALIKE: Final = 2.0  # times larger or smaller errors of one rewriting are in modules of one role
 _DEPENDS: Final = 0.3  # correlation of two tensors of many elements of which one is made of the other
-_CHANCE: Final = 3.0  # times a correlation that chance makes
 _OF_SCORES: Final = 4.0  # exponentials of scores of up to 25 have 25 times their relative error
+_NEXT: Final = 16  # tensors behind the first that differs that may come of the same mistake, as q, k and v
 _SAMPLE: Final = 1 << 16  # elements that a correlation is taken over
 
 
@@ -218,7 +218,7 @@ class ErrorOrigins:
             inputs = self._error_before(pair, gap)
             if not gap.modules or inputs is None:
                 continue
-            is_router = any(map(self._may_choose, gap.modules))
+            is_router = any(map(self._calls.is_router, gap.modules))
             finding = _judge(pair, gap, error, inputs, precision, is_router=is_router)
             if finding.status == "diverged":
                 return Jump(pair, gap, finding)
@@ -256,19 +256,17 @@ class ErrorOrigins:
         return max(errors)
 
     def _handed_on(self, operand: Pair, result: Pair) -> float:
-        """The error of a term of a sum in units of the sum: large if most of the term is cancelled.
+        """How much of a result's error is that of a term of it, in units of the result.
 
-        It is the part of the result's error along the term's, and three times what chance makes of that, but
-        no more than the term's.
+        What cancels makes a relative error larger; the result's error lies then along the term's, and is no
+        larger than it.
         """
         own, other = self._errors(result), self._errors(operand)
         size = _rms(result.reference)
-        if own is None or other is None or not size:
+        if own is None or other is None or not size or not other.any():
             return 0.0
-        norm, count = math.sqrt(float(other @ other)), len(own)
-        along = abs(float(own @ other)) / norm if norm else 0.0
-        chance = _CHANCE * math.sqrt(float(own @ own) / count)
-        return min(along + chance, norm) / math.sqrt(count) / size
+        norm = math.sqrt(float(other @ other))
+        return min(abs(float(own @ other)) / norm, norm) / math.sqrt(len(own)) / size
 
     def _errors(self, pair: Pair) -> Array | None:
         """What a target's tensor differs by, of a part of its elements; None if that is not known."""
@@ -286,9 +284,24 @@ class ErrorOrigins:
     def _may_choose(self, site: str) -> bool:
         return "expert" in site.lower() or self._calls.is_router(site)
 
-    def module_around(self, gap: Gap) -> str:
-        """The smallest module that is called around all that lies in a gap; "" if it is empty."""
-        site = _common(list(gap.modules))
+    def module_of(self, pair: Pair, pairs: Sequence[Pair]) -> str:
+        """The smallest module that is called around all that an error may have been made in; "" if unknown.
+
+        That is what lies before the tensor, as far as it lies before the next ones, too, that differ though
+        all that is known before them is right: one mistake is behind all of them.
+
+        Args:
+            pair: The tensor that has the error.
+            pairs: All pairs, in order of execution.
+        """
+        modules = dict(self.gap(pair).modules)
+        differing = [p for p in pairs if p.key in self._call_of and p.is_compared and not p.is_green]
+        at = next((at for at, other in enumerate(differing) if other.key == pair.key), len(differing))
+        for other in differing[at + 1 : at + 1 + _NEXT] if len(modules) > 1 else ():
+            gap = self.gap(other)
+            if all(operand.is_green for operand in gap.operands.values()):
+                modules = {site: None for site in modules if site in gap.modules} or modules
+        site = _common(list(modules))
         while site and site != ROOT_SITE and site not in self._sites:
             site = site.rpartition(".")[0] or ROOT_SITE
         return site
@@ -399,7 +412,7 @@ def _judge(
     pair: Pair, gap: Gap, error: float, inputs: float, precision: Precision, *, is_router: bool
 ) -> Finding:
     """Judge the error behind a gap by that before it (LCL-260), which may hold the scores of a router."""
-    blocks = {_block(site) for site in gap.modules}
+    blocks = {block for site in gap.modules if (block := _block(site))}
     limits = POLICY.sampled(POLICY.code_gain, pair.elements).scaled(max(1, len(blocks)))
     if is_router:
         limits = limits.scaled(_OF_SCORES)
@@ -425,10 +438,10 @@ def _rms(record: Record | None) -> float | None:
 
 
 def _block(site: str) -> str:
-    """A site up to its first part that is a number."""
+    """A site up to its first part that is a number; "" if there is none."""
     parts = site.split(".")
-    at = next((at for at, part in enumerate(parts) if part.isdigit()), len(parts))
-    return ".".join(parts[: at + 1])
+    at = next((at for at, part in enumerate(parts) if part.isdigit()), None)
+    return "" if at is None else ".".join(parts[: at + 1])
 
 
 def _common(sites: Sequence[str]) -> str:

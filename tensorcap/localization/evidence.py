@@ -467,11 +467,11 @@ def _of_first_error(reference: Archive, origins: ErrorOrigins, pairs: Sequence[P
         return ()
     if jump is not None and (not evidence or _order(jump.pair) < _order(divergence.pair)):
         findings = (*jump.pair.findings, jump.finding)
-        one = _of_pair(origins.module_around(jump.gap), jump.pair, jump.finding.text)
+        one = _of_pair(origins.module_of(jump.pair, pairs), jump.pair, jump.finding.text)
         return (replace(one, findings=findings),)
     if not evidence:
         return ()
-    module = origins.module_around(origins.gap(divergence.pair))
+    module = origins.module_of(divergence.pair, pairs)
     if not module or module == divergence.module or state_writer(StateWriters(reference), divergence.pair):
         return evidence
     reason = f"What this was made of, back to what is known of both runs, was made in {module}."

@@ -102,6 +102,41 @@ def test_a_module_that_the_target_lacks_is_accused_of_what_comes_after_it(
     assert suspects == (["smoother"] if is_turned else [])
 
 
+class Reduced(nn.Module):
+    """Keys and values of what a reduction makes of the input; the port has its two layers inline."""
+
+    def __init__(self, *, is_written_out: bool = False, is_normed: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.keys, self.values = nn.LayerNorm(32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.reduction = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32))
+        self.parts, self.is_normed = [self.reduction], is_normed
+        if is_written_out:
+            del self.reduction
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        if hasattr(self, "reduction"):
+            reduced = self.reduction(x)
+        else:
+            linear, norm = self.parts[0].to(x.dtype)
+            reduced = x @ linear.weight.T + linear.bias
+            if self.is_normed:
+                reduced = nn.functional.layer_norm(reduced, (32,), norm.weight, norm.bias)
+        keys, values = self.keys(reduced), self.values(reduced)
+        made: Tensor = (x @ keys.mT).softmax(-1) @ values
+        return made
+
+
+@pytest.mark.spec("LCL-260")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_lies_before_all_tensors_that_differ_first_is_accused(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    target = Reduced(is_written_out=True, is_normed=False).to(dtype)
+    assert accused(tmp_path, Reduced(), target, X)[0] in ("reduction", "reduction.1")
+
+
 class Layer(nn.Module):
     """A feed-forward with a scale of each channel behind it."""
 
