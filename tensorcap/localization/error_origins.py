@@ -171,10 +171,10 @@ class ErrorOrigins:
         before, after = error_of(pair), error_of(follower)
         if before is None or after is None or not follower.is_green:
             return False
-        sizes = _rms(pair.reference), _rms(follower.reference)
+        size, next_size = _rms(pair.reference), _rms(follower.reference)
         if after * _HEALED > before:
             return False
-        return None in sizes or after * sizes[1] * _HEALED <= before * sizes[0]
+        return size is None or next_size is None or after * next_size * _HEALED <= before * size
 
     def _correlation(self, one: Record, other: Record) -> float:
         """The size of the cosine of two tensors of as many elements, of a part of them."""
@@ -295,6 +295,11 @@ class ErrorOrigins:
             pairs: All pairs, in order of execution.
         """
         modules = dict(self.gap(pair).modules)
+        call = self._call_of.get(pair.key)
+        if call is not None and call.site in modules and self._are_known(call.inputs):
+            modules = {
+                site: None for site in modules if site == call.site or site.startswith(f"{call.site}.")
+            }
         differing = [p for p in pairs if p.key in self._call_of and p.is_compared and not p.is_green]
         at = next((at for at, other in enumerate(differing) if other.key == pair.key), len(differing))
         for other in differing[at + 1 : at + 1 + _NEXT] if len(modules) > 1 else ():
@@ -350,6 +355,11 @@ class ErrorOrigins:
                 gap.operands[pair.key] = pair
             elif operand.dtype.is_inexact:
                 self._go_back(operand, gap, seen, depth=depth + 1)
+
+    def _are_known(self, arguments: Sequence[Record]) -> bool:
+        """Whether all floating arguments of a call are known, and there are some."""
+        floats = [record for record in arguments if record.dtype.is_inexact]
+        return bool(floats) and all(self._known(record) is not None for record in floats)
 
     def _is_proven(self, record: Record, scope: Call) -> bool:
         """Whether a tensor that is not known is given to calls whose results are known, and agree."""

@@ -56,11 +56,12 @@ class WrittenOut(Tagger):
         self.is_turned = is_turned
 
     def smooth(self, x: Tensor) -> Tensor:
-        gru, rows = self.smoother, []
+        weights, rows = dict(self.smoother.named_parameters()), []
+        into, onto = ((weights[f"weight_{side}_l0"].T, weights[f"bias_{side}_l0"]) for side in ("ih", "hh"))
         h = x.new_zeros(len(x), 40)
         for t in range(x.shape[1]):
-            ours = (x[:, t] @ gru.weight_ih_l0.T + gru.bias_ih_l0).chunk(3, dim=-1)
-            theirs = (h @ gru.weight_hh_l0.T + gru.bias_hh_l0).chunk(3, dim=-1)
+            ours = (x[:, t] @ into[0] + into[1]).chunk(3, dim=-1)
+            theirs = (h @ onto[0] + onto[1]).chunk(3, dim=-1)
             r, z = torch.sigmoid(ours[0] + theirs[0]), torch.sigmoid(ours[1] + theirs[1])
             n = torch.tanh(ours[2] + r * theirs[2])
             h = z * n + (1 - z) * h if self.is_turned else (1 - z) * n + z * h
@@ -119,10 +120,10 @@ class Reduced(nn.Module):
         if hasattr(self, "reduction"):
             reduced = self.reduction(x)
         else:
-            linear, norm = self.parts[0].to(x.dtype)
-            reduced = x @ linear.weight.T + linear.bias
+            linear, norm = (list(part.parameters()) for part in self.parts[0].to(x.dtype))
+            reduced = x @ linear[0].T + linear[1]
             if self.is_normed:
-                reduced = nn.functional.layer_norm(reduced, (32,), norm.weight, norm.bias)
+                reduced = nn.functional.layer_norm(reduced, (32,), norm[0], norm[1])
         keys, values = self.keys(reduced), self.values(reduced)
         made: Tensor = (x @ keys.mT).softmax(-1) @ values
         return made
@@ -135,6 +136,16 @@ def test_what_lies_before_all_tensors_that_differ_first_is_accused(
 ) -> None:
     target = Reduced(is_written_out=True, is_normed=False).to(dtype)
     assert accused(tmp_path, Reduced(), target, X)[0] in ("reduction", "reduction.1")
+
+
+@pytest.mark.spec("LCL-262")
+def test_a_module_that_the_target_lacks_is_accused_by_injection(tmp_path: Path) -> None:
+    target = Unnamed(is_turned=True)
+    accused(tmp_path, Tagger(), target, IDS)
+    workload = Workload(target.eval(), (IDS,))
+    by_injection = localize(tmp_path / "ref.h5", tmp_path / "tgt.h5", target_model=workload)
+    assert by_injection.by == "injection"
+    assert [suspect.module for suspect in by_injection.suspects] == ["smoother"]
 
 
 class Layer(nn.Module):
@@ -173,7 +184,7 @@ def test_a_scale_that_is_folded_into_the_weights_before_it_accuses_nobody(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_beside_folded_scales_the_module_that_is_wrong_is_accused(tmp_path: Path, dtype: torch.dtype) -> None:
     target = layers(is_folded=True)
-    target[1].up.weight.data[:, :2] = 0  # type: ignore[union-attr,index]  # a layer
+    target.get_parameter("1.up.weight").data[:, :2] = 0
     assert accused(tmp_path, layers(is_folded=False), target.to(dtype), X)[0] == "1.up"
 
 
