@@ -90,7 +90,7 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt
 
 # Modular MAX, of some 600 MiB, is for the slow tests alone. What it has compiled it keeps in ~/.cache/modular.
 $(VENV)/.installed-max: $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[max]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[max,max-pipelines]'
 	$(BIN)/python -c 'import max.nn' # which compiles a part of itself, once: two processes would be in each other's way
 	touch $@
 

@@ -1,6 +1,7 @@
 """A small decoder written with `max.nn`, and the Hugging Face model that it is a port of.
 
     tcap verify examples/max_decoder.py:llama -o report/
+    tcap verify examples/max_decoder.py:llama -o half/ --dtype bfloat16
 
 Verifying a port to Modular MAX takes four things: a model to trust (`reference`), the same in `max.nn`
 (`Decoder`), the weights of the one under the names of the other (`adapted`), and inputs for both. MAX has no
@@ -104,9 +105,10 @@ def rotated(x: TensorValue, cos: TensorValue, sin: TensorValue) -> TensorValue:
     return ops.concat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-def adapted(weights: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+def adapted(weights: Mapping[str, torch.Tensor], dtype: DType) -> dict[str, torch.Tensor]:
     """The weight adapter: Hugging Face's names and tensors as those of `Decoder`."""
-    return {name.removeprefix("model."): weight.numpy() for name, weight in weights.items()}
+    own = getattr(torch, dtype.name)
+    return {name.removeprefix("model."): weight.to(own) for name, weight in weights.items()}
 
 
 def original(num_hidden_layers: int = 2) -> LlamaForCausalLM:
@@ -123,10 +125,11 @@ def original(num_hidden_layers: int = 2) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def ported(model: LlamaForCausalLM) -> Decoder:
+def ported(model: LlamaForCausalLM, dtype: DType = DType.float32) -> Decoder:
     """The port of a model, with its weights."""
-    decoder = Decoder(model.config)
-    decoder.load_state_dict(adapted(model.state_dict()), weight_alignment=1)  # wherever they lie in memory
+    decoder = Decoder(model.config, dtype)
+    weights = adapted(model.state_dict(), dtype)
+    decoder.load_state_dict(weights, weight_alignment=1)  # wherever they lie in memory
     return decoder
 
 
@@ -136,17 +139,17 @@ def reference(num_hidden_layers: int = 2) -> tensorcap.Workload:
     return tensorcap.Workload(original(num_hidden_layers), inputs)
 
 
-def port(num_hidden_layers: int = 2) -> tensorcap.Workload:
+def port(num_hidden_layers: int = 2, dtype: DType = DType.float32) -> tensorcap.Workload:
     """The port, on the same tokens."""
-    return tensorcap.Workload(ported(original(num_hidden_layers)), {"tokens": np.array(TOKENS)})
+    return tensorcap.Workload(ported(original(num_hidden_layers), dtype), {"tokens": np.array(TOKENS)})
 
 
-def wrong(num_hidden_layers: int = 2) -> tensorcap.Workload:
+def wrong(num_hidden_layers: int = 2, dtype: DType = DType.float32) -> tensorcap.Workload:
     """The same with a mistake: a weight of layer 0 was converted with a scale too much."""
     model = original(num_hidden_layers)
     with torch.no_grad():
         model.model.layers[0].self_attn.o_proj.weight.mul_(1.5)
-    return tensorcap.Workload(ported(model), {"tokens": np.array(TOKENS)})
+    return tensorcap.Workload(ported(model, dtype), {"tokens": np.array(TOKENS)})
 
 
 llama = tensorcap.Port(reference, port)

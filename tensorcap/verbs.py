@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tensorcap.alignment import MappingSource
     from tensorcap.comparison.preflight import Preflight
     from tensorcap.diagnosis import Diagnosis
-    from tensorcap.reports.html import Matrix, Page
+    from tensorcap.reports.html import ExperimentPage, Matrix, Page
 
 
 def diagnose(
@@ -81,7 +81,7 @@ def preflight(
 @overload
 def report(
     reference: str | os.PathLike[str],
-    target: str | os.PathLike[str] | None,
+    target: str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
     mapping: MappingSource | Literal["none"] | None = ...,
@@ -94,6 +94,19 @@ def report(
 @overload
 def report(
     reference: str | os.PathLike[str],
+    target: None,
+    output: str | os.PathLike[str],
+    *,
+    mapping: None = ...,
+    markdown: bool = ...,
+    png: bool = ...,
+    force: bool = ...,
+) -> Page | ExperimentPage: ...
+
+
+@overload
+def report(
+    reference: str | os.PathLike[str],
     target: Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str],
     *,
@@ -101,7 +114,7 @@ def report(
     markdown: bool = ...,
     png: bool = ...,
     force: bool = ...,
-) -> Page | Matrix: ...
+) -> Page | Matrix | ExperimentPage: ...
 
 
 def report(
@@ -113,12 +126,12 @@ def report(
     markdown: bool = False,
     png: bool = False,
     force: bool = False,
-) -> Page | Matrix:
+) -> Page | Matrix | ExperimentPage:
     """Write a comparison as one page of HTML, or as Markdown for an issue (`specs/report.md`).
 
     Args:
-        reference: Path of the trusted archive; without a target, the folder that `verify` wrote or a saved
-            comparison.
+        reference: Path of the trusted archive; without a target, the folder that `verify` wrote, that of an
+            experiment of `equivalence`, or a saved comparison.
         target: Path of the archive under test, or None. Several of them, in the order of their columns, or
             further folders and saved comparisons if the reference is one, make a matrix.
         output: The file, which is written whole or not at all.
@@ -128,10 +141,10 @@ def report(
         force: Whether to replace a file that is no report.
 
     Returns:
-        All that it says; a `Matrix` of several targets.
+        All that it says; a `Matrix` of several targets, an `ExperimentPage` of an experiment.
 
     Raises:
-        UsageError: The reference alone is neither of both, plots are asked for of several targets, or the
+        UsageError: The reference alone is none of these, plots are asked for of several targets, or the
             output would replace an input.
         WriteError: Something else is in the output's place, or it cannot be written.
         ReadError: An input cannot be read.
@@ -151,6 +164,16 @@ def report(
     beginning = html.MARKDOWN_BEGINNING if markdown else html.HTML_BEGINNING
     if not png:
         refuse_to_replace_unlike(path, "" if force else beginning)
+    if not targets and (Path(reference) / "equivalence.toml").is_file():
+        from tensorcap.equivalence import gather_experiment
+
+        if png or mapping is not None:
+            raise UsageError(
+                f"{reference}: is an experiment of `tcap equivalence`, expected no --png and no --map"
+            )
+        experiment = gather_experiment(Path(reference))
+        (html.write_markdown if markdown else html.write_html)(path, experiment, force=force)
+        return experiment
     if target is None or isinstance(target, str | os.PathLike):
         sources = [html.source_of(reference, target, mapping=mapping)]
     else:

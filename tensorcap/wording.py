@@ -61,8 +61,9 @@ def name_pattern(name: str, *, last: bool = False) -> str:
         >>> name_pattern("0/model.layers.11.mlp/param.weight")
         '{}/model.layers.{}.mlp/param.weight'
     """
-    matches = list(_NUMBER.finditer(name))
-    for match in reversed(matches[-1:] if last else matches):
+    if not last:
+        return _NUMBER.sub("{}", name)
+    for match in reversed([*_NUMBER.finditer(name)][-1:]):
         name = f"{name[: match.start()]}{{}}{name[match.end() :]}"
     return name
 
@@ -89,13 +90,29 @@ def joined_name(names: Sequence[str]) -> str:
         >>> joined_name([f"model.layers.{number}.mlp" for number in (0, 1, 2, 5)])
         'model.layers.{0-2,5}.mlp'
     """
-    texts = iter(str(n[0]) if len(n) == 1 else f"{{{_ranges(n)}}}" for n in _places(names))
-    return _NUMBER.sub(lambda _: next(texts), names[0])
+    return _joined_name(names[0], _places(names))
+
+
+def product_name(names: Sequence[str]) -> str | None:
+    """`joined_name`; None if the names are not all that its numbers can be put together to.
+
+    Example:
+        >>> product_name(["a.0.b.0", "a.0.b.1"]), product_name(["a.0.b.0", "a.1.b.1"])
+        ('a.0.b.{0-1}', None)
+    """
+    places = _places(names)
+    return _joined_name(names[0], places) if math.prod(map(len, places)) == len(names) else None
+
+
+def _joined_name(name: str, places: Iterable[Sequence[int]]) -> str:
+    texts = iter(str(n[0]) if len(n) == 1 else f"{{{_ranges(n)}}}" for n in places)
+    return _NUMBER.sub(lambda _: next(texts), name)
 
 
 def _places(names: Sequence[str]) -> list[list[int]]:
     """The numbers at each place of names of one pattern."""
-    return [sorted(set(numbers)) for numbers in zip(*map(name_numbers, names), strict=True)]
+    texts = zip(*map(_NUMBER.findall, names), strict=True)  # most occur many times: as numbers once
+    return [sorted(set(map(int, set(column)))) for column in texts]
 
 
 def _ranges(numbers: Iterable[int]) -> str:

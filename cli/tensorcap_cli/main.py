@@ -12,17 +12,18 @@ from typing import Any, ClassVar, Final, TextIO, cast
 import click
 
 from tensorcap_cli.options.sections import Group
-from tensorcap_cli.text.terminal import fit_stdout
+from tensorcap_cli.signals import EndedBySignal, exit_status_of, leave_unfinished_calls, signals_raised
+from tensorcap_cli.text.progress import log_printed
+from tensorcap_cli.text.terminal import fit_stdout, harmless
 
 _MODULES: Final = {"import": "import_folder", "sync-points": "sync_points"}  # no names of modules
-_INTERRUPTED: Final = 130  # 128 + SIGINT, as shells say it
 
 
 class _Tcap(Group):
     """Imports a command when it is called, so that `tcap --help` loads nothing of the library."""
 
     sections: ClassVar[Mapping[str, Sequence[str]]] = {
-        "Capture": ("capture", "plan"),
+        "Capture": ("capture", "plan", "max"),
         "Look": ("ls", "show", "tree", "view"),
         "Compare": ("compare", "report", "sync-points", "align", "preflight", "divergence", "calibrate"),
         "Find the culprit": ("localize", "verify", "replay", "inject", "bisect", "diagnose"),
@@ -38,15 +39,20 @@ class _Tcap(Group):
     def invoke(self, ctx: click.Context) -> Any:
         _open_missing_streams()
         fit_stdout()
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), log_printed(), signals_raised():
             warnings.showwarning = _show_warning
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt as error:
-                click.echo("Interrupted.", err=True)
+                is_ours = isinstance(error, EndedBySignal)
+                click.echo(f"Ended by {error}." if is_ours else "Interrupted.", err=True)
                 _print_notes(error)
-                ctx.exit(_INTERRUPTED)
-            except (click.ClickException, click.exceptions.Exit, click.Abort):
+                leave_unfinished_calls(exit_status_of(error))
+                ctx.exit(exit_status_of(error))
+            except (click.exceptions.Exit, click.Abort):
+                raise
+            except click.ClickException as error:
+                error.message = harmless(error.message)
                 raise
             except Exception as error:
                 from tensorcap_formats.errors import TensorcapError
@@ -67,7 +73,7 @@ class _Tcap(Group):
 
 def _print_notes(error: BaseException) -> None:
     for note in getattr(error, "__notes__", ()):
-        click.echo(note, err=True)
+        click.echo(harmless(note), err=True)
 
 
 def _is_of_stdout(error: BaseException) -> bool:
@@ -105,7 +111,9 @@ def _show_warning(
     file: object = None,
     line: str | None = None,
 ) -> None:
-    click.echo(f"Warning: {message}", err=True)
+    from tensorcap_formats.errors import escaped
+
+    click.echo(f"Warning: {escaped(str(message))}", err=True)
 
 
 @click.group(cls=_Tcap, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -124,5 +132,5 @@ def main() -> None:
     or .pt, any HDF5 or zarr) are read as they are.
 
     Exit status: 0 done, and nothing to complain of; 1 differences found, or something failed; 2 wrong usage;
-    3 an input cannot be read; 130 interrupted.
+    3 an input cannot be read; 130 interrupted; 143 ended by SIGTERM, 129 by a closed terminal.
     """

@@ -18,23 +18,26 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
-from typing import ClassVar
+from typing import ClassVar, Final
+
+_WIDEST_MESSAGE: Final = 4000  # characters: a name in a hostile file may have 65,536
 
 
 class TensorcapError(Exception):
     """Base class: catch this to catch all of ours.
 
-    The message is one line: place, what is there, what was expected. `hint` says what to do.
+    The message is one line: place, what is there, what was expected. `hint` says what to do. What a terminal
+    obeys, of names in files, stands there as escapes.
     """
 
     exit_status: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
-        self.hint = hint
+        self.hint = None if hint is None else escaped(hint)
 
     def __str__(self) -> str:  # OSError would format its own arguments
-        return str(self.args[0])
+        return escaped(str(self.args[0]))
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), str(self), self.hint)
@@ -144,3 +147,14 @@ def did_you_mean(name: str, known: Collection[str]) -> str | None:
 def abbreviate(text: str, limit: int = 120) -> str:
     """Shorten `text` for a message: hostile names may be 64 KiB long."""
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
+
+
+def escaped(text: str, limit: int = _WIDEST_MESSAGE) -> str:
+    r"""Text from anywhere as one line of a bounded length, in which a terminal finds nothing to obey.
+
+    Example:
+        >>> print(escaped("a name\n\x1b[2J"))
+        a name\n\x1b[2J
+    """
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return line if len(line) <= limit else f"{line[: limit // 2]} … {line[-limit // 2 :]}"

@@ -5,19 +5,19 @@ Columns, not rows, since they parse four times as fast; no byte offsets, since o
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, Final
 
 from tensorcap_formats.digests import KNOWN_ALGORITHMS
-from tensorcap_formats.dtypes import DTYPES
+from tensorcap_formats.dtypes import DTYPES, DType
 from tensorcap_formats.errors import CorruptArchiveError, NewerVersionError, UsageError, abbreviate
+from tensorcap_formats.garbage import paused_collection
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
@@ -76,6 +76,7 @@ def encode_index(index: Index) -> tuple[bytes, bytes]:
     return body + b',"seal":"%s"}' % _seal(body, run).encode(), run
 
 
+@paused_collection()
 def decode_index(data: bytes, run: bytes, source: str, *, is_unaltered: bool = False) -> Index:
     """Read an index and check everything in it that does not need the tensors' bytes.
 
@@ -112,34 +113,7 @@ def decode_index(data: bytes, run: bytes, source: str, *, is_unaltered: bool = F
     values = index.get("values")
     if not isinstance(values, dict):
         raise CorruptArchiveError(f"{source}: index: values is no object (ARC-35)")
-    all_statistics = map(Statistics, *(column[name] for name in _STATISTICS))
-    records: list[Record] = []
-    shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # those that records have in common
-    for row, (text, dtype, shape, order, stored, statistics) in enumerate(
-        zip(*(column[n] for n in ("key", "dtype", "shape", "order", "stored")), all_statistics, strict=True)
-    ):
-        try:
-            key = Key.parse(text)
-        except UsageError as error:
-            raise CorruptArchiveError(f"{source}: index: record {row}: {error}") from None
-        logical = DTYPES.get(dtype)
-        if logical is None:
-            raise CorruptArchiveError(
-                f"{source}: index: record {row}: dtype {abbreviate(dtype)!r} is unknown (ARC-31)"
-            )
-        sizes = parse_shape(shape, logical.itemsize, f"{source}: index: record {row}")
-        records.append(
-            Record(
-                key,
-                logical,
-                shapes.setdefault(sizes, sizes),
-                order,
-                digests[32 * row : 32 * row + 32],
-                statistics,
-                stored == 1,
-                row,
-            )
-        )
+    records = _records(column, digests, source)
     if len(set(column["key"])) != count:
         raise CorruptArchiveError(
             f"{source}: index: key {_first_duplicate(column['key'])!r} stands twice (ARC-32)"
@@ -161,6 +135,34 @@ def decode_index(data: bytes, run: bytes, source: str, *, is_unaltered: bool = F
         index.get("ordered") is True,
         root,
     )
+
+
+def _records(column: Mapping[str, Sequence[Any]], digests: str, source: str) -> list[Record]:
+    """The records; dtypes and shapes are checked once for all that have the same."""
+    columns = (column[name] for name in ("key", "dtype", "shape", "order", "stored"))
+    statistics = map(Statistics, *(column[name] for name in _STATISTICS))
+    are_plain = set(map(type, chain.from_iterable(column["shape"]))) <= {int}  # True is no size, and equals 1
+    known: dict[tuple[str, tuple[int, ...]], tuple[DType, tuple[int, ...]]] = {}
+    records = []
+    for row, (text, dtype, shape, order, stored, numbers) in enumerate(
+        zip(*columns, statistics, strict=True)
+    ):
+        try:
+            key = Key.parse(text)
+        except UsageError as error:
+            raise CorruptArchiveError(f"{source}: index: record {row}: {error}") from None
+        kind = known.get((dtype, tuple(shape))) if are_plain else None
+        if kind is None:
+            logical = DTYPES.get(dtype)
+            if logical is None:
+                raise CorruptArchiveError(
+                    f"{source}: index: record {row}: dtype {abbreviate(dtype)!r} is unknown (ARC-31)"
+                )
+            sizes = parse_shape(shape, logical.itemsize, f"{source}: index: record {row}")
+            kind = known[dtype, sizes] = logical, sizes
+        digest = digests[32 * row : 32 * row + 32]
+        records.append(Record(key, *kind, order, digest, numbers, stored == 1, row))
+    return records
 
 
 def check_version(index: Mapping[str, Any], source: str) -> None:
@@ -230,6 +232,7 @@ def encode_json(value: object) -> bytes:
     return _ENCODER.encode(value).encode("utf-8", "backslashreplace")
 
 
+@paused_collection()
 def decode_json(data: bytes, source: str) -> dict[str, Any]:
     """Read a JSON object.
 
@@ -237,17 +240,12 @@ def decode_json(data: bytes, source: str) -> dict[str, Any]:
         CorruptArchiveError: The bytes are not UTF-8, not JSON, not an object, or have a number that is
             beyond float64.
     """
-    enabled = gc.isenabled()
-    gc.disable()  # many small objects: the collector takes most of the time otherwise
     try:
         value = json.loads(data, parse_constant=finite_number)
         if isinstance(value, list | dict) and _has_infinity(value):
             json.loads(data, parse_float=finite_number)  # names it; calls for all floats take too long
     except (ValueError, RecursionError) as error:
         raise CorruptArchiveError(f"{source}: is not JSON: {error}") from None
-    finally:
-        if enabled:
-            gc.enable()
     if not isinstance(value, dict):
         raise CorruptArchiveError(f"{source}: is a JSON {type(value).__name__}, expected an object")
     return value
@@ -257,6 +255,8 @@ def _has_infinity(value: dict[str, Any] | list[Any]) -> bool:
     """Whether any number in a JSON object or array is infinite."""
     members = value.values() if isinstance(value, dict) else value
     kinds = set(map(type, members))
+    if kinds == {list}:  # shapes by the hundred thousand: as one list
+        return _has_infinity([*chain.from_iterable(members)])
     if float in kinds and any(infinity in members for infinity in _INFINITIES):
         return True
     is_nested = not kinds.isdisjoint((list, dict))

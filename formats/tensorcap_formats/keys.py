@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from sys import intern
 from typing import Final
 
 from tensorcap_formats.errors import UsageError, abbreviate
+from tensorcap_formats.light_dataclass import light_dataclass
 
 MAX_KEY_BYTES: Final = 4096
 ROOT_SITE: Final = "@root"
@@ -29,11 +30,15 @@ _FULL: Final = re.compile(
 _UNSAFE: Final = re.compile(r"[^\w.,:+=\-]")
 _UNSAFE_BARE: Final = re.compile(r"[^\w.,:+=\-/@]")
 _SAFE: Final = re.compile(r"[\w,:+=\-][\w.,:+=\-]*")
+# A full key in which nothing is escaped, and whose numbers are as they have to be: most are
+_PLAIN: Final = re.compile(
+    rf"(?:rank([1-9][0-9]{{0,17}})/)?({_NUMBER})/(@root|{_SAFE.pattern})(?:@([1-9][0-9]{{0,17}}))?/({_SAFE.pattern})"
+)
 _ESCAPE: Final = re.compile(r"((?:%[0-9A-F]{2})+)")
 _DIGITS: Final = re.compile(r"([0-9]+)")
 
 
-@dataclass(frozen=True, slots=True, order=False)
+@light_dataclass(frozen=True, slots=True)
 class Key:
     """Where a tensor was seen: step, site, call of the site within the step, slot, rank.
 
@@ -94,6 +99,9 @@ class Key:
             UsageError: The text is empty, too long, or has characters that a key must escape.
         """
         check_length(text)
+        if match := _PLAIN.fullmatch(text):
+            rank, step, site, call, slot = match.groups()
+            return cls(intern(site), intern(slot), int(step), int(call or 0), int(rank or 0))
         match = _FULL.fullmatch(text)
         if match is None:
             if escape_bare(unescape(text)) != text:

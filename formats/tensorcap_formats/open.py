@@ -20,7 +20,7 @@ from tensorcap_formats.errors import (
 from tensorcap_formats.folder import list_folder
 from tensorcap_formats.hdf5 import is_hdf5, open_hdf5, open_hdf5_part
 from tensorcap_formats.input_file import InputFile
-from tensorcap_formats.output_path import is_locked
+from tensorcap_formats.output_path import is_locked, is_moved_aside
 from tensorcap_formats.ranks import (
     MergedArchive,
     is_rank_pattern,
@@ -141,7 +141,7 @@ def is_same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> 
 
 def open_present(path: Path) -> Archive:
     """Open what is at `path` now, even if it is being written anew; else as `open_archive`."""
-    return _folder_opener(path)(path) if path.is_dir() else _file_opener(path)(path)
+    return _folder_opener(path)(path) if os.path.isdir(path) else _file_opener(path)(path)
 
 
 def _nothing_to_open(path: Path, locked: bool | None) -> ReadError:
@@ -153,6 +153,11 @@ def _nothing_to_open(path: Path, locked: bool | None) -> ReadError:
         return UnfinishedArchiveError(
             f"{path}: its writer died before it was complete",
             hint=f"Save what it holds with `tcap recover {path}`.",
+        )
+    if is_moved_aside(path):
+        return UnfinishedArchiveError(
+            f"{path}: was moved aside by a process that died before it put another in its place",
+            hint=f"Put it back with `tcap recover {path}`.",
         )
     hint = None
     if ranks := written_ranks(path):
@@ -206,8 +211,10 @@ def _file_opener(path: Path) -> Callable[[Path], Archive]:
     from tensorcap_formats.foreign import (
         MAX_SUFFIX,
         SIGNATURE_BYTES,
+        is_print_log,
         open_max,
         open_npy,
+        open_print_log,
         open_torch_file,
         raw_file_hint,
         refuse_known_file,
@@ -240,6 +247,8 @@ def _file_opener(path: Path) -> Callable[[Path], Archive]:
         return _onnx_opener(path)
     if first[:1] == b"\x80" or path.suffix in (".pt", ".pth", ".pkl", ".bin"):
         return open_torch_file
+    if is_print_log(path):
+        return open_print_log
     if first and not any(first[:16]):
         raise UnfinishedArchiveError(
             f"{path}: begins with zeros: an archive whose writer did not end, or a damaged file",

@@ -5,6 +5,8 @@ Only files of ours are ever written over or removed.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import hashlib
 import os
@@ -23,12 +25,15 @@ OPEN_TO_READ: Final = (  # a pipe at the path does not block, and no link is fol
     os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 )
 _BUILDING: Final = "building"
+_REPLACED: Final = "replaced"
+_AT_FDCWD: Final = -100  # of fcntl.h: paths are as the process takes them
+_RENAME_EXCHANGE: Final = 2  # of linux/fs.h
 _STEM_BYTES: Final = 150  # of the 255 that a name may have
 
 
 def resolved(path: Path) -> Path:
     """The path that an output goes to: what the path links to, if it is a link, even one to nothing."""
-    return Path(os.path.realpath(path)) if path.is_symlink() else path
+    return Path(os.path.realpath(path)) if os.path.islink(path) else path
 
 
 def journal_path(path: Path) -> Path:
@@ -80,15 +85,17 @@ def refuse_overlap(source: Path, path: Path) -> None:
 
 
 def refuse_to_replace_unlike(path: Path, beginning: str) -> None:
-    """Refuse the path of a text that is taken by anything but a file that begins as the text does.
+    """Refuse the path of a text that is taken by anything but a stream or a file that begins as it does.
 
     Args:
         path: Where the text is to go.
         beginning: How texts of its kind begin, without white space.
 
     Raises:
-        WriteError: There is an archive, another file, a folder or a device; or no folder to write in.
+        WriteError: There is an archive, another file, a folder or a disk; or no folder to write in.
     """
+    if is_stream(path):
+        return
     path = resolved(path)
     if not os.path.lexists(path):
         if not path.parent.is_dir():
@@ -112,9 +119,20 @@ def refuse_to_replace_unlike(path: Path, beginning: str) -> None:
         )
 
 
+def is_stream(path: Path) -> bool:
+    """Whether there is a pipe or a device of characters, which is written to and never replaced."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+
+
 @contextmanager
 def publish_text(path: str | os.PathLike[str], *, beginning: str) -> Iterator[IO[str]]:
     """Write a text beside its place, and rename it when it is whole; what was there stays until then.
+
+    What is a pipe or a device of characters (`/dev/stdout`, a terminal) is written to.
 
     Args:
         path: Where to put it; if it is a link, what it links to.
@@ -125,6 +143,10 @@ def publish_text(path: str | os.PathLike[str], *, beginning: str) -> Iterator[IO
     """
     place = resolved(Path(path))
     try:
+        if is_stream(Path(path)):
+            with open(path, "w", encoding="utf-8", newline="") as stream:
+                yield stream
+            return
         refuse_to_replace_unlike(place, beginning)
         with build_beside(place) as building:
             with building.open("x", encoding="utf-8", newline="") as file:
@@ -140,9 +162,9 @@ def publish_text(path: str | os.PathLike[str], *, beginning: str) -> Iterator[IO
 def build_beside(path: Path) -> Iterator[Path]:
     """A new path in the folder of `path`, to build something at; what is still there at the end is removed.
 
-    What processes that were killed had begun to build for the same path is removed first.
+    What processes that were killed have left of the same path is put in order first.
     """
-    remove_stale(path, _BUILDING)
+    clean_up(path)
     building = unique_beside(path, _BUILDING)
     try:
         yield building
@@ -151,18 +173,63 @@ def build_beside(path: Path) -> Iterator[Path]:
 
 
 def put_in_place(new: Path, path: Path) -> None:
-    """Rename `new` to `path`; a folder there, which no rename replaces, is moved aside and removed after."""
+    """Rename `new` to `path`, and remove what was there.
+
+    A folder, which no rename replaces, changes places with the new one in a single step where the system can.
+    Elsewhere it is moved aside first; `clean_up` puts it back if the process is killed before the next step.
+    """
     if not path.is_dir() and not (new.is_dir() and os.path.lexists(path)):
         new.replace(path)
-        return
-    aside = unique_beside(path, "replaced")
-    path.rename(aside)
+    elif _exchange(new, path):
+        remove(new)
+    else:
+        aside = unique_beside(path, _REPLACED)
+        path.rename(aside)
+        try:
+            new.replace(path)
+        except BaseException:
+            aside.rename(path)
+            raise
+        remove(aside.replace(unique_beside(path, _BUILDING)))  # half of it is never put back
+
+
+def clean_up(path: Path) -> bool:
+    """Put in order what killed processes have left beside `path`.
+
+    Args:
+        path: Where they were about to put something.
+
+    Returns:
+        Whether what had been moved aside was put back, as nothing had taken its place.
+    """
+    moved = _stale(path, _REPLACED)
+    is_put_back = bool(moved) and not os.path.lexists(path)
+    if is_put_back:
+        moved.pop().rename(path)
+    for rest in [*moved, *_stale(path, _BUILDING)]:
+        with suppress(OSError):  # if something stays, it does no harm
+            remove(rest)
+    return is_put_back
+
+
+def is_moved_aside(path: Path) -> bool:
+    """Whether a killed process has moved aside what was at `path`, and `clean_up` would put it back."""
+    path = resolved(path)
+    return not os.path.lexists(path) and bool(_stale(path, _REPLACED))
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange what is at two paths in one step; False if the system or the file system cannot."""
     try:
-        new.replace(path)
-    except BaseException:
-        aside.rename(path)
-        raise
-    remove(aside)
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError):  # no Linux, or a C library of before 2018
+        return False
+    if not rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
 
 
 def unique_beside(path: Path, purpose: str) -> Path:
@@ -170,16 +237,17 @@ def unique_beside(path: Path, purpose: str) -> Path:
     return path.with_name(f"{_stem(path)}.tcap-{_host()}-{os.getpid()}-{secrets.token_hex(4)}.{purpose}")
 
 
-def remove_stale(path: Path, purpose: str) -> None:
-    """Remove what `unique_beside` named for processes of this host that have ended without removing it."""
+def _stale(path: Path, purpose: str) -> list[Path]:
+    """What `unique_beside` named for processes of this host that have ended."""
     ours = re.compile(
         rf"{re.escape(_stem(path))}\.tcap-{_host()}-([1-9][0-9]{{0,9}})-[0-9a-f]{{8}}\.{purpose}"
     )
-    with suppress(OSError):  # if something stays, it does no harm
-        for name in os.listdir(path.parent):
-            match = ours.fullmatch(name)
-            if match and not _is_alive(int(match[1])):
-                remove(path.with_name(name))
+    try:
+        names = os.listdir(path.parent)
+    except OSError:
+        return []
+    matches = [match for match in map(ours.fullmatch, names) if match]
+    return [path.with_name(match[0]) for match in matches if not _is_alive(int(match[1]))]
 
 
 def remove(path: Path) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from tensorcap_formats.dtypes import DType
 from tensorcap_formats.keys import Key
+from tensorcap_formats.light_dataclass import light_dataclass
 from tensorcap_formats.notebook import card
 from tensorcap_formats.statistics import Statistics
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Record:
     """One tensor of an archive.
 

@@ -361,6 +361,7 @@ class RunInfo:
         model_file: File that the class stands in, "" if unknown.
         config: The model's configuration.
         attention_implementation: As the model names it, "" if unknown.
+        left_out_weights: Names of weights of its checkpoint that the model's own code leaves out.
         modules: The model's modules by site, in the order of its tree; empty if they are not listed.
         aliases: Sites of shared modules that have the records, by their other sites.
         dtype: Dtype of most of the model's parameters, "" if unknown.
@@ -370,6 +371,7 @@ class RunInfo:
         workload: How to repeat the run.
         inputs: SHA-256 of each input of the model, by key text; "" if it has none.
         scope: What was to be recorded; None if unknown.
+        dump: `files`, `log` or `abbreviated log`, if debug prints wrote the tensors (ARC-70); else "".
         points: Whether each site was captured.
         steps: Count of steps; None if unknown.
         phases: Of each step `prefill`, `decode` or `forward`, "" if unknown.
@@ -395,6 +397,7 @@ class RunInfo:
     model_file: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     attention_implementation: str = ""
+    left_out_weights: tuple[str, ...] = ()
     modules: Mapping[str, ModuleInfo] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     dtype: str = ""
@@ -404,6 +407,7 @@ class RunInfo:
     workload: WorkloadInfo = field(default_factory=WorkloadInfo)
     inputs: Mapping[str, str] = field(default_factory=dict)
     scope: ScopeInfo | None = None
+    dump: str = ""
     points: tuple[PointInfo, ...] = ()
     steps: int | None = None
     phases: tuple[str, ...] = ()
@@ -439,6 +443,7 @@ class RunInfo:
             model_file=_text(model.get("file")) or "",
             config=_mapping(model.get("config")),
             attention_implementation=_text(model.get("attn_implementation")) or "",
+            left_out_weights=tuple(n for n in _list(model.get("left_out_weights")) if isinstance(n, str)),
             modules={
                 module_site(entry["path"]): _parse(ModuleInfo, entry, path=entry["path"])
                 for entry in _mappings(run.get("modules"), "path")

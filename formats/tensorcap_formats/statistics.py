@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from tensorcap_formats.dtypes import Array, DType, decode
+from tensorcap_formats.light_dataclass import light_dataclass
 
 _ROW: Final = 8192  # elements that are summed at a time, so that sums do not depend on how blocks are cut
 _ROWS: Final = 16  # at a time: their float64 scratch, 1 MiB, stays in a core's L2 cache
@@ -39,7 +39,7 @@ class _Scratch(threading.local):
 _SCRATCH: Final = _Scratch()
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Statistics:
     """Statistics of one tensor.
 

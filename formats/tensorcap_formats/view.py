@@ -102,3 +102,17 @@ class ArchiveView(Archive):
         if kept is None or kept[0] is not origin:
             kept = self._kept = origin, [array.reshape(-1) for array in compute()]
         return kept[1]
+
+
+def recorded(archive: Archive, record: Record) -> tuple[Archive, Record | None]:
+    """The archive behind all views, and the record of it that a view's record is.
+
+    Returns:
+        No record, if it is made of several, or of none.
+    """
+    own: Record | None = record
+    while isinstance(archive, ArchiveView):
+        sources = archive.sources.get(own.key.text, ()) if own is not None else ()
+        own = sources[0] if len(sources) == 1 else None
+        archive = archive.source
+    return archive, own

@@ -31,6 +31,7 @@ from tensorcap.adapters.graph_dump import GraphDump, export_graph
 from tensorcap.adapters.protocol import (
     Adapter,
     CalledRoot,
+    CompiledAhead,
     ProgramOperation,
     adapter_for,
     adapter_named,
@@ -44,6 +45,7 @@ __all__ = [
     "Argument",
     "CallMutation",
     "CalledRoot",
+    "CompiledAhead",
     "Edit",
     "Filled",
     "GraphDump",

@@ -135,6 +135,7 @@ class Operation:
         given: Names of the values that its operands are, by their place, as far as they have one.
         behind: Operations behind which it can be done, by their keys, each with the operand that their result
             is put in the place of.
+        child: The module within whose code it is, by its name there; "" for the module's own code.
     """
 
     name: str
@@ -147,6 +148,7 @@ class Operation:
     operands: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     given: Mapping[int, str] = field(default_factory=dict)
     behind: tuple[tuple[int, str], ...] = ()
+    child: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +231,10 @@ class Rerun(Protocol):
     @property
     def operations(self) -> Mapping[str, Operation]:
         """Operations of its own code in the last call that was made, by key, in their order."""
+
+    @property
+    def operation_count(self) -> int:
+        """How many operations that call did; one in a loop counts each time."""
 
     def read_tensor(self, name: str) -> Array:
         """Values of one of `tensors`, float64."""

@@ -84,6 +84,21 @@ class ProgramOperation:
     line: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class CompiledAhead:
+    """A graph that was compiled before a run needs it.
+
+    Attributes:
+        text: What it is for.
+        seconds: How long that took.
+        is_cached: Whether the framework had compiled it before.
+    """
+
+    text: str
+    seconds: float
+    is_cached: bool
+
+
 def first_names(named: Iterable[tuple[str, _Module]]) -> tuple[dict[str, _Module], dict[str, str]]:
     """Each module by its first name, and the first name by each further one of modules that have several."""
     modules: dict[str, _Module] = {}
@@ -176,9 +191,9 @@ class Adapter(Protocol):
     `prepare`, `perturb`, `run`), the capture (`tap`, `record_inputs`, `watch_roots`, `process_rank`), and the
     references' (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python
     code. The last group has defaults, for adapters that derive from this class, and so have `process_rank`,
-    `gather_texts`, `token_model`, `decompose`, `operation_graph`, `program_workload`, `program_mappings`
-    and `program_operations`, and `load` and `adopt`, which are for frameworks that run files, or models of
-    another one that they convert.
+    `gather_texts`, `token_model`, `compile_ahead`, `decompose`, `operation_graph`, `program_workload`,
+    `program_mappings` and `program_operations`, and `load`, `check` and `adopt`, which are for frameworks
+    that run files, or models of another one that they convert.
 
     Attributes:
         decompositions: The framework's own name, if its models are compiled from exported graphs: a
@@ -227,6 +242,14 @@ class Adapter(Protocol):
             f"{abbreviate(path)}: expected FILE.py:FUNCTION",
             hint="The function returns tensorcap.Workload(model, inputs).",
         )
+
+    def check(self, path: str, settings: Mapping[str, Any]) -> None:
+        """Refuse early what `load` would refuse: whatever can be known before anything is run.
+
+        Raises:
+            UsageError: A setting or the path is wrong.
+            MissingPackageError: A package is absent.
+        """
 
     def adopt(self, workload: Workload, settings: Mapping[str, Any], *, seed: int = 0) -> Workload:
         """The workload as the framework runs it, which may convert its model, with settings of a run."""
@@ -380,6 +403,15 @@ class Adapter(Protocol):
             UsageError: The framework has no such runs, or the workload is of no tokens.
         """
         raise UsageError("logits of tokens: this framework runs no model on other tokens than a workload's")
+
+    def compile_ahead(self, workload: Workload) -> list[CompiledAhead]:
+        """Compile what captures, injections and bisections of a workload will need.
+
+        Raises:
+            UsageError: The framework compiles nothing, or the workload runs no graph.
+            CaptureError: The compiler failed.
+        """
+        raise UsageError("compiling ahead: this framework runs models as they are written")
 
     def process_rank(self) -> tuple[int, int] | None:
         """Which of several processes this is that run one model together, from 0, and how many they are.

@@ -31,6 +31,7 @@ from tensorcap.alignment.match import (
     without_lone_moves,
 )
 from tensorcap.alignment.names import Rules, graph_rules, names_results, read_rules
+from tensorcap.alignment.printed import as_printed
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_fitting
 from tensorcap.alignment.step_order import in_thread_order
 from tensorcap.alignment.tokens import TokenAlignment
@@ -159,6 +160,7 @@ def align(
     if rules is not None and not isinstance(rules, Rules):
         rules = read_rules(rules)
     with opened_both(reference, target) as (trusted, tested):
+        trusted, tested = as_printed(trusted, tested)
         if mapping is None:
             trusted, tested = at_modules(trusted, tested)
         if not _says_which_part(written):
@@ -293,7 +295,7 @@ def _paired_sides(
     if mapping is not None:
         aligned = align(reference, target, mapping=mapping)
         return aligned.reference, aligned.target
-    reference, target = in_common(*at_modules(reference, target))
+    reference, target = in_common(*at_modules(*as_printed(reference, target)))
     injected = _parse_injected_map(target)
     if injected is not None:
         with suppress(UsageError):  # a part of the run was recorded, which lacks what entries name
@@ -323,7 +325,7 @@ def aligned_if_needed(
         return None
     if mapping is not None:
         return align(reference, target, mapping=mapping)
-    resolved = _resolve_if_needed(*in_common(*at_modules(reference, target)))
+    resolved = _resolve_if_needed(*in_common(*at_modules(*as_printed(reference, target))))
     return None if resolved is None else Aligned.of(resolved)
 
 

@@ -46,8 +46,8 @@ def read_mapping(path: str | os.PathLike[str]) -> Alignment:
         return parse_map(text, path)
     try:
         content = json.loads(text, object_pairs_hook=lambda pairs: _without_twins(path, pairs))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ReadError(f"{path}: is no JSON: {error}") from error
+    except (ValueError, RecursionError) as error:  # also of numbers of too many digits
+        raise ReadError(f"{path}: is no JSON: {error}") from None
     return _Reader(str(path), content).alignment()
 
 

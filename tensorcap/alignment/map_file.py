@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast, get_args
 
 from tensorcap.alignment.layout import Dims
@@ -19,6 +20,8 @@ from tensorcap.alignment.mapping import (
 )
 from tensorcap.alignment.tokens import How, TokenRule
 from tensorcap_formats.errors import ReadError, UsageError, WriteError, abbreviate
+from tensorcap_formats.output_path import is_stream, publish_text
+from tensorcap_formats.writing import refuse_to_replace_archive
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -76,18 +79,18 @@ def write_map(
 
 
 def write_text(text: str, path: str | os.PathLike[str], *, replace: bool) -> None:
-    """Write a text as a file.
+    """Write a text as a file, or to a pipe or a device.
 
     Raises:
-        WriteError: A file is there and not to be replaced, or it cannot be written.
+        WriteError: A file is there and not to be replaced, or an archive is; or it cannot be written.
     """
-    try:
-        with open(path, "w" if replace else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise WriteError(f"{path}: is there already", hint="Replace it with --force.") from None
-    except OSError as error:
-        raise WriteError(f"{path}: cannot be written: {error.strerror}") from error
+    path = Path(path)
+    if not is_stream(path):
+        if not replace and os.path.lexists(path):
+            raise WriteError(f"{path}: is there already", hint="Replace it with --force.")
+        refuse_to_replace_archive(path)
+    with publish_text(path, beginning="") as file:
+        file.write(text)
 
 
 def map_text(alignment: Alignment, *, title: str = "") -> str:
@@ -163,8 +166,8 @@ def parse_toml(text: str, path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ReadError(f"{path}: is no TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # also of numbers of too many digits
+        raise ReadError(f"{path}: is no TOML: {error}") from None
 
 
 def header_lines(text: str, kind: str) -> list[int]:
@@ -190,8 +193,7 @@ def _entry(table: Mapping[str, Any], where: str) -> Entry:
         if name in _PAIR:
             continue
         try:
-            listed = value if isinstance(value, (list, str)) else str(value)
-            variables[name] = parse_values(listed if isinstance(listed, str) else ",".join(map(str, listed)))
+            variables[name] = parse_values(_listed(value))
         except UsageError as error:
             raise UsageError(f"{where}: {name}: {error}") from None
     evidence = table.get("evidence", "user")
@@ -202,6 +204,14 @@ def _entry(table: Mapping[str, Any], where: str) -> Entry:
     entry = Entry(reference, target, variables, steps, cast("Evidence", evidence), where=where, **texts)
     entry.check()
     return entry
+
+
+def _listed(value: object) -> str:
+    """Numbers of a variable as one text, which a file may give as a text, a number or a list of either."""
+    parts = value if isinstance(value, list) else [value]
+    if not all(isinstance(part, (str, int)) for part in parts):
+        raise UsageError("expected numbers, as 3 or '0-31' or [3, 7]")
+    return ",".join(map(str, parts))
 
 
 def _token_rule(table: object, where: str) -> TokenRule:

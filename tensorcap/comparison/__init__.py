@@ -6,7 +6,7 @@ In come two archives with equal keys (`tensorcap.alignment` makes them so); out 
 then what decides: `exact`, `thresholds`, `calibration`, `judge` with `policy` and `policy_tests`, `routing`,
 `near_ties`;
 `held_values` and `agreement` (what differs and is no mistake); then the rest: `sync_points` with `bands`,
-`divergence`, `warnings`, `blind_spots`, `baseline`, `explanation`, `preflight`.
+`divergence`, `exchanged_operations`, `warnings`, `blind_spots`, `baseline`, `explanation`, `preflight`.
 """
 
 from tensorcap.comparison.agreement import explain_as
@@ -34,6 +34,7 @@ from tensorcap.comparison.divergence import (
 )
 from tensorcap.comparison.exact import judge_by_metadata
 from tensorcap.comparison.examination import Examination
+from tensorcap.comparison.exchanged_operations import ExchangedOperations, exchanged_operations
 from tensorcap.comparison.explanation import Explanation, explain
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.mapping_provenance import BY_VALUES
@@ -65,12 +66,19 @@ from tensorcap.comparison.policy_tests import (
     judge_own_error,
 )
 from tensorcap.comparison.quantised_weights import QuantisedModule, quantised_modules
-from tensorcap.comparison.ranking import Shade, by_error, by_module, contents, error_of, shade, worst
+from tensorcap.comparison.ranking import SHADES, Shade, by_error, by_module, contents, error_of, shade, worst
 from tensorcap.comparison.ranks import given_unlike_on_ranks, rank_text, ranks_that_add, rule_of_ranks
 from tensorcap.comparison.robust_errors import sample
 from tensorcap.comparison.sync_point import ModuleShare, Sort, SyncPoint, SyncPoints
 from tensorcap.comparison.sync_points import has_sync_points, points_of, sync_points
-from tensorcap.comparison.thresholds import METRICS, KeyThresholds, Thresholds, judge_metric, metric_named
+from tensorcap.comparison.thresholds import (
+    METRICS,
+    KeyThresholds,
+    Thresholds,
+    is_better_if_higher,
+    judge_metric,
+    metric_named,
+)
 from tensorcap.comparison.warnings import digest_warnings
 from tensorcap.comparison.weight_grids import find_weight_grid
 
@@ -88,6 +96,7 @@ __all__ = [
     "POLICY",
     "ROUNDED_INPUT_TESTS",
     "SEVERITY",
+    "SHADES",
     "STATUSES",
     "SYNC_METRICS",
     "Bands",
@@ -97,6 +106,7 @@ __all__ = [
     "Decision",
     "Divergence",
     "Examination",
+    "ExchangedOperations",
     "Explanation",
     "Finding",
     "Injected",
@@ -132,12 +142,14 @@ __all__ = [
     "describe_test",
     "digest_warnings",
     "error_of",
+    "exchanged_operations",
     "explain",
     "explain_as",
     "find_weight_grid",
     "first_divergence",
     "given_unlike_on_ranks",
     "has_sync_points",
+    "is_better_if_higher",
     "is_circumstance",
     "json_pieces",
     "judge_by_metadata",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -132,6 +132,7 @@ class _Agreement:
 
     def __init__(self, reference: Archive, target: Archive, pairs: Sequence[Pair]) -> None:
         self._target = target
+        self._reference_modules = reference.info.modules
         self._reference_calls = calls_of(reference)
         self._classes = {site: module.short_class for site, module in reference.info.modules.items()}
         self._calls = [
@@ -167,7 +168,10 @@ class _Agreement:
         key = record.key
         if is_parameter(key) and self._target.info.operation_map:  # a compiled program gives no weights
             return self._used_without(key) or self._computed_without(key, key.site)
-        if self._absences.is_left_out(record) or not self._target.info.modules or is_gradient(key):
+        if self._absences.is_left_out(record) or is_gradient(key):
+            return ""
+        info = self._target.info
+        if not info.modules and (not info.dump or is_parameter(key) or is_inner(key)):
             return ""
         if same := self._equal_and_agreeing(record):
             return f"it holds what {same[0].key} holds, which agrees"
@@ -344,8 +348,10 @@ class _Agreement:
 
     def _of_known_call(self, key: Key, results: Sequence[Pair]) -> str:
         """Of a call that the target makes too, with fewer arguments or results."""
-        is_result_of_model = key.site == ROOT_SITE and is_result(key)
-        if is_result_of_model or not _agree(results) or self._target.info.scope is None:
+        if key.site == ROOT_SITE and is_result(key):
+            return self._made_by_left_out(key, results)
+        is_scope_known = self._target.info.scope is not None or bool(self._target.info.dump)
+        if not _agree(results) or not is_scope_known:
             return ""
         if _is_argument(key):
             return "the target's call is given no such argument, and its results agree"
@@ -353,6 +359,48 @@ class _Agreement:
         if implementation.startswith(_FUSED_ATTENTION):
             return f"the target's call returns no such value ({implementation} keeps no attention weights)"
         return "the target's call returns no such value, and its other results agree"
+
+    def _made_by_left_out(self, key: Key, results: Sequence[Pair]) -> str:
+        """Of a result of the model that a head makes whose weights the target's own code leaves out.
+
+        A head is a part of the model, such as `pooler`, of which the target has nothing.
+        """
+        left_out = self._target.info.left_out_weights
+        records = [pair.reference for pair in self._of_call[key.where] if pair.reference is not None]
+        record = next((each for each in records if each.key == key), None)
+        if not left_out or record is None or not self._has_digests or not _agree(results):
+            return ""
+        equal = [
+            pair.reference.key.site
+            for pair in self._pairs
+            if pair.reference is not None and _contents(pair.reference) == _contents(record)
+        ]
+        for head in dict.fromkeys(site.partition(".")[0] for site in equal if site != ROOT_SITE):
+            weights = self._weights_below(head)
+            is_left_out = all(
+                any(f".{name}".endswith(f".{weight}") for name in left_out) for weight in weights
+            )
+            if weights and is_left_out and not any(self._is_compared_below(head)):
+                return (
+                    f"the target's code leaves out the weights of {head}, and all else that it returns agrees"
+                )
+        return ""
+
+    def _weights_below(self, head: str) -> list[str]:
+        """The names of the reference's parameters in a part of the model."""
+        return [
+            f"{site}.{name}"
+            for site, module in self._reference_modules.items()
+            if site == head or site.startswith(f"{head}.")
+            for name in module.parameters
+        ]
+
+    def _is_compared_below(self, head: str) -> Iterator[bool]:
+        """For each record in a part of the model, whether it is compared."""
+        for pair in self._pairs:
+            site = module_of(pair.reference.key.site) if pair.reference is not None else ""
+            if site == head or site.startswith(f"{head}."):
+                yield pair.is_compared
 
     def _used_without(self, key: Key) -> str:
         """By the results of all nodes that are computed from one that a compiler left out.

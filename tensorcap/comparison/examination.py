@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tensorcap.comparison.exchanged_operations import ExchangedOperations
 from tensorcap.comparison.preflight import Preflight
 from tensorcap.metrics import Location, LogitDifference, RoutingDifference
 
@@ -20,6 +21,7 @@ class Examination:
         locations: Where the error lies.
         logits: Distributions over the vocabulary compared.
         routing: Choices of experts compared.
+        exchanged: Operations that the target runs in the place of others, where results begin to differ.
         notes: What was not examined, and why, a sentence each.
     """
 
@@ -29,4 +31,5 @@ class Examination:
     locations: Mapping[str, Location] = field(default_factory=dict)
     logits: Mapping[str, LogitDifference] = field(default_factory=dict)
     routing: Mapping[str, RoutingDifference] = field(default_factory=dict)
+    exchanged: tuple[ExchangedOperations, ...] = ()
     notes: tuple[str, ...] = ()

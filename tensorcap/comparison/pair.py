@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from tensorcap.metrics import Difference
+from tensorcap_formats.light_dataclass import light_dataclass
 from tensorcap_formats.records import Record
 
 Status = Literal[
@@ -56,7 +57,7 @@ SEVERITY: Final[tuple[Status, ...]] = (  # from best to worst
 State = Literal["measured", "baseline-exact", "both-exact", "undefined"]
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Finding:
     """The result of one test of one pair.
 
@@ -96,7 +97,7 @@ Stage = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Decision:
     """The decision of one stage of a comparison about one pair.
 
@@ -155,7 +156,7 @@ class Ratio:
     label: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Pair:
     """A record of the reference, one of the target, and the result of comparing them.
 

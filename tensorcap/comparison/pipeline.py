@@ -106,10 +106,8 @@ def compare(
         trusted, tested = stack.enter_context(opened_both(reference, target))
         twin = None if baseline is None else stack.enter_context(opened(baseline))
         trusted, tested = sides(trusted, tested, mapping)
-        pairs = paired(trusted, tested, selection)
-        limits.require_hits(pair.key for pair in pairs)
         run = _Run(trusted, tested, limits, compute_dtype, progress, trust_digests, calibrated)
-        return run.compare(pairs, selection, twin)
+        return run.compare(paired(trusted, tested, selection), selection, twin)
 
 
 def compare_records(
@@ -185,8 +183,12 @@ class _Run:
     def compare(
         self, pairs: Sequence[Pair], selection: Selection | None, baseline: Archive | None
     ) -> Comparison:
-        """Measure and judge the pairs."""
+        """Measure and judge the pairs.
+
+        Each stage makes them anew, by the hundred thousand; one name for all of them forgets the last ones.
+        """
         reference, target, thresholds = self.reference, self.target, self.thresholds
+        thresholds.require_hits(pair.key for pair in pairs)
         mapped = target if isinstance(target, MappedArchive) else None
         precision = POLICY.precision_of_runs(reference.info, target.info, self.compute_dtype)
         if precision is not None and self.compute_dtype is None:
@@ -195,40 +197,40 @@ class _Run:
             )
         if self.calibration is not None:
             _require_precision(self.calibration, precision)
-        judged = with_hints(self._by_metadata(target, pairs), reference, target)
-        judged = self._measured(judged)
+        pairs = with_hints(self._by_metadata(target, pairs), reference, target)
+        pairs = self._measured(pairs)
         injected = Injected(target, reference)
         policy_judge = PolicyJudge(reference, target, precision, thresholds, self.calibration, injected)
-        judged, account = policy_judge.judge(judged)
+        pairs, account = policy_judge.judge(pairs)
         if not injected:  # else records that are the same in the reference are not in the target
             padding = Padding(reference, target)
-            judged = judge_pass_through(
-                reference, target, judged, thresholds, padding.left_out, sums_of_ranks(target)
+            pairs = judge_pass_through(
+                reference, target, pairs, thresholds, padding.left_out, sums_of_ranks(target)
             )
-        judged = explain_held_values(reference, target, judged, precision)
+        pairs = explain_held_values(reference, target, pairs, precision)
         is_of_own_values = not injected and reference.info.injected is None
         if selection is not None and is_of_own_values:  # else what follows agrees, whatever was made before
-            judged = explain_by_agreement(reference, target, judged, selection)
-        judged = judge_ranks(reference, target, judged, is_of_own_values=is_of_own_values)
+            pairs = explain_by_agreement(reference, target, pairs, selection)
+        pairs = judge_ranks(reference, target, pairs, is_of_own_values=is_of_own_values)
         if baseline is not None:
-            judged = with_ratios(judged, self._against(baseline, judged), _exact_below(account))
+            pairs = with_ratios(pairs, self._against(baseline, pairs), _exact_below(account))
         return Comparison(
             reference=ArchiveSummary.of(
                 reference.source if isinstance(reference, OrderedArchive) else reference
             ),
             target=ArchiveSummary.of(mapped.source if mapped else target),
             tolerance=thresholds.default,
-            pairs=tuple(judged),
-            divergence=first_divergence(reference, judged) if selection else None,
-            value_differences=(*self._value_differences(selection), *self._arguments(judged))
+            pairs=tuple(pairs),
+            divergence=first_divergence(reference, pairs) if selection else None,
+            value_differences=(*self._value_differences(selection), *self._arguments(pairs))
             if selection
             else (),
             warnings=(
                 *run_warnings(reference, target),
                 *matching_warnings(target),
                 *value_warnings(target),
-                *pair_warnings(judged),
-                *digest_warnings(judged),
+                *pair_warnings(pairs),
+                *digest_warnings(pairs),
             ),
             is_of_archives=selection is not None,
             account=account,

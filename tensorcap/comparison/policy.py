@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from sys import intern
 from typing import Any, Final
 
 from tensorcap.comparison.pair import Finding, Status
@@ -95,7 +96,7 @@ class Limits:
 
     def finding(self, test: str, value: float, text: str) -> Finding:
         """Make the finding of a test whose value has these limits."""
-        return Finding(test, value, self.green, self.status(value), text)
+        return Finding(test, value, self.green, self.status(value), intern(text))  # of many pairs the same
 
     def scaled(self, factor: float) -> Limits:
         """Multiply both limits."""

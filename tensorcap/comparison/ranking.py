@@ -130,8 +130,7 @@ def _group(class_name: str, pairs: list[Pair]) -> Group:
 
 Shade = Literal["green", "yellow", "red"]
 # Relative errors up to so many u, half the distance from 1 to the next value, are green, and yellow
-_GREEN: Final = 8.0
-_YELLOW: Final = 32.0
+SHADES: Final = (8.0, 32.0)
 # What each metric is of a relative error e that is spread evenly
 _FORMS: Final[Mapping[str, Literal["error", "square", "cosine", "decibel"]]] = {
     "relative_frobenius": "error",
@@ -168,7 +167,7 @@ def shade(metric: str, value: float | None, precision: str) -> Shade | None:
     if form is None or unit is None or value is None or math.isnan(value):
         return None
     error = _error(form, value)
-    return "green" if error <= _GREEN * unit else "yellow" if error <= _YELLOW * unit else "red"
+    return "green" if error <= SHADES[0] * unit else "yellow" if error <= SHADES[1] * unit else "red"
 
 
 def _error(form: str, value: float) -> float:

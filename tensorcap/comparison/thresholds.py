@@ -176,7 +176,7 @@ class Thresholds:
         Raises:
             UsageError: There is one.
         """
-        known = list(texts)
+        known = list(texts) if self.entries else []
         for entry in self.entries:
             if not any(matches(text, entry.match) for text in known):
                 raise UsageError(
@@ -197,8 +197,8 @@ def judge_metric(measures: Difference | LogitDifference | None, metric: str, lim
 
 
 def is_better_if_higher(metric: str) -> bool:
-    """Whether more of a metric is better."""
-    return {**METRICS, **LOGIT_METRICS}[metric] == "higher"
+    """Whether more of a metric is better; of one that no threshold is for, less is."""
+    return {**METRICS, **LOGIT_METRICS}.get(metric) == "higher"
 
 
 def metric_named(name: str, where: str = "metric") -> str:
@@ -236,8 +236,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ReadError(f"{path}: {error.strerror}") from error
-    except ValueError as error:  # also no UTF-8
-        raise UsageError(f"{path}: no TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # also no UTF-8, and numbers of too many digits
+        raise UsageError(f"{path}: no TOML: {error}") from None
 
 
 def _entries(path: Path) -> list[Threshold]:

@@ -31,6 +31,11 @@ _OPTIONS: Final = (  # by the words for an option of an operation: kind, hint; t
         "partial-sum",
         "Not all inputs are summed: those of another device, or of the other tiles, are missing.",
     ),
+    (
+        "one less *",
+        "gate-complement",
+        "A gate keeps where it has to take: what the one side multiplies by it, the other one by the rest.",
+    ),
     ("its inputs *", "layout-differs", "Channels of the input lie in another order."),
     ("ax[ei]s * of its *", "layout-differs", "Axes are exchanged before the elements are laid out anew."),
     ("* repeated*", "layout-differs", "Repeated as a whole on one side, each in its place on the other."),
@@ -66,9 +71,23 @@ _OPTIONS: Final = (  # by the words for an option of an operation: kind, hint; t
     ("the * of its operand", "pooling-differs", "Reduced otherwise: the mean, the largest, the sum."),
     ("* of its operand", "function-differs", _CODE_HINT),
     ("softmax along *", "axes-differ", "The softmax runs along another axis."),
+    ("* rounded to *float16", "operation-precision", "What goes into an operation is kept in low precision."),
     ("* in *float16", "operation-precision", "One operation is done in low precision on one side only."),
     ("ax[ei]s *", "axes-differ", "Statistics, or sums, are taken over other axes."),
     ("* group*", "groups-differ", "Statistics are taken of other groups: per head, per group, or of all."),
+    (
+        "division by the variance*",
+        "statistics-differ",
+        "A norm divides by the variance, as where it is folded into the weights before it.",
+    ),
+    ("multiplication by the deviation", "statistics-differ", "A norm multiplies where it has to divide."),
+    ("no division by *", "statistics-differ", "A norm does not divide by the deviation."),
+    ("the mean left in", "statistics-differ", "A norm of the root mean square on one side only."),
+    ("the mean taken off *", "statistics-differ", "The mean is subtracted in another place."),
+    ("eps added to the deviation", "norm-eps", "eps is added behind the root on one side only."),
+    ("no weight of the norm", "weight-missing", "The weight of the norm is not looked at."),
+    ("one more than the weight *", "norm-with-one-plus", "The norm multiplies by one more than its weight."),
+    ("no bias of the norm", "bias-dropped", "The bias of the norm is not looked at."),
     ("statistics of the batch", "batch-statistics", "The norm runs as in training, by what the batch has."),
     ("*taps *", "taps-order", "The kernel lies the other way: convolution or correlation, rows or columns."),
     (
@@ -210,6 +229,9 @@ def _mutate_operation(keys: list[str], alternative: str, operations: Mapping[str
     kind, text = _classify_alternative(operation, alternative, operations)
     option = _find_option(alternative)
     facts = {"operation": operation.name, "place": operation.place, "way": alternative}
+    children = {operations[key].child for key in keys}
+    if len(children) == 1 and operation.child:
+        facts["child"] = operation.child
     text += f", in {operation.place}"
     if len(keys) > 1:
         text += f" and {len(keys) - 1} more of that name"

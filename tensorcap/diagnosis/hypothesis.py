@@ -170,7 +170,8 @@ class Scorer:
             score,
             hypothesis.facts,
         )
-        self.is_explained |= explanation.is_within and explanation.kind not in ("inherited", "nan")
+        says_why = explanation.kind not in ("inherited", *_NO_REASON)
+        self.is_explained |= explanation.is_within and says_why
         return explanation
 
     def _is_certain(self, hypothesis: Hypothesis) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensorcap.adapters import CallMutation, Ordered, Replaced, Scaled
+from tensorcap.adapters import CallMutation, Replaced, Scaled
 from tensorcap.diagnosis.code_mutations import (
     classify_number,
     exchange_operands,
@@ -29,6 +29,7 @@ from tensorcap.diagnosis.mutations import (
     classify_setting,
     find_expert_tensors,
     list_mutations,
+    order_experts,
     round_every_step,
     round_tensors,
 )
@@ -170,11 +171,17 @@ def _try_mutations(
                 mutation.text,
                 values,
                 hint=mutation.hint,
-                facts=mutation.facts,
+                facts={**_find_child(mutation.call), **mutation.facts},
                 log_alternatives=log_alternatives,
             )
             if stops_if_exact and call.distance(values) <= max(context.rounding, _EXACT):
                 exact = exact or mutation
+
+
+def _find_child(mutation: CallMutation) -> dict[str, str]:
+    """Name the module within whose tensors alone are changed, of which the target has no result."""
+    children = {name.rpartition(".")[0] for name in mutation.tensors}
+    return {"child": children.pop()} if len(children) == 1 and "" not in children else {}
 
 
 def _fit_setting(context: PairContext, call: RepeatedCall, name: str, value: float) -> Iterator[Hypothesis]:
@@ -199,6 +206,7 @@ def _try_numbers(
     operation = call.operations[key]
     kind, hint = classify_number(operation, name, value)
     facts = {"operation": operation.name, "place": operation.place}
+    facts |= {"child": operation.child} if operation.child else {}
     what = f"a number of {operation.name} in {operation.place}"
     others = _usual_numbers(value, kind)
     before = call.distance(call.values) if context.is_same_shape else 1.0
@@ -320,9 +328,9 @@ def _order_experts(context: PairContext, call: RepeatedCall) -> Iterator[Hypothe
     3. The experts that the two sides weigh strongly in the same rows correspond; that is the order.
     4. The call is made with it.
     """
-    names = find_expert_tensors(context, call.rerun.tensors)
+    names = find_expert_tensors(context, call.rerun.tensors, call.rerun.class_name)
     r, t = context.r, context.t
-    count = call.rerun.tensors[names[0]][0] if names else 0
+    count = context.experts if names else 0
     if not 1 < count <= min(_MOST_EXPERTS, r.shape[-1] - 1) or r.shape != t.shape:
         return
     width = r.shape[-1]
@@ -330,8 +338,7 @@ def _order_experts(context: PairContext, call: RepeatedCall) -> Iterator[Hypothe
     sampled = evenly_spaced(rows, _ROWS_PER_EXPERT * count)
     by_expert = []
     for expert in range(count):
-        alone = Ordered(0, np.full(count, expert))
-        values = call.rerun.run(CallMutation(dict.fromkeys(names, alone)))
+        values = call.rerun.run(order_experts(names, np.full(count, expert)))
         if values is None or values.shape != r.shape or not np.isfinite(values).all():
             return
         by_expert.append(values.reshape(rows, width)[sampled])
@@ -341,7 +348,7 @@ def _order_experts(context: PairContext, call: RepeatedCall) -> Iterator[Hypothe
     order = np.where(shares.any(axis=0), shares.argmax(axis=0), np.arange(count))
     if np.array_equal(order, np.arange(count)):
         return
-    ordered = call.run(CallMutation(dict.fromkeys(names, Ordered(0, order))))
+    ordered = call.run(order_experts(names, order))
     if ordered is not None:
         yield _propose(
             context,

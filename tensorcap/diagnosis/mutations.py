@@ -24,6 +24,7 @@ from tensorcap.adapters import (
     Filled,
     Masked,
     Ordered,
+    Replaced,
     Rerun,
     Rounded,
     Shifted,
@@ -40,6 +41,8 @@ _EXPERT_HINT: Final = "Experts are in another order, or one stands in the place 
 _ORDER_HINT: Final = (
     "Parts of a weight lie in another order: gate and up, queries and keys, heads, pairs and halves."
 )
+_LARGEST_EXCHANGED: Final = 1 << 22  # elements of a tensor that another one stands for
+_MOST_EXCHANGED: Final = 64  # pairs of tensors of one shape that are exchanged
 _NEIGHBOURS: Final = 2  # results are exchanged with those of so many calls of the same shape behind
 _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {  # by a part of their names; the first that fits counts
     "eps": ("norm-eps", "Another eps; it shows in rows of small values only."),
@@ -63,6 +66,10 @@ _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {  # by a part of their names;
     "rope": (
         "rotary-layout",
         "The layout of rotary embeddings: halves on one side, interleaved pairs on the other.",
+    ),
+    "reset_after": (
+        "operations-order",
+        "The reset gate multiplies the state before the product with the weights, or what comes of it.",
     ),
     "residual_connection": ("term-exchanged", "The residual is taken from before or behind the norm."),
     "parallel": ("term-exchanged", "Parts stand beside each other on one side, and in a row on the other."),
@@ -122,11 +129,12 @@ def list_mutations(context: PairContext, rerun: Rerun, *, largest: int) -> list[
     shapes = {name: shape for name, shape in rerun.tensors.items() if math.prod(shape) <= largest}
     return [
         *take_settings_of_target(context, rerun),
-        *mutate_experts(context, shapes),
+        *mutate_experts(context, shapes, rerun.class_name),
         *mutate_settings(rerun),
         *mutate_arguments(context, rerun),
         *mutate_results(rerun),
         *(mutation for name in rerun.tensors for mutation in drop_tensor(name)),
+        *take_other_tensors(rerun, shapes),
         *(mutation for name, shape in shapes.items() for mutation in reorder_tensor(context, name, shape)),
         *reorder_tensors_together(context, shapes),
     ]
@@ -160,10 +168,37 @@ def round_every_step(rerun: Rerun, dtype: str) -> list[Mutation]:
     return mutations
 
 
-def find_expert_tensors(context: PairContext, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """Find the tensors that have a slice for each expert."""
+def find_expert_tensors(
+    context: PairContext, shapes: Mapping[str, tuple[int, ...]], class_name: str = ""
+) -> Mapping[str, int]:
+    """Find the tensors that have a slice for each expert, or several rows one after the other: how many.
+
+    Args:
+        context: For the count of experts.
+        shapes: Of the tensors.
+        class_name: Of their module: rows are those of experts only if it, or the tensor, is called so.
+    """
     count = context.experts
-    return tuple(name for name, shape in shapes.items() if count and len(shape) > 1 and shape[0] == count)
+    rows = {name: shape[0] // count for name, shape in shapes.items() if count and len(shape) > 1}
+    is_named = "expert" in class_name.lower()
+    return {
+        name: size
+        for name, size in rows.items()
+        if size and shapes[name][0] == size * count and (size == 1 or is_named or "expert" in name.lower())
+    }
+
+
+def order_experts(tensors: Mapping[str, int], order: Values) -> CallMutation:
+    """Put the experts of some tensors in another order.
+
+    Args:
+        tensors: As `find_expert_tensors` gives them.
+        order: Which expert stands in the place of each.
+    """
+    edits: dict[str, Edit] = {}
+    for name, rows in tensors.items():
+        edits[name] = Ordered(0, (order[:, None] * rows + np.arange(rows)).reshape(-1))
+    return CallMutation(edits)
 
 
 def classify_setting(name: str, class_name: str) -> tuple[str, str]:
@@ -177,15 +212,16 @@ def classify_setting(name: str, class_name: str) -> tuple[str, str]:
     return entry or ("setting-differs", f"The setting {name} is another one, or is not looked at.")
 
 
-def mutate_experts(context: PairContext, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Mutation]:
+def mutate_experts(
+    context: PairContext, shapes: Mapping[str, tuple[int, ...]], class_name: str
+) -> Iterator[Mutation]:
     """Put all tensors that have a slice for each expert in another order of experts."""
-    names = find_expert_tensors(context, shapes)
-    if names:
-        size = shapes[names[0]][0]
-        for how, edit in _usual_orders(context, 0, size):
-            facts = {"parameters": list(names), "order": how}
-            text = f"with the experts of {' and '.join(names)} {how}"
-            call = CallMutation(dict.fromkeys(names, edit))
+    tensors = find_expert_tensors(context, shapes, class_name)
+    if tensors:
+        for how, edit in _usual_orders(context, 0, context.experts):
+            facts = {"parameters": list(tensors), "order": how}
+            text = f"with the experts of {' and '.join(tensors)} {how}"
+            call = order_experts(tensors, edit.order)
             yield Mutation("expert-order", text, _EXPERT_HINT, call, facts)
 
 
@@ -207,10 +243,47 @@ def drop_tensor(name: str) -> Iterator[Mutation]:
         yield Mutation(kind, text, hint, CallMutation({name: Filled(value)}), facts)
 
 
+def take_other_tensors(rerun: Rerun, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Mutation]:
+    """Take another tensor of the module of the same shape in the place of one, or exchange the two.
+
+    One whose numbers all lie between 0 and 1 is also replaced by what it lacks to 1, as a share of two terms.
+    """
+    hint = "The weights of another layer are used: queries' for keys', one head's for all, one norm's twice."
+    names_by_shape: dict[tuple[int, ...], list[str]] = {}
+    values: dict[str, Values] = {}
+    shapes = {name: shape for name, shape in shapes.items() if 1 < math.prod(shape) <= _LARGEST_EXCHANGED}
+    for name, shape in shapes.items():
+        names_by_shape.setdefault(shape, []).append(name)
+    for names in names_by_shape.values():
+        for one, other in itertools.islice(itertools.combinations(names, 2), _MOST_EXCHANGED):
+            for name in (one, other):
+                if name not in values:
+                    values[name] = rerun.read_tensor(name)
+            if np.array_equal(values[one], values[other]):
+                continue
+            pairs = {one: values[other]}, {other: values[one]}, {one: values[other], other: values[one]}
+            for pair in pairs:
+                tensors: dict[str, Edit] = {name: Replaced(value) for name, value in pair.items()}
+                (its, *rest), another = pair, other if one in pair else one
+                text = (
+                    f"with {one} and {other} exchanged" if rest else f"with {another} in the place of {its}"
+                )
+                facts = {"parameters": [its, another]}
+                yield Mutation("other-weights", text, hint, CallMutation(tensors), facts)
+    for name in shapes:
+        share = values.get(name)
+        share = rerun.read_tensor(name) if share is None else share
+        if share.size > 1 and share.min() >= 0 and share.max() <= 1 and np.unique(share).size > 1:
+            text = f"with 1 - {name} in the place of {name}"
+            hint = "Two terms are mixed the other way round: what is a share of one is taken of the other."
+            call = CallMutation({name: Replaced(1 - share)})
+            yield Mutation("term-exchanged", text, hint, call, {"parameter": name})
+
+
 def reorder_tensor(context: PairContext, name: str, shape: tuple[int, ...]) -> Iterator[Mutation]:
     """Put an axis of a tensor in another order; exchange two axes of it."""
     for axis, size in enumerate(shape):
-        is_of_experts = not axis and name in find_expert_tensors(context, {name: shape})
+        is_of_experts = not axis and find_expert_tensors(context, {name: shape}).get(name) == 1
         for how, edit in _usual_orders(context, axis, size):
             mutation = _reorder({name: edit}, how)
             yield replace(mutation, kind="expert-order", hint=_EXPERT_HINT) if is_of_experts else mutation

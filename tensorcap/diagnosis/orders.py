@@ -147,7 +147,10 @@ def _propose_other_shapes(context: PairContext) -> Iterator[Hypothesis]:
     for start in dict.fromkeys((*range(min(extra + 1, _MOST_STARTS)), extra)):
         yield Hypothesis(
             "token-shift" if name == "token" else "padded",
-            f"the {side} has {extra} {name}{'s' if extra > 1 else ''} more: {start} before and "
+            f"the {side} is padded: it has {extra} {name}{'s' if extra > 1 else ''} more, {start} before and "
+            f"{extra - start} behind those that both have"
+            if name != "token"
+            else f"the {side} has {extra} {name}{'s' if extra > 1 else ''} more: {start} before and "
             f"{extra - start} behind those that both have",
             shorter,
             _slices(longer, axis, start, start + shorter.shape[axis]),

@@ -15,6 +15,7 @@ from tensorcap_formats.float_formats import FLOAT_FORMATS, rounded
 _REPEATS: Final = 1e-5  # relative error that a call made again may have, by the order of sums
 _NARROW: Final = ("bfloat16", "float16")
 _WORK: Final = 1 << 36  # elements of tensors, arguments and results that all calls together may have
+_OPERATION: Final = 1 << 15  # elements that an operation counts as: it takes some 30 microseconds at least
 
 
 def repeat_call(
@@ -89,7 +90,8 @@ class RepeatedCall:
             *(argument.shape for argument in rerun.arguments.values()),
             *rerun.results.values(),
         ]
-        self.affordable_calls = _WORK // (1 + sum(map(math.prod, shapes)))
+        size = sum(map(math.prod, shapes)) + _OPERATION * rerun.operation_count
+        self.affordable_calls = _WORK // (1 + size)
         self._target, self._ignored = target, ignored
         self._target_classes = classes(target)
         self._dtype = target_dtype if target_dtype in _NARROW else ""

@@ -8,6 +8,7 @@ A folder with `equivalence.toml` goes in; the method's files and a record of eac
 from tensorcap.equivalence.calibration import CONFIG, LimitsOfPorts, calibrate
 from tensorcap.equivalence.downstream import DownstreamComparison, compare_scores
 from tensorcap.equivalence.experiment import Experiment
+from tensorcap.equivalence.experiment_report import gather_experiment
 from tensorcap.equivalence.forced_decoding import ForcedComparison, ForcedLimits, compare_forced
 from tensorcap.equivalence.parameters import (
     FILE,
@@ -21,7 +22,15 @@ from tensorcap.equivalence.parameters import (
 )
 from tensorcap.equivalence.smoke import SmokeTest, compare_generations
 from tensorcap.equivalence.stage import Stage, StageResult
-from tensorcap.equivalence.stages import STAGES, StageState, run_stage, run_stages, stage_named, states
+from tensorcap.equivalence.stages import (
+    STAGES,
+    StageState,
+    run_stage,
+    run_stages,
+    stage_named,
+    states,
+    steps_after,
+)
 
 __all__ = [
     "CONFIG",
@@ -45,10 +54,12 @@ __all__ = [
     "compare_forced",
     "compare_generations",
     "compare_scores",
+    "gather_experiment",
     "new_settings",
     "run_stage",
     "run_stages",
     "stage_named",
     "states",
+    "steps_after",
     "write_settings",
 ]

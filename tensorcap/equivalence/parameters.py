@@ -157,8 +157,8 @@ def read_settings(path: Path) -> Settings:
             f"{path}: cannot be read: {error.strerror}",
             hint=f"`tcap equivalence init {path.parent}` writes one.",
         ) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ReadError(f"{path}: is no TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # also no UTF-8, and numbers of too many digits
+        raise ReadError(f"{path}: is no TOML: {error}") from None
     return _settings(str(path), tables)
 
 

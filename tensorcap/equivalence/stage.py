@@ -153,7 +153,7 @@ class Stage:
         try:
             text = (experiment.folder / RECORDS / f"{self.name}.json").read_text(encoding="utf-8")
             content = json.loads(text)
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         is_ours = isinstance(content, dict) and (content.get("format"), content.get("version")) == (
             _FORMAT,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -97,6 +97,15 @@ def stage_named(name: str) -> Stage:
 def states(experiment: Experiment) -> tuple[StageState, ...]:
     """How far each stage of an experiment is."""
     return tuple(StageState(stage, stage.result(experiment), stage.edited(experiment)) for stage in STAGES)
+
+
+def steps_after(listed: Sequence[StageState]) -> tuple[str, ...]:
+    """What to do next, as sentences: of the gate that failed first what says why; nothing if none did."""
+    failed = next((state for state in listed if state.state == "failed"), None)
+    if failed is None:
+        return ()
+    why = [state for state in listed if state.stage.name in failed.stage.then and state.result is not None]
+    return (why or [failed])[-1].next
 
 
 def run_stage(

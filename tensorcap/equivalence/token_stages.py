@@ -247,7 +247,7 @@ def _components(experiment: Experiment) -> Components:
     try:
         content = json.loads((experiment.folder / _COMPONENTS_FILE).read_text(encoding="utf-8"))
         return "failed" if content["failed"] else "passed"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return "not run"
 
 

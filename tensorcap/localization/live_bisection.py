@@ -188,11 +188,13 @@ class _RunLog:
         """
         if self.path is None or not self.path.exists():
             return
-        lines = self.path.read_text(encoding="utf-8").splitlines()
         try:
+            lines = self.path.read_text(encoding="utf-8").splitlines()
             about, *runs = map(json.loads, lines)
             self.runs = {run["cut"]: Run(**run) for run in runs}
-        except (ValueError, KeyError, TypeError):
+        except OSError as error:
+            raise UsageError(f"{self.path}: cannot be read: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise UsageError(f"{self.path}: is no state of a bisection", hint="Name another file.") from None
         if about != self.about:
             raise UsageError(f"{self.path}: is of another search", hint="Name another file, or delete it.")

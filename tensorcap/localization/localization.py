@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from tensorcap.alignment import MappingSource, sides
-from tensorcap.comparison import compare, digest_warnings
+from tensorcap.comparison import compare, digest_warnings, exchanged_operations
 from tensorcap.comparison.preflight import item_text, preflight
 from tensorcap.localization.evidence import GatheredEvidence, gather_evidence
 from tensorcap.localization.operations import gather_operation_evidence, why_not_injectable
@@ -102,6 +102,7 @@ def localize(
         ]
         causes = [] if free.is_green else preflight(*compared).explaining[:FEW]
         before = [f"Before any tensor: {item_text(item)}" for item in causes]
+        before += [one.text for one in exchanged_operations(free.pairs, *compared)]
         return replace(
             localization,
             notes=(*before, *localization.notes, *notes, *remarks, *digest_warnings(free.pairs)),

@@ -193,8 +193,9 @@ def _suspect(
 ) -> Suspect:
     """Describe a suspect; its cause is noise, else the mistake that explains it, else what R means.
 
-    A module that is skipped is suspected itself, not the one whose code should have called it; and one that
-    is right for what it was given is not, but the one whose code left out an argument.
+    A module that is skipped is suspected itself, not the one whose code should have called it; so is one of
+    which the target has no result, if the mistake lies in its tensors or operations alone. One that is right
+    for what it was given is not, but the one whose code left out an argument.
     """
     evidence = merged.evidence
     module, key = evidence.module, evidence.keys[0]
@@ -206,6 +207,8 @@ def _suspect(
         module = str(mistake.facts["module"])
     if mistake is not None and mistake.facts.get("not_given_to") == module:
         module = caller_of(module, called)
+    if mistake is not None and mistake.facts.get("child"):
+        module = str(mistake.facts["child"]) if module == ROOT_SITE else f"{module}.{mistake.facts['child']}"
     if mistake is not None and mistake.facts.get("site") in merged.source.operations:
         module = str(mistake.facts["site"])
     cause, reason = mistake.kind if mistake else "", evidence.reason

@@ -11,7 +11,7 @@ from tensorcap.diagnosis import Diagnosis, Explanation
 from tensorcap.localization.curves import ChangePoint
 from tensorcap.localization.nonfinite import NonfiniteOrigin
 from tensorcap.rerun import OwnError
-from tensorcap.wording import FEW, is_product, joined_name, name_pattern, some
+from tensorcap.wording import FEW, name_pattern, product_name, some
 from tensorcap_formats.json_values import json_value
 from tensorcap_formats.notebook import card
 
@@ -315,9 +315,8 @@ def joined_modules(modules: Sequence[str]) -> str:
         >>> joined_modules(["layers.3.norm", "layers.4.norm"]), joined_modules(["a.0.b.0", "a.1.b.1"])
         ('layers.{3-4}.norm', 'a.0.b.0 and 1 more of a.{}.b.{}')
     """
-    if is_product(modules):
-        return joined_name(modules)
-    return f"{modules[0]} and {len(modules) - 1} more of {name_pattern(modules[0])}"
+    name = product_name(modules)
+    return f"{modules[0]} and {len(modules) - 1} more of {name_pattern(modules[0])}" if name is None else name
 
 
 def find_mistake(diagnosis: Diagnosis | None) -> Explanation | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tensorcap.metrics.error_bins import Histogram
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.light_dataclass import light_dataclass
 
 Number = bool | int | float | complex
 Index = tuple[int, ...]
@@ -37,7 +38,7 @@ class Tolerance:
         return None if rtol is None and atol is None else cls(rtol or 0.0, atol or 0.0)
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Nonfinite:
     """Counts of elements that are not finite; a complex element counts by its modulus."""
 
@@ -46,7 +47,7 @@ class Nonfinite:
     neginf: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Difference:
     """How far a target tensor lies from its reference. None stands for undefined.
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final
 
 from tensorcap.metrics.difference import Tolerance
 from tensorcap.metrics.kernel_state import BLOCK
 from tensorcap_formats.dtypes import DType
 from tensorcap_formats.float_formats import FLOAT_FORMATS, FloatFormat
+from tensorcap_formats.light_dataclass import light_dataclass
 
 _LEAST_ROW: Final = 64  # values in a row (MET-10)
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Operands:
     """Two tensors of one shape.
 

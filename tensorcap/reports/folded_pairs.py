@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from tensorcap.comparison import Pair, by_error, contents
-from tensorcap.wording import is_product, joined_name, name_pattern
+from tensorcap.wording import name_pattern, product_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +43,22 @@ def fold_pairs(pairs: Iterable[Pair]) -> list[FoldedPairs]:
     for pair in pairs:
         same = contents(pair)
         tensors.setdefault((same, pair.status) if same else pair.key, []).append(pair)
+    pattern_of_reason = cache(name_pattern)  # many pairs have the same
     faults: dict[object, list[list[Pair]]] = {}
     for shared in tensors.values():
-        faults.setdefault(_fault(shared[0]), []).append(shared)
+        first = shared[0]
+        tests = frozenset([f.test for f in first.findings if f.status == first.status])
+        names = name_pattern(first.key), pattern_of_reason(first.reason)
+        faults.setdefault((*names, first.status, tests, first.is_required), []).append(shared)
     return [row for members in faults.values() for row in _rows(members)]
-
-
-def _fault(pair: Pair) -> tuple[object, ...]:
-    tests = frozenset(f.test for f in pair.findings if f.status == pair.status)
-    return name_pattern(pair.key), pair.status, tests, name_pattern(pair.reason), pair.is_required
 
 
 def _rows(members: list[list[Pair]]) -> list[FoldedPairs]:
     """One row, or one for each step if the numbers of layers and steps are no whole ranges."""
     names = [shared[0].key for shared in members]
-    if is_product(names):
-        return [_row(joined_name(names), members)]
+    name = product_name(names)
+    if name is not None:
+        return [_row(name, members)]
     by_step: dict[str, list[list[Pair]]] = {}
     for shared in members:
         by_step.setdefault(shared[0].key.partition("/")[0], []).append(shared)

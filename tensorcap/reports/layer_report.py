@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from tensorcap.comparison import Comparison, Pair, Status, error_of
-from tensorcap.runs import is_inner
+from tensorcap.runs import component_of, is_inner
 from tensorcap.wording import printable
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.keys import ROOT_SITE, Key
+from tensorcap_formats.keys import Key
 
 _STEADY: Final = 2.0  # an error that changes by less from the first layer to the last does neither
 _FEWEST: Final = 3  # layers, to say anything of depth
@@ -27,12 +27,14 @@ class TargetLayer:
         class_name: Class of the module of the first, "" if unknown.
         inputs: Shapes of the arguments of that module's call.
         output: Shape of the result, before steps of layout; None if it is several.
+        place: File and first line of that class, `linear.py:24`; "" if unknown.
     """
 
     keys: tuple[str, ...]
     class_name: str
     inputs: tuple[tuple[int, ...], ...]
     output: tuple[int, ...] | None
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Layer:
         inputs: Shapes of the arguments of the reference's call, in the order of the records.
         outputs: Shape of the result in the reference, and in the target, as it is compared; None if missing.
         target: The same result under the target's own names and in its layout; None if it has none.
+        place: File and first line of the class in the reference, `modeling_bert.py:24`; "" if unknown.
     """
 
     key: str
@@ -60,6 +63,7 @@ class Layer:
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], tuple[int, ...] | None]
     target: TargetLayer | None = None
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,25 +124,6 @@ class Depth:
         return f"The error {how} over {self.blocks} blocks."
 
 
-def component_of(site: str) -> str:
-    """What kind of module a site is: its path below the innermost number, or the whole without numbers.
-
-    Example:
-        >>> component_of("model.layers.2.mlp.act_fn"), component_of("model.layers.2"), component_of("lm_head")
-        ('mlp.act_fn', 'layers', 'lm_head')
-    """
-    if site == ROOT_SITE:
-        return "model"
-    parts = site.split(".")
-    at = next((i for i in reversed(range(len(parts))) if parts[i].isdigit()), None)
-    if at is None:
-        return site
-    below = parts[at + 1 :]
-    if below:
-        return ".".join(below)
-    return parts[at - 1] if at else "block"
-
-
 def layers_of(reference: Archive, target: Archive, comparison: Comparison) -> tuple[Layer, ...]:
     """Results of modules, in execution order of the reference; ops and values within modules are left out.
 
@@ -156,7 +141,9 @@ class _Calls:
     """What the calls of a run were given, and the classes of their modules."""
 
     def __init__(self, archive: Archive) -> None:
+        self._modules = archive.info.modules
         self.classes = {site: module.short_class for site, module in archive.info.modules.items()}
+        self._places = _class_places(archive.run)
         self.outputs: dict[str, tuple[int, ...]] = {}
         self._inputs: dict[str, list[tuple[int, ...]]] = {}
         for record in archive.records:
@@ -167,6 +154,21 @@ class _Calls:
 
     def inputs(self, key: Key) -> tuple[tuple[int, ...], ...]:
         return tuple(self._inputs.get(key.where, ()))
+
+    def place(self, site: str) -> str:
+        module = self._modules.get(site)
+        return "" if module is None else self._places.get(module.class_name, "")
+
+
+def _class_places(run: Mapping[str, Any]) -> dict[str, str]:
+    """File, without its folders, and first line of each class whose text a run's metadata hold."""
+    sources = run.get("sources")
+    places = {}
+    for name, entry in sources.items() if isinstance(sources, Mapping) else ():
+        file, line = (entry.get("file"), entry.get("line")) if isinstance(entry, Mapping) else (None, None)
+        if isinstance(file, str) and type(line) is int:
+            places[str(name)] = f"{file.replace(chr(92), '/').rpartition('/')[2]}:{line}"
+    return places
 
 
 def _layer(pair: Pair, ours: _Calls, theirs: _Calls) -> Layer:
@@ -183,6 +185,7 @@ def _layer(pair: Pair, ours: _Calls, theirs: _Calls) -> Layer:
         ours.inputs(key),
         (pair.reference.shape, pair.target.shape if pair.target else None),
         _target_layer(pair, theirs),
+        ours.place(key.site),
     )
 
 
@@ -192,7 +195,8 @@ def _target_layer(pair: Pair, theirs: _Calls) -> TargetLayer | None:
     keys = pair.origin.target if pair.origin else (pair.target.key.text,)
     first = Key.parse(keys[0])
     output = theirs.outputs.get(keys[0]) if len(keys) == 1 else None
-    return TargetLayer(keys, theirs.classes.get(first.site, ""), theirs.inputs(first), output)
+    class_name, place = theirs.classes.get(first.site, ""), theirs.place(first.site)
+    return TargetLayer(keys, class_name, theirs.inputs(first), output, place)
 
 
 def _is_layer(pair: Pair) -> bool:

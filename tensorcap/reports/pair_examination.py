@@ -11,6 +11,7 @@ from tensorcap.comparison import (
     Examination,
     Pair,
     contents,
+    exchanged_operations,
     has_sync_points,
     points_of,
     worst,
@@ -99,6 +100,7 @@ def examine(
         locations=_each(_to_locate(comparison, measured, where), find, notes),
         logits=_each(_logits(measured, logits, notes), compare_logits, notes),
         routing=_each([m for m in measured if _is_routing(m, routing)], compare_routing, notes),
+        exchanged=exchanged_operations(comparison.pairs, reference, target),
         notes=(*notes, *_sync_points(comparison, reference, target)),
     )
 

@@ -22,6 +22,7 @@ from tensorcap.comparison import (
     Comparison,
     Divergence,
     Examination,
+    ExchangedOperations,
     Finding,
     KeyThresholds,
     Pair,
@@ -295,6 +296,7 @@ def _result(document: Mapping[str, Any]) -> Result:
             locations=dict(_parts(entries, "location", Location)),
             logits=dict(_parts(entries, "logits", LogitDifference)),
             routing=dict(_parts(entries, "routing", RoutingDifference)),
+            exchanged=decode_as(tuple[ExchangedOperations, ...], document.get("exchanged_operations", [])),
             notes=decode_as(tuple[str, ...], document["notes"]),
         ),
     )

@@ -58,22 +58,19 @@ def replace_folder(path: Path, *, force: bool) -> Iterator[Path]:
         partial = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     except OSError as error:
         raise WriteError(f"{path}: {error}") from error
+    old = partial.with_name(f"{partial.name}-old")
     try:
         yield partial
         partial.chmod(0o777 & ~_umask())
         _require_free(path, force=force)
         if path.exists():
-            old = partial.with_name(f"{partial.name}-old")
             path.rename(old)
-            try:
-                partial.rename(path)
-            except OSError:
-                old.rename(path)
-                raise
-            shutil.rmtree(old)
-        else:
-            partial.rename(path)
+        partial.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
     except BaseException as error:
+        if old.exists() and not path.exists():
+            old.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
         notes = getattr(error, "__notes__", [])
         notes[:] = [note for note in notes if str(partial) not in note]  # of archives that are removed here
         shutil.rmtree(partial, ignore_errors=True)

@@ -139,8 +139,11 @@ def _both_sides(suspect: Suspect, layers: Sequence[Layer]) -> Iterator[str]:
     output = "several" if target.output is None else shape_texts([target.output])
     theirs = f"{shape_texts(target.inputs)} to {output}"
     sites = " + ".join(dict.fromkeys(Key.parse(key).site for key in target.keys))
-    module = f"{sites} ({target.class_name})" if target.class_name else sites
-    if (sites, target.class_name, theirs) == (suspect.module, layer.class_name, ours):
+    is_same_code = (target.class_name, target.place) == (layer.class_name, layer.place)
+    place = "" if is_same_code else target.place
+    code = " at ".join(filter(None, (target.class_name, place)))
+    module = f"{sites} ({code})" if code else sites
+    if is_same_code and (sites, theirs) == (suspect.module, ours):
         yield f"{ours} on both sides"
     else:
         yield f"{ours} in the reference; in the target {module}: {'the same' if theirs == ours else theirs}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from tensorcap.comparison import Finding, Pair, Status, called_sites, caller_of, state_writer
+from tensorcap.rerun.producers import Producers
 from tensorcap.runs import Calls, StateWriters, is_handed_on
 from tensorcap.wording import conjugated
 from tensorcap_formats.archive import Archive
@@ -57,10 +58,12 @@ class Makers:
 
     Args:
         reference: The trusted archive.
+        producers: Who made what the target has no tensors before.
     """
 
-    def __init__(self, reference: Archive) -> None:
+    def __init__(self, reference: Archive, producers: Producers | None = None) -> None:
         self.calls = Calls(reference)
+        self._producers = producers or Producers()
         self.writers = StateWriters(reference)
         self._called = called_sites(reference)
         self._inputs = {call.place: call.inputs for call in self.calls.calls}
@@ -72,11 +75,17 @@ class Makers:
     def is_leaf(self, key: Key) -> bool:
         """Whether a leaf of known kind made the tensor of a key."""
         is_result = key.slot.startswith("output")
-        return is_result and self.calls.is_leaf(key.site) and self.calls.is_simple(key.site)
+        is_alone = is_result and not self.is_of_span(key)
+        return is_alone and self.calls.is_leaf(key.site) and self.calls.is_simple(key.site)
+
+    def is_of_span(self, key: Key) -> bool:
+        """Whether a leaf was given what the target has no tensor for, and shows all that lies between."""
+        return key.text in self._producers.spans
 
     def module(self, key: Key) -> str:
         """The module whose code made the tensor of a key, states aside."""
-        return key.site if key.slot.startswith("output") else caller_of(key.site, self._called)
+        maker = key.site if key.slot.startswith("output") else caller_of(key.site, self._called)
+        return self._producers.site(key, maker)
 
     def own_error(
         self,
@@ -89,7 +98,8 @@ class Makers:
     ) -> OwnError:
         """State what a pair shows of the module whose code made its tensor."""
         key = both_records(pair)[0].key
-        is_result = key.slot.startswith("output")
+        is_result = key.slot.startswith("output") and not self.is_of_span(key)
+        is_result |= key.text in self._producers.results
         writer = state_writer(self.writers, pair)
         return OwnError(
             pair.key,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -38,6 +38,7 @@ from tensorcap.rerun.own_errors import (
     mismatch_finding,
     mismatch_text,
 )
+from tensorcap.rerun.producers import Producers
 from tensorcap.rerun.quantised_modules import quantised_sites
 from tensorcap.rerun.replay_result import Replay, Way
 from tensorcap.rerun.replay_tests import (
@@ -54,6 +55,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
 
+_FOLDED: Final = 2.0  # R that several modules may have as one, whose weights are rounded anew where folded
 _NO_ROUNDINGS: Final = frozenset({"outlier_element", "range"})  # tests whose findings no twin excuses
 
 
@@ -67,6 +69,7 @@ class ReplayRuns:
         twin: What the reference's made in the target's precision; None without.
         precision: What errors are held against; None if no run says one.
         compute_dtype: What the target computed in, if its run does not say so.
+        producers: Who made what the target has no tensors before.
     """
 
     exact: Archive
@@ -74,6 +77,7 @@ class ReplayRuns:
     twin: Archive | None
     precision: Precision | None
     compute_dtype: str | None
+    producers: Producers = field(default_factory=Producers)
 
 
 class ReplayJudge:
@@ -98,7 +102,7 @@ class ReplayJudge:
     ) -> None:
         self._runs = runs
         self._released = released
-        self._makers = Makers(reference)
+        self._makers = Makers(reference, runs.producers)
         self._calls = self._makers.calls
         self._quantised = {} if runs.compute_dtype else quantised_sites(runs.exact, runs.target, pairs)
         self._padding = Padding(runs.exact, runs.target)
@@ -162,7 +166,8 @@ class ReplayJudge:
                 ranks=self._ranks_that_add.get(pair.key, 1),
             )
         )
-        if ratio is not None and ratio <= POLICY.twin_ratio.green:  # the model itself rounds as much
+        rounds_as_much = _FOLDED if self._makers.is_of_span(reference.key) else POLICY.twin_ratio.green
+        if ratio is not None and ratio <= rounds_as_much:  # the model itself rounds as much
             own = [replace(f, status="within-rounding") for f in own]
         elif ratio is not None and math.isfinite(ratio) and self._is_judged_by_twin(pair, is_leaf=is_leaf):
             own.append(judge_twin(ratio, elements))

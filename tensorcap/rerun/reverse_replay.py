@@ -16,6 +16,7 @@ from tensorcap.rerun.compensation import Dependencies, Settled, settle
 from tensorcap.rerun.finite_padding import with_finite_padding
 from tensorcap.rerun.injection import open_run
 from tensorcap.rerun.own_errors import OwnError
+from tensorcap.rerun.producers import Producers
 from tensorcap.rerun.replay_judge import ReplayRuns, judge_replay, lies_within, unjudged
 from tensorcap.rerun.replay_result import Replay, Way
 from tensorcap.rerun.substitutes import exchangeable, misfits, natural_arguments, unlike_calls
@@ -40,6 +41,7 @@ class OpenReplay:
         workload: That model, in the precision in which it was run, its inputs and its seed.
         fed: The reference in the rows that both runs were fed, whose inputs the model was given; None if
             those are all.
+        producers: Who made what the target has no tensors before.
     """
 
     replay: Replay
@@ -48,13 +50,14 @@ class OpenReplay:
     run: Archive
     workload: Workload
     fed: Archive | None
+    producers: Producers
 
     def rerun_call(self, module: str, key: str) -> Rerun | None:
         """Run the model until a call of a module, which can then be made again.
 
         Args:
             module: The module.
-            key: Key text of a tensor that its code makes.
+            key: Key text of a tensor that its code makes, or that is its result and handed on.
 
         Returns:
             The call; None if it cannot be made again, such as one of a compiled module.
@@ -62,7 +65,8 @@ class OpenReplay:
         slots = self.run.info.injected.slots if self.run.info.injected else ()
         replaced = {(s.site, s.slot) for s in slots if s.status == "injected"}
         keys = {r.key.text for r in self.target.records if (r.key.site, r.key.slot) in replaced}
-        if not keys or key not in self.run:
+        produced = self.producers.results[key].key if key in self.producers.results else Key.parse(key)
+        if not keys or produced.text not in self.run:
             return None
         adapter = adapter_for(self.workload.model)
         if self.workload.seed is not None:
@@ -70,7 +74,7 @@ class OpenReplay:
         try:
             target = with_finite_padding(self.target, self.reference if self.fed is None else self.fed)
             substitution = Substitution(target, keys=keys, leaves_misfits=True, fed=self.fed)
-            return adapter.rerun(self.workload, substitution, module, self.run.get(key).key)
+            return adapter.rerun(self.workload, substitution, module, self.run.get(produced.text).key)
         except Exception:  # a value that does not fit, or whatever a module that is no plain Python runs into
             return None
 
@@ -129,6 +133,7 @@ def replay_within(
         compute_dtype=compute_dtype,
         way="self" if target is None else "reverse",
         progress=progress or Silent(),
+        producers=Producers() if target is None else Producers.of(fed, tested),
     )
     first = replays.judge(frozenset())
     if target is not None:
@@ -146,7 +151,8 @@ def replay_within(
         shown = replace(settled.judged.replay, own_errors=settled.own_errors)
         shown = _without_explained(shown, free)
     run = settled.judged.run
-    return OpenReplay(shown, original, tested, run, replays.workload, None if fed is original else fed)
+    fed_alone = None if fed is original else fed
+    return OpenReplay(shown, original, tested, run, replays.workload, fed_alone, replays.producers)
 
 
 def _without_explained(result: Replay, free: Comparison) -> Replay:
@@ -192,6 +198,7 @@ class _ReverseReplays:
         compute_dtype: What the target computed in, if its run does not say so.
         way: Whether the model is run on its own values.
         progress: Shows what is being run.
+        producers: Who made what the target has no tensors before.
         unpaired: Modules whose calls do not correspond to those of the reference, which nothing is said of.
         misfits: Key texts of what this model has in another shape than the reference's run, likewise.
     """
@@ -210,6 +217,7 @@ class _ReverseReplays:
     compute_dtype: str | None
     way: Way
     progress: Progress
+    producers: Producers
     unpaired: tuple[str, ...] = ()
     misfits: tuple[str, ...] = ()
 
@@ -227,7 +235,7 @@ class _ReverseReplays:
         twin_run = None
         if self.twin is not None and self.precision is not None:
             twin_run = self._run(self.twin, f"replaying it in {self.precision.name}{left}", released)
-        runs = ReplayRuns(run, self.tested, twin_run, self.precision, self.compute_dtype)
+        runs = ReplayRuns(run, self.tested, twin_run, self.precision, self.compute_dtype, self.producers)
         result = judge_replay(self.fed, runs, self.way, self.keys, natural, released)
         if twin_run is not None and self.twin is not None and self.precision is not None and result.bad:
             explicit = adapter_for(self.twin.model).with_eager_attention(self.twin)

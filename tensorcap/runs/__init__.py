@@ -1,21 +1,23 @@
 """What an archive says of its run, beyond single tensors: calls, ops, data flow, module tree.
 
-An open archive goes in. Read `record_kinds` (results, gradients, parameters, inner points), `calls` (calls of
-modules, attention cores, depth), `state_writers` (which of them wrote a cache), `graph` and `ops` (ops within
-modules), `tree` (the module tree, also as text), `window` (a part of a tensor: read, printed, written),
-`value_histogram`, `views` (archives made of another one), and `archive_summary` (an archive in a line).
+An open archive goes in. Read `record_kinds` (results, gradients, parameters, inner points, and kinds of
+modules), `calls` (calls of modules, attention cores, depth), `state_writers` (which of them wrote a cache),
+`graph` and `ops` (ops within modules), `tree` (the module tree, also as text), `window` (a part of a tensor:
+read, printed, written), `value_histogram`, `views` (archives made of another one), and `archive_summary` (an
+archive in a line).
 """
 
 from tensorcap.runs.archive_summary import ArchiveSummary
 from tensorcap.runs.calls import Call, Calls, calls_of, enclosing_sites, is_state
 from tensorcap.runs.graph import Graph, GraphEnds, Node, Value, View
 from tensorcap.runs.ops import FACTS, Ops, is_fact, ops_of, passed_in
-from tensorcap.runs.record_kinds import is_gradient, is_inner, is_parameter, is_result
+from tensorcap.runs.record_kinds import component_of, is_gradient, is_inner, is_parameter, is_result
 from tensorcap.runs.state_writers import StateWriters, is_handed_on
 from tensorcap.runs.tree import Shape, Tree, TreeNode, compressed, full, paths, ranges, shape_text, tree_lines
 from tensorcap.runs.value_histogram import ValueHistogram
 from tensorcap.runs.views import ArrayArchive, PartialArchive, TensorArchive, ViewRecords, find_tensor
 from tensorcap.runs.window import (
+    DIGITS,
     PRINTED_WHOLE,
     array_summary,
     parse_window,
@@ -26,6 +28,7 @@ from tensorcap.runs.window import (
 )
 
 __all__ = [
+    "DIGITS",
     "FACTS",
     "PRINTED_WHOLE",
     "ArchiveSummary",
@@ -48,6 +51,7 @@ __all__ = [
     "ViewRecords",
     "array_summary",
     "calls_of",
+    "component_of",
     "compressed",
     "enclosing_sites",
     "find_tensor",

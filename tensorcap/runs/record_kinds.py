@@ -1,11 +1,11 @@
-"""Kinds of records by key: results, gradients, parameters, and places within a module's code."""
+"""Kinds of records by key (results, gradients, parameters, places within modules), and of modules by site."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import Final
 
-from tensorcap_formats.keys import Key
+from tensorcap_formats.keys import ROOT_SITE, Key
 
 _GRADIENTS: Final = ("grad_output", "grad_input", "grad_param")
 _PARAMETERS: Final = ("param", "buffer")
@@ -29,6 +29,25 @@ def is_gradient(key: Key) -> bool:
 def is_parameter(key: Key) -> bool:
     """Whether a record is a parameter or a buffer of a module."""
     return _kind(key.slot) in _PARAMETERS and not is_inner(key)
+
+
+def component_of(site: str) -> str:
+    """What kind of module a site is: its path below the innermost number, or the whole without numbers.
+
+    Example:
+        >>> component_of("model.layers.2.mlp.act_fn"), component_of("model.layers.2"), component_of("lm_head")
+        ('mlp.act_fn', 'layers', 'lm_head')
+    """
+    if site == ROOT_SITE:
+        return "model"
+    parts = site.split(".")
+    at = next((i for i in reversed(range(len(parts))) if parts[i].isdigit()), None)
+    if at is None:
+        return site
+    below = parts[at + 1 :]
+    if below:
+        return ".".join(below)
+    return parts[at - 1] if at else "block"
 
 
 @lru_cache(maxsize=4096)

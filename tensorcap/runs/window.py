@@ -23,6 +23,7 @@ from tensorcap_formats.writing import refuse_to_replace_archive
 _INDEX: Final = re.compile(r"[+-]?\d{1,18}")
 _SLICE: Final = re.compile(r"([+-]?\d{1,18})?:([+-]?\d{1,18})?(?::([+-]?\d{1,18})?)?")
 PRINTED_WHOLE: Final = 200  # elements: a tensor up to here is shown whole
+DIGITS: Final = 6  # of printed values, significant ones
 # Elements shown at the beginning and the end of a longer axis, the last axis first: 144 in all at most.
 _EDGES: Final = ((3, 3), (3, 3), (1, 1), (1, 1))
 _FIRST_ONLY: Final = (1, 0)
@@ -113,20 +114,29 @@ def _read_runs(archive: Archive, record: Record, ranges: Sequence[range], out: A
         at += picked.size
 
 
-def summary(archive: Archive, record: Record) -> str:
+def summary(archive: Archive, record: Record, digits: int = DIGITS) -> str:
     """Format the values of a tensor as text: all of a small one, else first and last ones along each axis.
+
+    Args:
+        archive: The archive.
+        record: The tensor in it.
+        digits: How many significant ones each value has at most.
 
     Raises:
         UsageError: The archive has only statistics of the tensor.
         ReadError: The bytes cannot be read.
     """
     read = partial(read_window, archive, record)
-    return _summary(record.shape, read, packed=record.dtype.packed)
+    return _summary(record.shape, read, packed=record.dtype.packed, digits=digits)
 
 
-def array_summary(values: Array) -> str:
+def array_summary(values: Array, digits: int = DIGITS) -> str:
     """Format the values of an array as text, as `summary` does."""
-    return _summary(values.shape, lambda window: values[tuple(slice(r.start, r.stop) for r in window)])
+
+    def read(window: tuple[range, ...]) -> Array:
+        return values[tuple(slice(r.start, r.stop) for r in window)]
+
+    return _summary(values.shape, read, digits=digits)
 
 
 def stored_summary(bits: Array, dtype: DType) -> str:
@@ -138,7 +148,13 @@ def stored_summary(bits: Array, dtype: DType) -> str:
     return _summary(bits.shape, read, packed=dtype.packed)
 
 
-def _summary(shape: tuple[int, ...], read: Callable[[tuple[range, ...]], Array], *, packed: int = 1) -> str:
+def _summary(
+    shape: tuple[int, ...],
+    read: Callable[[tuple[range, ...]], Array],
+    *,
+    packed: int = 1,
+    digits: int = DIGITS,
+) -> str:
     if not math.prod(shape):
         return f"[] (shape {list(shape)})"
     edges = [(n, 0) for n in shape] if math.prod(shape) <= PRINTED_WHOLE else _edges(shape)
@@ -153,7 +169,7 @@ def _summary(shape: tuple[int, ...], read: Callable[[tuple[range, ...]], Array],
     omitted = [first if first + last < n else None for n, (first, last) in zip(shape, edges, strict=True)]
     if omitted and omitted[-1] is not None:
         omitted[-1] *= packed
-    return values_text(corners[0], omitted)
+    return values_text(corners[0], omitted, digits)
 
 
 def _edges(shape: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -161,19 +177,20 @@ def _edges(shape: tuple[int, ...]) -> list[tuple[int, int]]:
     return [(n, 0) if n <= sum(e) else e for n, e in zip(shape, edges, strict=True)]
 
 
-def values_text(values: Array, omitted: Sequence[int | None] = ()) -> str:
+def values_text(values: Array, omitted: Sequence[int | None] = (), digits: int = DIGITS) -> str:
     """Format values in nested brackets, as numpy prints them.
 
     Args:
         values: The values, a few.
         omitted: For each axis, how many elements precede the dots, None for no dots.
+        digits: How many significant ones each value has at most.
 
     Example:
         >>> print(values_text(np.array([[1.0, 2.5], [3.0, 4.0]]), [None, 1]))
         [[  1, ..., 2.5],
          [  3, ...,   4]]
     """
-    texts = [_text(value) for value in values.reshape(-1).tolist()]
+    texts = [_text(value, digits) for value in values.reshape(-1).tolist()]
     omitted = list(omitted) or [None] * values.ndim
     width = max(map(len, texts), default=0)
     cells = [text.rjust(width) for text in texts] if values.ndim and values.shape[-1] > 1 else texts
@@ -190,8 +207,8 @@ def _nested(cells: Array, omitted: Sequence[int | None], depth: int) -> str:
     return f"[{glue.join(parts)}]"
 
 
-def _text(value: complex | bool) -> str:
-    return str(value) if isinstance(value, bool | int) else f"{value:.6g}"
+def _text(value: complex | bool, digits: int) -> str:
+    return str(value) if isinstance(value, bool | int) else f"{value:.{digits}g}"
 
 
 def write_npy(

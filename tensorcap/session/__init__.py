@@ -10,9 +10,10 @@ from tensorcap.session.capture_session import Capture, capture, capture_workload
 from tensorcap.session.intermediates import save_intermediates
 from tensorcap.session.program import Called, ScriptRun, calls_text, capture_called
 from tensorcap.session.rank_processes import run_on_ranks
-from tensorcap.session.recipe import INPUT_OPTIONS, Recipe, parse_setting
+from tensorcap.session.recipe import BY_NAME, INPUT_OPTIONS, Recipe, make_side, parse_setting
 
 __all__ = [
+    "BY_NAME",
     "INPUT_OPTIONS",
     "Called",
     "Capture",
@@ -22,6 +23,7 @@ __all__ = [
     "capture",
     "capture_called",
     "capture_workload",
+    "make_side",
     "parse_setting",
     "run_on_ranks",
     "save_intermediates",

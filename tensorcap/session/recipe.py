@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from tensorcap.adapters import Adapter, adapter_for, adapter_named
-from tensorcap.workload import FRAMEWORKS, StoredInput, Workload, load_file, redact
+from tensorcap.workload import FRAMEWORKS, Port, PortSide, StoredInput, Workload, load_file, redact
 from tensorcap_formats.errors import MissingPackageError, UsageError, abbreviate
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Options of the inputs; if one of them is given anew, archived inputs are not used.
 INPUT_OPTIONS: Final = ("prompt", "input_ids", "inputs")
+BY_NAME: Final = ("max",)  # frameworks that have Hugging Face models of their own, as `max:ID`
+_OF_ANY_RUN: Final = ("seed", "perturb")  # options that are no setting of a model
 _NEVER_INHERITED: Final = ("trust_remote_code",)  # an archive must not decide that code is run
 
 
@@ -34,6 +36,25 @@ class Recipe:
     path: str
     options: Mapping[str, Any] = field(default_factory=dict)
     framework: str | None = None
+
+    @classmethod
+    def named(cls, text: str, options: Mapping[str, Any], framework: str | None = None) -> Recipe:
+        """The recipe of a path on the command line; `max:PATH` is a path of MAX.
+
+        Raises:
+            UsageError: The path is of another framework than the command.
+        """
+        prefix, _, path = text.partition(":")
+        if prefix not in BY_NAME or not path:
+            return cls(text, options, framework)
+        if framework not in (None, prefix):
+            raise UsageError(f"{text}: a model of {prefix}, expected one of {framework}")
+        return cls(path, options, prefix)
+
+    @property
+    def runs_archived_inputs(self) -> bool:
+        """Whether a target is run on the inputs of its reference: it is a model by folder or id."""
+        return self.kind == "huggingface" or (self.kind == "file" and self.framework in BY_NAME)
 
     @property
     def kind(self) -> str:
@@ -110,6 +131,17 @@ class Recipe:
         adapter.seed(seed)  # the run draws the same numbers however the weights were made
         return replace(workload, seed=seed)
 
+    def check(self) -> None:
+        """Refuse early what `build` would refuse, as far as it is known before anything is run.
+
+        Raises:
+            UsageError: The path or an option is wrong.
+            MissingPackageError: The framework is not installed.
+        """
+        if self.kind == "file" and self.framework in BY_NAME:
+            options = {name: value for name, value in self.options.items() if name not in _OF_ANY_RUN}
+            adapter_named(str(self.framework)).check(self.path, options)
+
     def described(self) -> dict[str, Any]:
         """Describe the model as a run's metadata would, without a run, and without weights if possible.
 
@@ -157,7 +189,7 @@ class Recipe:
                 )
         takes_dtype = dtype is not None and "dtype" in parameters
         if takes_dtype:
-            options["dtype"] = _adapter_of(parameters["dtype"], expected).dtype_named(dtype)
+            options["dtype"] = _own_dtype(parameters["dtype"], dtype, expected)
         workload = make(**options)
         if not isinstance(workload, Workload):
             raise UsageError(
@@ -169,6 +201,47 @@ class Recipe:
         return adapter_for(workload.model).prepare(
             workload, dtype=None if takes_dtype else dtype, input_dtype=dtype, device=device, inputs=inputs
         )
+
+
+def make_side(
+    port: Port,
+    side: PortSide,
+    *,
+    dtype: str | None = None,
+    device: str | None = None,
+    num_hidden_layers: int | None = None,
+    seed: int | None = None,
+) -> Workload:
+    """Make the workload of a side of a port, as options say.
+
+    Args:
+        port: The port.
+        side: Which.
+        dtype: Its precision: the function of the side is given it as its framework's own if it has such a
+            parameter, else weights are cast.
+        device: Where it runs.
+        num_hidden_layers: How many layers it has, for a function with that parameter.
+        seed: Of its run; 0 if None.
+
+    Raises:
+        UsageError: The side is not to be had like that.
+    """
+    parameters, options = port.parameters(side), dict[str, Any]()
+    if num_hidden_layers is not None:
+        if "num_hidden_layers" not in parameters:
+            raise UsageError(
+                f"port: {side}: takes no --num-hidden-layers",
+                hint="A function with a parameter num_hidden_layers is given it.",
+            )
+        options["num_hidden_layers"] = num_hidden_layers
+    takes_dtype = dtype is not None and "dtype" in parameters
+    if takes_dtype:
+        options["dtype"] = _own_dtype(parameters["dtype"], dtype or "", None)
+    workload = port.make(side, **options)
+    prepared = adapter_for(workload.model).prepare(
+        workload, dtype=None if takes_dtype else dtype, input_dtype=dtype, device=device
+    )
+    return replace(prepared, seed=seed or 0)
 
 
 def _load(path: str) -> ModuleType:
@@ -199,14 +272,19 @@ def _redacted(value: Any) -> Any:
     return [_redacted(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _adapter_of(parameter: inspect.Parameter, expected: Adapter | None) -> Adapter:
-    """The adapter of the framework that the default of a `dtype` parameter belongs to."""
+def _own_dtype(parameter: inspect.Parameter, name: str, expected: Adapter | None) -> Any:
+    """The dtype of a name, in the framework that the default of a `dtype` parameter belongs to.
+
+    Args:
+        parameter: The parameter. Without a default of a framework it is given the name.
+        name: As on the command line.
+        expected: The adapter to take if the default is of no framework.
+    """
     try:
-        return adapter_for(parameter.default)
+        adapter = adapter_for(parameter.default)
     except UsageError:
-        if expected is None:
-            raise
-        return expected
+        return name if expected is None else expected.dtype_named(name)
+    return adapter.dtype_named(name)
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -221,5 +299,5 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise UsageError(f"--config {abbreviate(text)!r}: expected key=value")
     try:
         return key, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return key, value

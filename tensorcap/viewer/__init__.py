@@ -2,8 +2,9 @@
 
 One archive, two, or the folder of a verification come in; pages go out. Read `subject` (what is looked at),
 `rows` (the navigator and the tree of modules), `planes` (a part of a tensor as three maps), `inspector` (all
-of one row), `flow` (the neighbourhood of an op), `source_texts`, and `server` with `templates/` and
-`static/`, which alone needs the packages of the extra `view`. Normative in `specs/view.md`.
+of one row), `flow` (the neighbourhood of an op), `source_texts` with `source_panel`, and `pages` with
+`queries`, `templates/` and `static/`, which `server` serves; these alone need the packages of the extra
+`view`. Normative in `specs/view.md`.
 """
 
 from tensorcap.viewer.subject import Subject, open_subject

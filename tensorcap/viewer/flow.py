@@ -11,6 +11,7 @@ from tensorcap.viewer.rows import Row, shortened
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import ReadError, TensorNotFoundError
 from tensorcap_formats.keys import unescape
+from tensorcap_formats.records import Record
 
 _HOPS: Final = 2  # on each side
 _IN_A_LINE: Final = 4  # boxes
@@ -72,18 +73,22 @@ class Flow:
     """
 
     nodes: Mapping[str, Node] = field(default_factory=dict)
+    places: Mapping[int, str] = field(default_factory=dict)
     rows: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     inputs: Mapping[str, Sequence[str]] = field(default_factory=dict)
     outputs: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    _made_by: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, archive: Archive | None, rows: Iterable[Row]) -> Flow:
-        """Read the flow of an archive, and where its rows are."""
+    def of(cls, archive: Archive | None, rows: Iterable[tuple[Row, Record]]) -> Flow:
+        """Read the flow of an archive, and where its rows are, each with its record there."""
         by_place: dict[str, list[Row]] = {}
-        for row in rows:
-            if not row.record.key.is_bare:
-                by_place.setdefault(row.record.key.where, []).append(row)
+        places: dict[int, str] = {}
+        digests: dict[int, str | None] = {}
+        for row, record in rows:
+            if not record.key.is_bare:
+                places[row.number] = record.key.where
+                digests[row.number] = record.digest
+                by_place.setdefault(places[row.number], []).append(row)
         edges: dict[str, dict[str, None]] = {}
         nodes: dict[str, Node] = {}
         if archive is not None:
@@ -105,18 +110,28 @@ class Flow:
                 outputs.setdefault(source, []).append(place)
         inputs = {place: list(sources) for place, sources in edges.items()}
         made_by = {
-            row.record.digest: place
+            digest: place
             for place, of_place in by_place.items()
             for row in of_place
-            if place in nodes and row.record.digest and _is_output(row)
+            if place in nodes and (digest := digests[row.number]) and _is_output(row)
         }
-        return cls(nodes, by_place, inputs, outputs, made_by)
+        for (
+            number,
+            place,
+        ) in places.items():  # of a module the op that made its result
+            if place not in nodes:
+                places[number] = made_by.get(digests[number] or "", place)
+        return cls(nodes, places, by_place, inputs, outputs)
+
+    def node(self, row: Row) -> Node | None:
+        """The op of a row, or the one that made its module's result; None without one."""
+        return self.nodes.get(self.places.get(row.number, ""))
 
     def around(self, row: Row) -> Neighbourhood | None:
         """Draw what a row's place takes, above it, and what takes its results, below; None without any."""
-        if row.record.key.is_bare:
+        centre = self.places.get(row.number)
+        if centre is None:
             return None
-        centre = self._place(row)
         levels, more = {0: [centre]}, 0
         for edges, direction in ((self.inputs, -1), (self.outputs, 1)):
             known = {centre}
@@ -131,11 +146,6 @@ class Flow:
         if len(levels) == 1:
             return None
         return self._draw(levels, more)
-
-    def _place(self, row: Row) -> str:
-        """The place of a row; of a module whose ops are recorded, the op that made its result."""
-        place = row.record.key.where
-        return place if place in self.nodes else self._made_by.get(row.record.digest, place)
 
     def _nearest(self, place: str, edges: Mapping[str, Sequence[str]]) -> list[str]:
         """The places next to one that have rows: a view, which has none, is passed."""

@@ -10,13 +10,8 @@ from typing import Final
 import numpy as np
 
 from tensorcap.comparison import Pair
-from tensorcap.reports.html import (
-    AxisErrors,
-    Histogram,
-    draw_histogram,
-    errors_along,
-    worst_element,
-)
+from tensorcap.drawing import AxisErrors, Histogram, draw_histogram, errors_along
+from tensorcap.reports.html import worst_element
 from tensorcap.viewer.planes import Side, TensorReader, can_seek, difference_of
 from tensorcap.viewer.rows import METRICS, Row, shortened
 from tensorcap.viewer.subject import Subject
@@ -132,7 +127,7 @@ def inspect(subject: Subject, row: Row) -> Inspection:
     keys = tuple(shortened(key) for key in origin.target if key != row.key) if origin else ()
     return Inspection(
         row,
-        subject.classes.get(row.module, ""),
+        subject.class_of(row),
         _operation(subject, row),
         tuple(_facts(records)),
         tuple(

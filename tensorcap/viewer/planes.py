@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.reports.html import draw_picture, finite_range
+from tensorcap.drawing import draw_picture, finite_range
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.errors import UsageError

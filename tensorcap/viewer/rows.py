@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any, Final, Literal
 from tensorcap.comparison import (
     METRIC_TEXTS,
     SEVERITY,
+    SHADES,
     Bands,
     Pair,
     Shade,
@@ -21,9 +23,10 @@ from tensorcap.comparison import (
     peak_of,
     shade,
 )
-from tensorcap.reports.layer_report import component_of
+from tensorcap.runs import component_of
 from tensorcap.wording import one_line, three_digits
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.keys import module_of, module_path, natural, unescape
 from tensorcap_formats.records import Record
 
@@ -38,6 +41,7 @@ _RANKED: Final = {"relative": "relative_frobenius", "cosine": "cosine"}  # colou
 _HIGHER_IS_BETTER: Final = ("psnr", "cosine")
 _POWERS: Final = {"mean-squared": 2, "mean-relative": 0, "relative": 0}  # of the peak, that errors grow with
 _SEVERITIES: Final = {status: number for number, status in enumerate(SEVERITY)}
+_LONGEST_END: Final = 16  # characters of a name that stay in view
 WIDEST: Final = 160  # characters of a name: the middle of a longer one is left out
 
 
@@ -46,7 +50,8 @@ class Row:
     """One tensor: a pair, or a record if one archive is looked at.
 
     Attributes:
-        number: Its place in execution order of the reference, from 0; what only the target has comes last.
+        number: Its place in execution order of the reference, from 0; what only the target has stands behind
+            what the target computed before it.
         key: Its key text.
         record: The reference's record, else the target's.
         pair: The pair; None if one archive is looked at.
@@ -87,14 +92,47 @@ def shortened(name: str, limit: int = WIDEST) -> str:
     return line if len(line) <= limit else f"{line[:half]}…{line[-half:]}"
 
 
+def halves(name: str) -> tuple[str, str]:
+    """A name in two parts, of which the first one gives way if there is no room: its end tells more.
+
+    Example:
+        >>> halves("model.layers.0.mlp"), halves("aten.silu.default/output")
+        (('model.layers.0', '.mlp'), ('aten.silu.default', '/output'))
+    """
+    at = max(name.rfind(separator) for separator in "./")
+    at = at if 0 < len(name) - at <= _LONGEST_END and at > 0 else max(0, len(name) - _LONGEST_END)
+    return name[:at], name[at:]
+
+
 def rows_of_pairs(pairs: Iterable[Pair], own: Mapping[str, float | None]) -> tuple[Row, ...]:
     """Make a row of each pair that has a record on either side."""
     rows: list[Row] = []
-    for pair in pairs:
+    for pair in _in_execution_order(list(pairs)):
         record = pair.reference or pair.target
         if record is not None:
             rows.append(_row(len(rows), record, pair, own.get(pair.key)))
     return tuple(rows)
+
+
+def _in_execution_order(pairs: Sequence[Pair]) -> list[Pair]:
+    """Pairs in the reference's order; one that only the target has behind what the target computed before it.
+
+    What only the reference has at that place comes first: an op, then what the target ran instead.
+    """
+    ordered = [pair for pair in pairs if pair.reference is not None or pair.target is None]
+    alone = [pair for pair in pairs if pair.reference is None and pair.target is not None]
+    before = sorted((p.target.order, place) for place, p in enumerate(ordered) if p.target is not None)
+    behind: dict[int, list[Pair]] = {}
+    for pair in sorted(alone, key=lambda p: p.target.order if p.target else 0):
+        at = bisect_left(before, (pair.target.order if pair.target else 0,))
+        place = before[at - 1][1] if at else -1
+        while place + 1 < len(ordered) and ordered[place + 1].target is None:
+            place += 1
+        behind.setdefault(place, []).append(pair)
+    rows = list(behind.get(-1, ()))
+    for place, pair in enumerate(ordered):
+        rows += [pair, *behind.get(place, ())]
+    return rows
 
 
 def rows_of_archive(archive: Archive) -> tuple[Row, ...]:
@@ -197,11 +235,30 @@ class Scale:
         return value / peak ** _POWERS.get(metric, 1) if value and peak else value
 
     def legend(self, metric: str) -> str:
-        """What the colours of a metric mean, in a line."""
+        """What the colours of a metric mean, in a line.
+
+        Example:
+            >>> scale = Scale(Bands.of("float32"), "float32")
+            >>> print(scale.legend("psnr"))
+            PSNR: green from 60 dB, red below 40 dB (32-bit floats)
+            >>> print(scale.legend("max-abs"))
+            max-abs: green up to 0.008, red above 0.08 of the reference's largest value (32-bit floats)
+        """
+        name = "PSNR" if metric == "psnr" else metric
         if metric in _RANKED:
-            precision = self.precision or "an unknown precision, so that none is coloured"
-            return f"green up to 8, yellow up to 32 roundings of {precision}"
-        return self.bands.text
+            unit = UNIT_ROUNDOFFS.get(self.precision)
+            if unit is None:
+                return f"{name}: not coloured, for the precision of the target is not known"
+            green, red = (f"{share * unit:.2g}" for share in SHADES)
+            of = " of the angle between both, in radians" if metric == "cosine" else ""
+            roundings = f"{SHADES[0]:g} and {SHADES[1]:g} roundings of {self.precision}"
+            return f"{name}: green up to {green}{of}, red above {red} ({roundings})"
+        green, red = (f"{limit:.3g}" for limit in self.bands.limits(metric, 1.0))  # type: ignore[arg-type] # known
+        if metric == "psnr":
+            return f"{name}: green from {green} dB, red below {red} dB ({self.bands.name})"
+        power = _POWERS.get(metric, 1)
+        of = f" of {'the square of ' * (power == 2)}the reference's largest value" if power else ""
+        return f"{name}: green up to {green}, red above {red}{of} ({self.bands.name})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,12 @@ from typing import Any, Final, Literal
 from tensorcap.alignment import MappingSource, sides
 from tensorcap.comparison import Bands, SyncPoint, compare, has_sync_points
 from tensorcap.comparison import points_of as points_of_program
+from tensorcap.drawing import Curve, draw_curves
 from tensorcap.localization import joined_modules
 from tensorcap.reports.html import (
     MAP,
     VERIFICATION,
-    Curve,
     ReportSource,
-    draw_curves,
     points_of,
     results_of,
     source_of,
@@ -41,9 +40,11 @@ from tensorcap.viewer.source_texts import SourceTexts
 from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError
+from tensorcap_formats.keys import module_of, module_path
 from tensorcap_formats.open import opened
 from tensorcap_formats.output_path import is_locked, journal_path
-from tensorcap_formats.view import ArchiveView
+from tensorcap_formats.records import Record
+from tensorcap_formats.view import ArchiveView, recorded
 from tensorcap_formats.writing import is_growing, open_growing
 
 MappingChoice = MappingSource | Literal["none"] | None
@@ -154,7 +155,7 @@ class Subject:
 
     def prepare(self) -> None:
         """Compute what the first selection would wait for."""
-        for _ in (self.flow, self.points, self.tree, self.numbers, self.curve_places, self.module_places):
+        for _ in (self.flows, self.points, self.tree, self.numbers, self.curve_places, self.module_places):
             pass
 
     @property
@@ -195,6 +196,11 @@ class Subject:
             for archive in self.archives
         )
 
+    def class_of(self, row: Row) -> str:
+        """The class of a row's module, of the side that has the row; "" if unknown."""
+        side = self.owner(row) == "target" and len(self.class_names) > 1
+        return self.class_names[side].get(self.module_of(row, side), "") if self.class_names else ""
+
     @cached_property
     def counts(self) -> Mapping[str, tuple[int, str]]:
         """How many rows have each status, and its colour."""
@@ -223,9 +229,37 @@ class Subject:
         return {point.key: point for point in points if point.key}
 
     @cached_property
-    def flow(self) -> Flow:
-        """What is computed of what in the reference's run."""
-        return Flow.of(self.archives[0] if self.archives else None, self.rows)
+    def flows(self) -> tuple[Flow, ...]:
+        """What is computed of what in each run; of a saved comparison of none."""
+        return tuple(self._flow(side) for side in range(max(1, len(self.archives))))
+
+    def _flow(self, side: int) -> Flow:
+        if not self.archives:
+            return Flow.of(None, ((row, row.record) for row in self.rows))
+        archive = self.archives[side]
+        known = ((row, self.record_of(row, side)) for row in self.rows)
+        behind = recorded(archive, self.rows[0].record)[0] if self.rows else archive
+        return Flow.of(behind, ((row, record) for row, record in known if record is not None))
+
+    def flow_of(self, row: Row) -> Flow:
+        """That of the side that has a row, the reference's first."""
+        return self.flows[self.owner(row) == "target" and len(self.flows) > 1]
+
+    def record_of(self, row: Row, side: int) -> Record | None:
+        """The record in a side's own archive; None if it has none, or one that is made of several."""
+        record = row.record if row.pair is None else (row.pair.reference, row.pair.target)[side]
+        return None if record is None else recorded(self.archives[side], record)[1]
+
+    def owner(self, row: Row) -> str:
+        """The side that has a row, the reference if both have."""
+        return "target" if row.pair is not None and row.pair.reference is None else "reference"
+
+    def module_of(self, row: Row, side: int) -> str:
+        """The path of a row's module, as a side calls it."""
+        record = self.record_of(row, side) if self.archives else None
+        if record is None or record.key.is_bare:
+            return row.module
+        return module_path(module_of(record.key.site))
 
     @cached_property
     def texts(self) -> tuple[SourceTexts, ...]:
@@ -252,6 +286,12 @@ class Subject:
             name = shortened(joined_modules(suspect["modules"]))
             lines.append(SuspectLine(name, shortened(text, 400), self.numbers.get(suspect["key"])))
         return tuple(lines)
+
+    @cached_property
+    def exchanged(self) -> Mapping[str, str]:
+        """What the target runs in the place of other operations, by the key that is wrong first."""
+        examination = self.source.examination if self.source else None
+        return {one.key: one.text for one in examination.exchanged} if examination else {}
 
     @cached_property
     def curves(self) -> Mapping[str, tuple[Curve, ...]]:

@@ -15,7 +15,7 @@ from tensorcap.workload.metadata import (
     redact_command,
 )
 from tensorcap.workload.patch import replace_attribute
-from tensorcap.workload.port import Port, load_port
+from tensorcap.workload.port import Port, PortSide, load_port
 from tensorcap.workload.script import Script, as_main, compile_script
 from tensorcap.workload.sources import NAMED, class_name, file_of, find_functions, find_sources
 from tensorcap.workload.token_model import TokenModel
@@ -34,6 +34,7 @@ __all__ = [
     "MODEL_MODULES",
     "NAMED",
     "Port",
+    "PortSide",
     "Script",
     "StoredInput",
     "TokenModel",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from tensorcap.workload.workload import Workload, load_file
 from tensorcap_formats.errors import UsageError
 
 PORTS = "PORTS"  # name of the dict of a file that has its ports by name
+PortSide = Literal["reference", "target"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,8 @@ class Port:
 
     Attributes:
         reference: A workload, or a function that makes one; with `inputs`, a function that makes the model.
-        target: The same for the model under test.
+        target: The same for the model under test. Functions are given `dtype` and `num_hidden_layers` if they
+            have such parameters.
         inputs: Returns the arguments of a side, `reference` or `target`, each made of the same text, image
             or sound. None if the workloads have inputs.
         rules: A file of rules for names that tensorcap does not know.
@@ -37,23 +40,34 @@ class Port:
     dtypes: Sequence[str] = ()
     devices: Sequence[str] = ()
 
-    def make(self, side: Literal["reference", "target"]) -> Workload:
+    def make(self, side: PortSide, **options: Any) -> Workload:
         """Make the workload of a side.
+
+        Args:
+            side: Which.
+            options: Arguments of its function, for some of `parameters`.
 
         Raises:
             UsageError: The port has none for it.
         """
-        source = self.reference if side == "reference" else self.target
+        source = self._source(side)
         if self.inputs is not None:
-            return Workload(source(), self.inputs(side))
-        is_function = callable(source) and not isinstance(source, Workload)
-        workload = source() if is_function else source
+            return Workload(source(**options), self.inputs(side))
+        workload = source(**options) if _is_function(source) else source
         if not isinstance(workload, Workload):
             raise UsageError(
                 f"port: {side}: found a {type(workload).__name__}, expected a tensorcap.Workload",
                 hint="A function that makes the model alone needs inputs=.",
             )
         return workload
+
+    def parameters(self, side: PortSide) -> Mapping[str, inspect.Parameter]:
+        """The parameters of the function that makes a side; none if it is a workload."""
+        source = self._source(side)
+        return inspect.signature(source).parameters if _is_function(source) else {}
+
+    def _source(self, side: PortSide) -> Any:
+        return self.reference if side == "reference" else self.target
 
     def allow(self, dtype: str | None, device: str | None) -> None:
         """Refuse a precision or a device that the port is not made for.
@@ -64,6 +78,10 @@ class Port:
         for what, name, listed in (("dtype", dtype, self.dtypes), ("device", device, self.devices)):
             if name is not None and listed and name not in listed:
                 raise UsageError(f"port: {what}: found {name}, expected {' or '.join(listed)}")
+
+
+def _is_function(source: Any) -> bool:
+    return callable(source) and not isinstance(source, Workload)
 
 
 def load_port(path: str) -> Port | None:

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -326,22 +327,35 @@ def test_what_is_no_report_is_not_overwritten(tcap: Callable[..., Any], folder: 
     shutil.copy(folder / "ref.h5", folder / "other.h5")
     (folder / "notes").write_text("precious")
     (folder / "link").symlink_to("notes")
-    os.mkfifo(folder / "pipe")
     before = {name: (folder / name).read_bytes() for name in ("ref.h5", "other.h5", "notes")}
     for name, status, message in (
         ("ref.h5", 2, "is the source or overlaps with it"),
         ("other.h5", 1, "it is not overwritten"),
         ("notes", 1, "begins with b'precious', expected"),
         ("link", 1, "begins with b'precious', expected"),
-        ("pipe", 1, "is no regular file and is not overwritten"),
-        ("/dev/null", 1, "is no regular file and is not overwritten"),
     ):
         stderr = tcap("compare", "ref.h5", "tgt.h5", option, name, status=status).stderr
         assert message in stderr
     assert {name: (folder / name).read_bytes() for name in before} == before
     assert (folder / "link").is_symlink()
-    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
     assert not list(folder.glob("*.building"))
+
+
+@pytest.mark.spec("RES-6")
+@pytest.mark.usefixtures("pair")
+@pytest.mark.parametrize("option", ["--save", "--junit", "--csv"])
+def test_pipes_and_devices_are_written_to_and_stay_what_they_are(
+    tcap: Callable[..., Any], folder: Path, option: str
+) -> None:
+    tcap("compare", "ref.h5", "tgt.h5", option, "file", status=1)
+    os.mkfifo(folder / "pipe")
+    with ThreadPoolExecutor() as threads:
+        reading = threads.submit((folder / "pipe").read_bytes)
+        tcap("compare", "ref.h5", "tgt.h5", option, "pipe", status=1)
+        assert reading.result(60) == (folder / "file").read_bytes()
+    tcap("compare", "ref.h5", "tgt.h5", option, "/dev/null", status=1)
+    assert stat.S_ISFIFO(os.stat(folder / "pipe").st_mode)
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
 @pytest.mark.spec("RES-6")
@@ -495,6 +509,27 @@ def test_metrics_that_are_asked_for_are_columns(tcap: Callable[..., Any]) -> Non
     assert ["status", "kl", "max_ulp", "key", "where"] in rows
     (row,) = [row for row in rows if row[:1] == ["diverged"] and "0/mlp/output" in row]
     assert 0 < float(row[1]) < 0.01
+
+
+def test_rows_are_sorted_by_the_metric_that_is_asked_for(tcap: Callable[..., Any], write: Any) -> None:
+    small, large = np.full((2, 4), 0.01, np.float32), np.full((2, 4), 100.0, np.float32)
+    signs = np.float32([[1, -1, 1, -1]] * 2)
+    write("ref.h5", {"0/a/output": large * signs, "0/b/output": small, "0/c/output": small * signs})
+    write("tgt.h5", {"0/a/output": large * signs + 1, "0/b/output": small * 2, "0/c/output": small})
+
+    def keys(*metrics: str) -> list[str]:
+        options = [text for metric in metrics for text in ("--metric", metric)]
+        output = tcap("compare", "ref.h5", "tgt.h5", "--sort", "error", *options, status=1).stdout
+        return [
+            cell
+            for line in output.splitlines()
+            for cell in line.split()
+            if cell in ("0/a/output", "0/b/output", "0/c/output")
+        ]
+
+    assert keys("max_abs")[-3:] == ["0/a/output", "0/c/output", "0/b/output"]  # 1, 0.02, 0.01
+    assert keys("cosine")[-3:] == ["0/c/output", "0/a/output", "0/b/output"]  # 0, 0.99995, 1
+    assert keys("relative_frobenius")[-3:] == ["0/c/output", "0/b/output", "0/a/output"]  # 1.4, 1, 0.01
 
 
 @pytest.mark.spec("RES-33")

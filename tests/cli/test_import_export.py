@@ -119,6 +119,20 @@ def test_two_single_tensors_are_compared_whatever_their_names(tcap: Tcap, folder
     assert "diverged" in tcap("compare", "a.pt", "b.max", "--rtol", "0.1", status=1).output
 
 
+@pytest.mark.spec("MXF-112")
+def test_a_first_axis_of_one_row_is_left_out_of_two_single_tensors(tcap: Tcap, folder: Path) -> None:
+    torch.save(torch.from_numpy(X)[None], "a.pt")
+    dumped(folder / "b.max", X)
+    assert (
+        "steps unsqueeze 0: 1 of 1 reference tensors (1 by user)" in tcap("compare", "a.pt", "b.max").output
+    )
+    assert "steps squeeze 0: 1 of 1" in tcap("compare", "b.max", "a.pt").output
+    dumped(folder / "b.max", X + 1)
+    assert "diverged" in tcap("compare", "a.pt", "b.max", status=1).output
+    dumped(folder / "b.max", X.T.copy())
+    assert "shape-mismatch" in tcap("compare", "a.pt", "b.max", status=1).output
+
+
 @pytest.mark.spec("MXF-41")
 def test_the_layout_of_two_single_tensors_is_given_by_steps(tcap: Tcap, folder: Path, write: Write) -> None:
     torch.save(torch.from_numpy(X), "a.pt")

@@ -88,6 +88,14 @@ def test_a_name_that_fits_several_tensors_is_refused(tcap: Callable[..., Any]) -
     assert "Hint: Name one of: 0/model/output, 0/model/input.x, 1/model/output" in found
 
 
+def test_values_have_as_many_digits_as_are_asked_for(tcap: Callable[..., Any], write: Any) -> None:
+    write("a.h5", {"0/net/output": np.array([1 / 3, 2.0])})
+    assert tcap("show", "a.h5", "0/net/output").stdout.splitlines()[-1] == "[0.333333,        2]"
+    shown = tcap("show", "a.h5", "0/net/output", "--precision", "9", "--slice", "[:1]").stdout
+    assert shown.splitlines()[-1] == "[0.333333333]"
+    assert "not in the range" in tcap("show", "a.h5", "0/net/output", "--precision", "0", status=2).stderr
+
+
 @pytest.mark.usefixtures("archive")
 def test_a_slice_is_shown(tcap: Callable[..., Any], tcap_json: Callable[..., Any]) -> None:
     arguments = ("show", "a.h5", "0/model/output", "--slice", "[1, :, 2:]")

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from tensorcap_cli.main import main
-from tensorcap_cli.text.terminal import Terminal, linked, shows_links, visible_width
+from tensorcap_cli.text.terminal import Output, linked, shows_links, visible_width
 
 Tcap = Callable[..., Any]
 Write = Callable[..., Path]
@@ -140,7 +144,7 @@ def test_rows_of_some_statuses_alone(tcap: Tcap, write: Write) -> None:
 @pytest.mark.spec("RPT-93")
 def test_lines_fit_the_terminal_and_words_stay_whole() -> None:
     screen = io.StringIO()
-    terminal = Terminal(screen, width=40, has_links=False)
+    terminal = Output(screen, width=40, has_links=False)
     text = "  \x1b[31ma finding\x1b[0m: " + "one two three four five " * 4
     terminal.write(f"{text}\nshort\n")
     lines = screen.getvalue().splitlines()
@@ -195,3 +199,37 @@ def test_values_and_errors_have_histograms(tcap: Tcap, write: Write) -> None:
     write("tgt.h5", {"0/fc/output": values + errors, "0/small/output": X})
     output = tcap("compare", "ref.h5", "tgt.h5", "--where", status=1).stdout
     assert f"  errors 1 ▁{' ' * 7}█ 4 (log scale)\n" in output
+
+
+@pytest.mark.parametrize("width", [None, 40], ids=["pipe", "terminal"])
+def test_nothing_that_is_printed_steers_the_terminal(width: int | None) -> None:
+    screen = io.StringIO()
+    Output(screen, width=width).write("a\x1b[2J \u202eb\x00\x7f \x1b[31mred\x1b[0m\tä … ≤ 名\n")
+    assert screen.getvalue() == r"a\x1b[2J \u202eb\x00\x7f " + "\x1b[31mred\x1b[0m\tä … ≤ 名\n"
+
+
+def test_names_in_errors_are_escaped_and_cut(tcap: Tcap, folder: Path) -> None:
+    for name, shown in (
+        ("a\nb\x1b[2J.h5", r"a\nb\x1b[2J.h5"),
+        ("\u202etxt.h5", r"\u202etxt.h5"),
+        ("\udcff.h5", r"\udcff.h5"),
+    ):
+        stderr = tcap("show", name, status=3).stderr
+        assert stderr == f"Error: {shown}: there is no such file or folder\n"
+    stderr = tcap("show", "x" * 9000, status=3).stderr
+    assert len(stderr) < 4100
+
+
+def test_what_an_encoding_has_not_is_replaced(write: Write, folder: Path) -> None:
+    write("r.h5", {"0/名/output": X})
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "tensorcap_cli", "ls", "r.h5"]
+    done = subprocess.run(command, capture_output=True, check=True, cwd=folder, env=environment)
+    assert rb"\u540d" in done.stdout
+
+
+def test_json_has_escapes_for_what_a_terminal_obeys(tcap: Tcap, write: Write) -> None:
+    write("r.h5", {"0/m/output": X}, run={"notes": "\x7f\u202e\U000e0001"})
+    text = tcap("show", "r.h5", "--json").stdout
+    assert all(c.isprintable() for c in text.rstrip("\n"))
+    assert json.loads(text)["run"]["notes"] == "\x7f\u202e\U000e0001"

@@ -48,7 +48,8 @@ def test_what_cannot_be_served_is_refused_in_one_line(tcap: Tcap) -> None:
 def test_an_absent_package_is_named_with_the_extra(
     tcap: Tcap, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
-    monkeypatch.delitem(sys.modules, "tensorcap.viewer.server", raising=False)
+    for module in ("pages", "queries", "server"):
+        monkeypatch.delitem(sys.modules, f"tensorcap.viewer.{module}", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setitem(sys.modules, f"{package}.applications", None)
     refused = tcap("view", "ref.h5", "--no-browser", status=2)

@@ -40,7 +40,7 @@ def run_of(make_archive: MakeArchive) -> Make:
         without: str = "", sites: tuple[str, ...] = SITES, other: Mapping[str, Any] | None = None, **run: Any
     ) -> Any:
         tensors = {key: value for key, value in {**RUN, **(other or {})}.items() if not _fits(key, without)}
-        modules = [{"path": site, "class": "my.Module"} for site in sites]
+        modules = run.pop("modules", [{"path": site, "class": "my.Module"} for site in sites])
         scope = {"inputs": True, **run.pop("scope", {})}
         return make_archive(tensors, run={"modules": modules, "scope": scope, "dtype": "float32", **run})
 
@@ -118,6 +118,41 @@ class TestMissing:
         found = compare(run_of(sites=(*SITES, "pooler"), other=pooled), run_of(), mapping="none")
         assert statuses(found, *pooled) == ["missing-in-target"] * 2
         assert (found.exit_status, found.divergence) == (1, None)
+
+    @pytest.mark.spec("CMP-220")
+    @pytest.mark.parametrize(
+        ("left_out", "other", "status"),
+        [
+            pytest.param(["bert.pooler.dense.weight"], {}, "explained", id="left-out"),
+            pytest.param([], {}, "missing-in-target", id="forgotten"),
+            pytest.param(["dense.weight"], {}, "missing-in-target", id="another-weight"),
+            pytest.param(
+                ["pooler.dense.weight"],
+                {"0/@root/output.0": LOGITS + 1},
+                "missing-in-target",
+                id="beside-a-mistake",
+            ),
+        ],
+    )
+    def test_a_result_of_a_head_whose_weights_the_target_leaves_out(
+        self, run_of: Make, left_out: list[str], other: Mapping[str, Any], status: str
+    ) -> None:
+        returned = {"0/@root/output.0": LOGITS}
+        pooled = {
+            "0/pooler.dense/output": Q * 2,
+            "0/pooler/output": WEIGHTS * 2,
+            "0/@root/output.1": WEIGHTS * 2,
+        }
+        modules = [{"path": site, "class": "my.Module"} for site in ("", *SITES[1:], "pooler")]
+        modules.append(
+            {"path": "pooler.dense", "class": "my.Linear", "parameters": {"weight": {"shape": [16, 16]}}}
+        )
+        found = compare(
+            run_of(other={**returned, **pooled}, modules=modules),
+            run_of(other={**returned, **other}, model={"left_out_weights": left_out}),
+            mapping="none",
+        )
+        assert statuses(found, "0/@root/output.1") == [status]
 
     @pytest.mark.spec("CMP-54")
     @pytest.mark.parametrize(
@@ -279,3 +314,25 @@ class TestDifferent:
                 "returns 0/block.attn.q/output there, the target what 0/block.attn/output.0 holds"
                 in reason(found, "0/@root/output.pooled")
             )
+
+
+class TestDumps:
+    """A dump of prints lists no modules: what it lacks is explained by the module around it alone."""
+
+    DUMP: Final[Mapping[str, Any]] = {"modules": [], "scope": {}, "dump": "files"}
+
+    @pytest.mark.spec("CMP-54")
+    @pytest.mark.parametrize("without", ["block.attn.q", "block.attn/input.mask", "block.attn"])
+    def test_a_function_in_the_place_of_a_module_is_explained(self, run_of: Make, without: str) -> None:
+        found = compare(run_of(), run_of(without, **self.DUMP), mapping="none")
+        missing = [pair for pair in found.pairs if pair.key.startswith(f"0/{without}")]
+        assert missing
+        assert {pair.status for pair in missing} == {"explained"}
+        assert found.exit_status == 0
+
+    @pytest.mark.spec("CMP-54")
+    def test_what_nothing_that_agrees_is_made_of_is_missing(self, run_of: Make) -> None:
+        other = {"0/block.attn/output.0": Y + 1, "0/block/output": LOGITS + 1, "0/@root/output": LOGITS + 1}
+        found = compare(run_of(), run_of("block.attn.q", other=other, **self.DUMP), mapping="none")
+        assert statuses(found, "0/block.attn.q/output") == ["missing-in-target"]
+        assert found.exit_status == 1

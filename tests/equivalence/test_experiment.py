@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+import tensorcap
 from tensorcap.equivalence import FILE, Experiment, Stage, StageResult, new_settings, stages, write_settings
 from tensorcap.equivalence.models import apply_patches
+from tensorcap.reports.html import ExperimentPage
 from tensorcap.workload import load_file
 from tensorcap_cli.main import main
 from tensorcap_formats.errors import ReadError, UsageError
@@ -249,3 +253,75 @@ def test_progress_names_the_stage(experiment: Experiment) -> None:
     lines = Lines()
     stages.run_stage(experiment, Runs("first").stage, progress=lines)
     assert lines.texts == ["stage 2, first: the stage first"]
+
+
+def recorded(experiment: Experiment, name: str, gate: str, *words: str, **files: Any) -> None:
+    """Write the record of a stage as if it had run, with its files."""
+
+    def run(experiment: Experiment, progress: Progress) -> StageResult:
+        names = [experiment.write_json(f"results/{file}.json", content) for file, content in files.items()]
+        return StageResult(gate, words, tuple(names))  # type: ignore[arg-type] # one of the gates
+
+    replace(stages.stage_named(name), run=run).run_recorded(experiment, Silent())
+
+
+@pytest.fixture
+def failed(experiment: Experiment) -> Experiment:
+    """An experiment whose components failed, one with a name that is markup; the stages before are over."""
+    results = [
+        {"component": "embed", "r_ratio": 1.0, "passed": True, "limit": 1.2, "kind": "embedding", "place": 0},
+        {"component": "<b>norm</b>", "r_ratio": 4.5, "passed": False, "limit": 1.25, "place": 1},
+        {"component": "mlp", "r_ratio": 1.1, "passed": True, "limit": 1.2, "place": 2},
+        {"component": "head", "r_ratio": 15.0, "passed": False, "limit": 1.2, "place": 3},
+    ]
+    content = {"results": results, "passed": 2, "failed": 2, "total": 4}
+    for name in [stage.name for stage in stages.STAGES]:
+        if name == "components":
+            recorded(experiment, name, "failed", "2 of 4 components pass.", stage2=content)
+            return experiment
+        recorded(experiment, name, "passed" if name == "smoke" else "none", f"{name} is over.")
+    raise AssertionError("no stage of components")
+
+
+@pytest.mark.spec("RPT-141")
+def test_a_report_of_an_experiment_has_stages_faults_and_components(
+    failed: Experiment, tmp_path: Path
+) -> None:
+    pytest.importorskip("jinja2")
+    page = tensorcap.report(failed.folder, None, tmp_path / "report.html")
+    assert isinstance(page, ExperimentPage)
+    gates = "1 of 2 gates passed, 2 of 4 components."
+    assert page.verdict.startswith(f"The port does not pass components: {gates}")
+    assert page.suspects == ("<b>norm</b>", "head")
+    assert page.culprit == "<b>norm</b> is at fault: R is 4.5: a factor is missing."
+    assert (page.is_green, page.exit_status) == (False, 1)
+    assert [(one.name, one.ratio, one.passed) for one in page.components][::3] == [
+        ("embed", 1.0, True),
+        ("head", 15.0, False),
+    ]
+    text = (tmp_path / "report.html").read_text()
+    assert text.index(page.verdict) < text.index("is at fault") < text.index("Stages</h2>")
+    assert "<b>norm" not in text
+    assert "&lt;b&gt;norm&lt;/b&gt;" in text
+    assert "port.py:port against ref.py:model" in text
+    assert not re.search("https?://|<script", text)
+    tensorcap.report(failed.folder, None, tmp_path / "issue.md", markdown=True)
+    lines = (tmp_path / "issue.md").read_text().splitlines()
+    assert len(lines) <= 60
+    assert any(line.startswith("| head | 15 | 1.2 |") for line in lines)
+    with pytest.raises(UsageError, match="expected no --png"):
+        tensorcap.report(failed.folder, None, tmp_path / "plots", png=True)
+    done = CliRunner().invoke(main, ["report", str(failed.folder), "-o", str(tmp_path / "again.html")])
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[-1] == f"Next: tcap equivalence status {failed.folder}"
+
+
+@pytest.mark.spec("RPT-141")
+def test_a_report_of_a_new_experiment_says_what_to_run(experiment: Experiment, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    page = tensorcap.report(experiment.folder, None, tmp_path / "report.html")
+    assert isinstance(page, ExperimentPage)
+    assert page.verdict.startswith("No gate was reached yet. ")
+    assert page.next.command == f"tcap equivalence run {experiment.folder}"
+    assert {stage.state for stage in page.stages} == {"to do"}
+    assert (page.is_green, page.exit_status, page.components) == (False, 0, ())

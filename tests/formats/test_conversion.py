@@ -21,11 +21,17 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.check import check_archive
 from tensorcap_formats.conversion import convert
 from tensorcap_formats.dtypes import DTYPES, dtype
-from tensorcap_formats.errors import CorruptArchiveError, TensorNotFoundError, UsageError, WriteError
+from tensorcap_formats.errors import (
+    CorruptArchiveError,
+    TensorNotFoundError,
+    UnfinishedArchiveError,
+    UsageError,
+    WriteError,
+)
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
 from tensorcap_formats.output_path import unique_beside
-from tensorcap_formats.writing import Writer
+from tensorcap_formats.writing import Writer, recover
 from tests.support.progress import RecordedProgress
 
 TARGETS = [
@@ -325,7 +331,6 @@ def test_what_a_killed_conversion_left_is_removed_and_nothing_else(source: Path,
         theirs += [
             path.with_name(name),
             path.with_name(f"{path.name}.{ended.pid}.building"),
-            path.with_name(ours[-1].name.replace("building", "replaced")),
         ]
     for left in (*ours, *theirs):
         left.write_bytes(b"left")
@@ -333,6 +338,30 @@ def test_what_a_killed_conversion_left_is_removed_and_nothing_else(source: Path,
         convert(archive, tmp_path / "y.h5", only=["scalar"])
     assert [left.exists() for left in ours] == [False, True]
     assert all(left.exists() for left in theirs)
+
+
+@pytest.mark.spec("ARC-56")
+def test_what_a_killed_process_moved_aside_comes_back_where_nothing_took_its_place(
+    source: Path, tmp_path: Path
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    path = tmp_path / "y.zarr"
+    with open_archive(source) as archive:
+        convert(archive, path, only=["scalar"])
+    name = unique_beside(path, "replaced").name.replace(f"-{os.getpid()}-", f"-{ended.pid}-")
+    path.rename(path.with_name(name))
+    with pytest.raises(UnfinishedArchiveError, match="moved aside") as caught:
+        open_archive(path)
+    assert caught.value.hint == f"Put it back with `tcap recover {path}`."
+    assert recover(path).records == 1
+    with open_archive(path) as archive:
+        assert [r.key.site for r in archive.records] == ["scalar"]
+
+    path.with_name(name).mkdir()  # now that something is at its place, it is only in the way
+    with open_archive(source) as archive:
+        convert(archive, path, only=["scalar"])
+    assert sorted(os.listdir(tmp_path)) == ["source.h5", "y.zarr"]
 
 
 def test_an_output_that_is_a_link_is_written_where_it_points(source: Path, tmp_path: Path) -> None:

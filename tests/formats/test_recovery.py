@@ -349,3 +349,68 @@ def test_nothing_is_lost_when_the_other_file_system_is_full(
             recover(path, output=other_disk / "saved.h5")
     assert os.listdir(other_disk) == []
     assert recover(path, output=other_disk / "saved.h5").records == 3
+
+
+@pytest.mark.spec("ARC-57")
+def test_a_forked_process_keeps_no_lock_and_cannot_write(path: Path) -> None:
+    code = """
+import os, sys, time
+import numpy as np
+from tensorcap_formats.dtypes import dtype
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.keys import Key
+from tensorcap_formats.writing import Writer
+
+writer = Writer(sys.argv[1])
+writer.add(Key("m", "output"), np.ones(2, "<f4"), dtype("float32"), (2,))
+if os.fork():
+    os._exit(9)
+try:
+    print(writer.close(), flush=True)
+except UsageError as error:
+    print(error, flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(
+        command, env=ENVIRONMENT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdin is not None
+        line = parent.stdout.readline()
+        assert parent.wait() == 9
+        assert line.strip() == f"{path}: is written by the process that this one was forked from"
+        assert recover(path).records == 1  # while the forked process still lives
+        parent.stdin.close()
+
+
+@pytest.mark.spec("ARC-53")
+def test_a_recovery_to_another_path_may_be_repeated_after_a_kill_at_its_end(path: Path) -> None:
+    output = path.with_name("saved.h5")
+    capture(path)
+    journal = journal_path(path).read_bytes()
+    assert recover(path, output=output).records == 3
+    journal_path(path).write_bytes(journal)  # as if it had been killed before it removed this
+    again = recover(path, output=output)
+    assert (again.path, again.records, again.lost) == (output, 3, 0)
+    assert os.listdir(path.parent) == ["saved.h5"]
+
+
+@pytest.mark.spec("ARC-53")
+def test_a_recovery_killed_before_it_removed_what_it_had_copied_may_be_repeated(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = path.with_name("saved.zarr")
+    capture(path)
+
+    def killed(_: Path, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", killed)
+        with pytest.raises(KeyboardInterrupt):
+            recover(path, output=output)
+    assert partial_path(path).exists()
+    again = recover(path, output=output)
+    assert (again.path, again.records, again.lost) == (output, 3, 0)
+    assert os.listdir(path.parent) == ["saved.zarr"]

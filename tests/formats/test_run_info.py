@@ -32,6 +32,7 @@ RUN: dict[str, Any] = {
         "file": "net.py",
         "config": {"hidden_size": 8},
         "attn_implementation": "sdpa",
+        "left_out_weights": ["pooler.weight", 3],
     },
     "modules": [
         {
@@ -67,6 +68,7 @@ RUN: dict[str, Any] = {
         "eager": True,
         "inner": True,
     },
+    "dump": "log",
     "points": [
         {"site": "a%20b", "status": "never-called", "calls": 0, "kind": "function", "reason": "unused"},
         {"site": "@root", "status": "not-capturable", "calls": 2, "slots": ["output.1"], "unfinished": 1},
@@ -143,6 +145,7 @@ PARSED: dict[str, Any] = {
     "model_file": "net.py",
     "config": {"hidden_size": 8},
     "attention_implementation": "sdpa",
+    "left_out_weights": ("pooler.weight",),
     "modules": {
         "@root": ModuleInfo(
             "",
@@ -177,6 +180,7 @@ PARSED: dict[str, Any] = {
         eager=True,
         inner=True,
     ),
+    "dump": "log",
     "points": (
         PointInfo("a%20b", "never-called", "function", "unused", 0, 0, ()),
         PointInfo("@root", "not-capturable", "module", "", 2, 1, ("output.1",)),
@@ -281,7 +285,13 @@ def _replaced(value: Any, path: tuple[str | int, ...], new: Any) -> Any:
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_no_damage_of_any_part_raises_or_changes_another_entry(damage: Any) -> None:
     together = {"framework": {"framework", "settings"}}
-    together["model"] = {"model_class", "model_file", "config", "attention_implementation"}
+    together["model"] = {
+        "model_class",
+        "model_file",
+        "config",
+        "attention_implementation",
+        "left_out_weights",
+    }
     for place in _places(RUN):
         info = RunInfo.of(_replaced(RUN, place, damage))
         altered = {field.name for field in fields(info) if getattr(info, field.name) != PARSED[field.name]}

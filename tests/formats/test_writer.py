@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import tensorcap_formats
+from tensorcap_formats import output_path
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import NotAnArchiveError, UnfinishedArchiveError, UsageError, WriteError
 from tensorcap_formats.keys import Key
@@ -509,8 +510,9 @@ def test_a_capture_to_a_link_is_recovered_by_the_link(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "runs") == ["7.h5"]
 
 
-def test_a_folder_before_comes_back_when_the_new_one_cannot_take_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("exchanges", [True, False], ids=["in one step", "in two steps"])
+def test_a_folder_before_is_there_when_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, exchanges: bool
 ) -> None:
     path = tmp_path / "run.zarr"
     writer = Writer(path)
@@ -524,6 +526,7 @@ def test_a_folder_before_comes_back_when_the_new_one_cannot_take_its_place(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", refuse)
+        patched.setattr(output_path, "_exchange", refuse if exchanges else lambda *_: False)
         with pytest.raises(WriteError, match="No space left"):
             writer.close()
     with open_archive(path) as archive:

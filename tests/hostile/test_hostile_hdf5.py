@@ -239,7 +239,7 @@ def forge_note(path: Path, **changes: Any) -> None:
     whole = path.read_bytes()
     note = Note.unpack(whole)
     assert note is not None
-    forged = replace(note, **changes).guarded(whole[note.tail_at :])
+    forged = replace(note, **changes).guarded([whole[note.tail_at :]])
     path.write_bytes(whole[:96] + forged.pack() + whole[192:])
 
 

@@ -144,3 +144,16 @@ def test_layers_whose_values_all_differ_are_paired_by_their_parameters(tmp_path:
     for key in keys:
         (source,) = aligned.target.sources[key]
         assert source.key.text == key.replace("layers", "blocks")
+
+
+@pytest.mark.spec("ALN-240")
+def test_layers_of_a_port_in_bfloat16_are_paired_by_the_extremes_of_their_parameters(tmp_path: Path) -> None:
+    reference, target = towers()
+    target.model.to(torch.bfloat16)
+    capture_workload(reference, tmp_path / "ref.h5")
+    inputs = {name: x.bfloat16() for name, x in target.inputs.items()}
+    capture_workload(Workload(target.model, inputs), tmp_path / "tgt.h5")
+    aligned = align(tmp_path / "ref.h5", tmp_path / "tgt.h5")
+    for key in (f"0/layers.{at}.{part}/output" for at in range(3) for part in ("norm", "up", "down")):
+        (source,) = aligned.target.sources[key]
+        assert source.key.text == key.replace("layers", "blocks")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import math
 from contextlib import ExitStack
@@ -18,7 +19,9 @@ import tensorcap
 from tensorcap.alignment import align
 from tensorcap.port_verification import Runnable, verify
 from tensorcap.reports.error_plot import plot_errors
+from tensorcap.reports.html import Page
 from tensorcap.reports.layer_report import Layer, depth_of
+from tensorcap.session import make_side
 from tensorcap.workload import Port, Workload
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import opened
@@ -274,6 +277,7 @@ def test_reports_name_both_sides_and_hold_the_map(tmp_path: Path) -> None:
         "class_name": "Linear",
         "inputs": [[4, 8]],
         "output": [4, 8],
+        "place": f"linear.py:{inspect.getsourcelines(nn.Linear)[1]}",
     }
     assert told["suspects"][0]["target"] == side
     layers = {layer["key"]: layer for layer in told["without_injection"]["layers"]}
@@ -521,6 +525,7 @@ def test_the_page_names_the_module_that_is_wrong_and_is_made_again_of_the_folder
     own = json.loads((tmp_path / "report" / "verify.json").read_text())["own_errors"]
     assert own[suspect.key] == suspect.own
     page = tensorcap.report(tmp_path / "report", None, tmp_path / "again.html")
+    assert isinstance(page, Page)
     assert (page.exit_status, page.suspects[0].name) == (1, suspect.module)
     again = (tmp_path / "again.html").read_text()
     assert again.partition("</header>")[0] == first_screen
@@ -551,3 +556,30 @@ def test_a_port_makes_both_sides_and_refuses_what_it_is_not_made_for() -> None:
         port.allow("bfloat16", None)
     with pytest.raises(UsageError, match=r"reference: found a Sequential, expected a tensorcap\.Workload"):
         Port(chain, wrong).make("reference")
+
+
+@pytest.mark.spec("VER-220", "MAX-113")
+def test_a_port_hands_dtype_and_layers_to_functions_that_take_them() -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def reference(num_hidden_layers: int = 2) -> Workload:
+        calls.append(("reference", num_hidden_layers))
+        return Workload(chain(), (X,))
+
+    def target(num_hidden_layers: int = 2, dtype: torch.dtype = torch.float32) -> Workload:
+        calls.append(("target", num_hidden_layers, dtype))
+        return Workload(chain().to(dtype), (X,))
+
+    port = Port(reference, target)
+    made = [
+        make_side(port, "reference", num_hidden_layers=1),
+        make_side(port, "target", num_hidden_layers=1, dtype="bfloat16"),
+    ]
+    assert calls == [("reference", 1), ("target", 1, torch.bfloat16)]
+    assert {p.dtype for p in made[1].model.parameters()} == {torch.bfloat16}
+    assert made[1].inputs[0].dtype == torch.bfloat16
+    assert made[0].inputs[0].dtype == torch.float32
+    with pytest.raises(UsageError, match="target: takes no --num-hidden-layers"):
+        make_side(Port(reference, lambda: Workload(chain(), (X,))), "target", num_hidden_layers=1)
+    cast = make_side(Port(reference, lambda: Workload(chain(), (X,))), "target", dtype="bfloat16")
+    assert {p.dtype for p in cast.model.parameters()} == {torch.bfloat16}

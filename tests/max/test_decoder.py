@@ -245,3 +245,13 @@ def test_a_program_that_compiles_and_runs_the_graph_itself_is_captured_unchanged
     assert done.stdout.strip() == f"(5, 64) {reference['@root'].argmax(-1)}"
     for site in ("@root", *SITES):
         assert np.abs(target[site] - reference[site]).max() <= 1e-5, site
+
+
+@pytest.mark.entries
+@pytest.mark.spec("MAX-113")
+def test_the_port_runs_in_bfloat16_and_is_green(folder: Path) -> None:
+    options = ("--dtype", "bfloat16", "--num-hidden-layers", "1")
+    done = tcap(folder, "verify", f"{DECODER}:llama", "-o", "half", *options)
+    assert "Nothing is wrong that these runs show." in done.stdout
+    told = json.loads((folder / "half" / "verify.json").read_text())
+    assert (told["reference"]["dtype"], told["target"]["dtype"]) == ("float32", "bfloat16")

@@ -106,6 +106,17 @@ def test_plots_for_papers_are_written_into_a_new_folder(runs: Path, tmp_path: Pa
         tensorcap.report(runs / "ref.h5", days, tmp_path / "more", png=True)
 
 
+@pytest.mark.spec("RPT-140")
+def test_without_anything_to_draw_no_folder_is_made(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    ours = write_archive(tmp_path / "ref.h5", {"0/a/output": np.ones(3)})
+    theirs = write_archive(tmp_path / "tgt.h5", {"0/b/output": np.ones(3)})
+    with pytest.raises(WriteError, match="plots: is not written: no result was measured") as raised:
+        tensorcap.report(ours, theirs, tmp_path / "plots", mapping="none", png=True)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "plots").exists()
+
+
 @pytest.mark.spec("RPT-97")
 def test_values_that_are_not_finite_and_scalars_can_be_plotted(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

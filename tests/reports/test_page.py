@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensorcap.drawing import Point, draw_curves, draw_heat_map, quantile_pairs
 from tensorcap.reports.html import Page, gather_page, html_of, markdown_of, source_of
-from tensorcap.reports.html.charts import Point, draw_curves, draw_heat_map
-from tensorcap.reports.html.panels import draw_tensors, quantile_pairs
+from tensorcap.reports.html.panels import draw_tensors
 from tests.support.archives import write_archive
 
 GENERATOR = np.random.default_rng(7)

@@ -21,7 +21,7 @@ import uvicorn
 from playwright.sync_api import Page, expect, sync_playwright
 
 from tensorcap.viewer import Subject, open_subject
-from tensorcap.viewer.server import Pages
+from tensorcap.viewer.pages import Pages
 from tests.support.archives import write_archive
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -188,6 +188,40 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def with_ops(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return pair(tmp_path_factory.mktemp("ops"), ops=True)
+
+
+@pytest.mark.spec("VIEW-94")
+def test_wide_panes_are_scrolled_by_keys_and_counts_follow_the_filter(
+    serve: Callable[..., Served], with_ops: tuple[Path, Path]
+) -> None:
+    one = serve(*with_ops)
+    page = one.page
+    one.press("s")
+    one.expect_open(f"{WRONG}/output")
+    expect(page.locator("#text .hll")).to_be_visible()
+    scrolled = "() => ['source', 'inspector'].map(id => document.getElementById(id).scrollLeft)"
+    page.evaluate("() => document.querySelector('#text pre').append('x'.repeat(400))")
+    one.press("ArrowRight", "ArrowRight")
+    assert page.evaluate(scrolled)[0] > 100
+    one.press("ArrowLeft", "ArrowLeft")
+    assert page.evaluate(scrolled)[0] == 0
+    one.press("p", "p", "p", "p")  # curves, structure, source, inspector
+    expect(page.locator("#inspector")).to_be_focused()
+    one.press("End")  # the browser's own: the pane scrolls, and the list stays where it is
+    page.wait_for_function("() => document.getElementById('inspector').scrollTop > 0")
+    one.expect_open(f"{WRONG}/output")
+    one.press("p", "o", "Home")  # back in the list, in the order of execution
+    one.expect_open("@root/input.x")
+    expect(page.locator("#counts [data-status=identical]")).to_contain_text("22 identical")
+    one.press("/")
+    page.keyboard.type("layers.3")
+    expect(page.locator("#count")).to_have_text("8")
+    expect(page.locator("#counts [data-status=identical]")).to_contain_text("0 identical")
+    one.press("Enter")
+    for metric, words in (("psnr", "PSNR: green from"), ("mean-abs", "mean-abs: green up to")):
+        expect(page.locator("[name=metric]")).to_have_value(metric)
+        expect(page.locator("#bands")).to_contain_text(words)
+        one.press("m")
 
 
 @pytest.mark.spec("VIEW-20", "VIEW-21", "VIEW-25")
@@ -448,3 +482,71 @@ def test_a_verification_has_own_errors_and_the_curves_of_the_injected_run(
     page.locator("#text .side", has_text="target").click()
     expect(page.locator("#text .crumb.open")).to_contain_text("GELU")
     one.shoot("verified")
+
+
+@pytest.fixture(scope="module")
+def ported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A torch module and its port to real MAX with a wrong weight: a graph that other tests compile."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("max.nn")
+    from tensorcap import MaxModel, Workload
+    from tensorcap.session import capture_workload
+    from tests.max.nets import WEIGHTS, X, chain, with_wrong_first
+
+    class Scale(torch.nn.Module):  # type: ignore[misc,name-defined] # imported only here
+        def __init__(self, weight: Any) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.tensor(weight))
+
+        def forward(self, x: Any) -> Any:
+            return x * self.weight + 1.0
+
+    class Chain(torch.nn.Module):  # type: ignore[misc,name-defined] # as above
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(Scale(weight) for weight in WEIGHTS.values())
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    folder = tmp_path_factory.mktemp("ported")
+    capture_workload(Workload(Chain().eval(), {"x": torch.tensor(X)}), folder / "ref.h5")
+    port = MaxModel(chain(with_wrong_first()), control=False)
+    capture_workload(Workload(port, {"x": X}), folder / "tgt.h5")
+    return folder / "ref.h5", folder / "tgt.h5"
+
+
+@pytest.mark.spec("VIEW-1", "VIEW-30", "VIEW-41")
+def test_a_port_to_max_is_looked_at_as_any_other(
+    serve: Callable[..., Served], ported: tuple[Path, Path]
+) -> None:
+    one = serve(*ported)
+    page = one.page
+    one.press("s")
+    one.expect_open("layers.0/output")
+    one.press("o", "m", "w")
+    expect(page.locator("[name=sort]")).to_have_value("execution")
+    expect(page.locator("[name=metric]")).to_have_value("mean-abs")
+    expect(page.locator("#maps .map")).to_have_count(3)
+    # x is 0 to 7 in two rows; x * 2 + 1 in the reference, x * 3 + 1 in the port: the last one errs most.
+    for (row, column), values in {(0, 0): [1, 0, 1], (0, 3): [7, 3, 10], (1, 3): [15, 7, 22]}.items():
+        box = page.locator("#maps .map").nth(1).bounding_box()
+        assert box is not None
+        across, down = (column + 0.5) / 4, (row + 0.5) / 2
+        page.mouse.move(box["x"] + across * box["width"], box["y"] + down * box["height"])
+        expect(page.locator("#hover")).to_contain_text(f"[{row},{column}]")
+        assert [float(word) for word in page.locator("#hover").inner_text().split()[2::2]] == values
+    pin = page.locator("#maps .pin")
+    expect(pin).to_have_attribute("data-row", "1")
+    expect(pin).to_have_attribute("data-column", "3")
+    for side, line in (("reference", "def forward(self, x: Any)"), ("target", "def __call__(self, x: Any)")):
+        page.locator("#text .side", has_text=side).click()
+        expect(page.locator("#text .hll")).to_contain_text(line)
+    one.press("j")
+    one.expect_open("layers.1/input.x")
+    one.press("/")
+    page.keyboard.type("layers.2")
+    expect(page.locator("#count")).to_have_text("2")
+    one.shoot("max")

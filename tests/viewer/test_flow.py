@@ -20,7 +20,7 @@ def values(count: int) -> list[Any]:
 
 def drawn(subject: Subject, key: str) -> list[tuple[str, bool]]:
     """Boxes from top to bottom, and whether they are what is looked at."""
-    picture = subject.flow.around(subject.rows[subject.numbers[key]])
+    picture = subject.flows[0].around(subject.rows[subject.numbers[key]])
     if picture is None:
         return []
     return [(box.label, box.is_centre) for box in sorted(picture.boxes, key=lambda box: (box.y, box.x))]
@@ -70,10 +70,44 @@ def test_ops_have_what_they_take_and_what_takes_their_results_two_steps_each_way
         ("add.default", False),
         ("neg.default", False),
     ]
-    picture = subject.flow.around(subject.rows[subject.numbers["0/fc:aten.mul/output"]])
+    picture = subject.flows[0].around(subject.rows[subject.numbers["0/fc:aten.mul/output"]])
     assert picture is not None
     assert {box.title for box in picture.boxes if box.is_centre} == {"0/fc:aten.mul, f.py:2"}
     assert len(picture.lines) == 4
+    subject.close()
+
+
+@pytest.mark.spec("VIEW-91")
+def test_an_op_that_only_the_target_has_stands_in_the_flow_of_the_target(tmp_path: Path) -> None:
+    x, taken, ours, theirs, end = values(5)
+    paths = []
+    for name, op, value in (("r.h5", "silu", ours), ("t.h5", "gelu", theirs)):
+        tensors = {"0/fc:aten.mm/output": taken, f"0/fc:aten.{op}/output": value, "0/fc:aten.neg/output": end}
+        steps = [("mm", []), (op, ["mm"]), ("neg", [op])]
+        facts = {
+            f"0/fc:aten.{step}/op": fact(
+                order,
+                step,
+                [{"record": f"0/fc:aten.{source}/output"} for source in sources],
+                [{"record": f"0/fc:aten.{step}/output"}],
+            )
+            for order, (step, sources) in enumerate(steps)
+        }
+        paths.append(write_archive(tmp_path / name, {"0/@root/input.x": x, **tensors}, values=facts))
+    subject = open_subject(*paths)
+    row = subject.rows[subject.numbers["0/fc:aten.gelu/output"]]
+    picture = subject.flow_of(row).around(row)
+    assert picture is not None
+    boxes = sorted(picture.boxes, key=lambda box: box.y)
+    assert [(box.label, box.colour) for box in boxes] == [
+        ("mm.default", "green"),
+        ("gelu.default", "grey"),
+        ("neg.default", "green"),
+    ]
+    assert drawn(subject, "0/fc:aten.neg/output")[0] == ("mm.default", False)
+    node = subject.flows[1].node(row)
+    assert node is not None
+    assert node.line == 1
     subject.close()
 
 
@@ -107,7 +141,7 @@ def test_a_picture_of_many_neighbours_says_how_many_it_leaves_out(tmp_path: Path
         tensors[f"0/b{number}/input.x"] = x
         tensors[f"0/b{number}/output"] = value
     subject = open_subject(write_archive(tmp_path / "a.h5", tensors))
-    picture = subject.flow.around(subject.rows[0])
+    picture = subject.flows[0].around(subject.rows[0])
     assert picture is not None
     assert (len(picture.boxes), picture.more) == (5, 5)
     subject.close()

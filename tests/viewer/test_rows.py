@@ -124,6 +124,32 @@ def test_long_names_lose_their_middle_and_what_is_not_printable() -> None:
     assert shortened("a\u202eb") == "a b"
 
 
+@pytest.mark.spec("VIEW-90")
+def test_what_only_the_target_has_stands_where_the_target_computed_it(tmp_path: Path) -> None:
+    ours = {f"0/{name}/output": X for name in ("a", "silu", "c", "d")}
+    theirs = {f"0/{name}/output": X for name in ("first", "a", "gelu", "tanh", "c", "d", "last")}
+    paths = [write_archive(tmp_path / name, tensors) for name, tensors in (("r.h5", ours), ("t.h5", theirs))]
+    opened = open_subject(*paths, mapping="none")
+    assert keys(opened, sort="execution") == ["first", "a", "silu", "gelu", "tanh", "c", "d", "last"]
+    assert [row.number for row in opened.rows] == list(range(8))
+    assert list(opened.tree.children) == ["first", "a", "silu", "gelu", "tanh", "c", "d", "last"]
+    opened.close()
+
+
+@pytest.mark.spec("VIEW-22")
+def test_a_legend_has_the_limits_of_the_chosen_metric(subject: Subject) -> None:
+    assert [subject.scale.legend(metric) for metric in ("psnr", "mean-squared", "relative", "cosine")] == [
+        "PSNR: green from 60 dB, red below 40 dB (32-bit floats)",
+        # 10^-6 and 10^-4: 60 and 40 dB of a power
+        "mean-squared: green up to 1e-06, red above 0.0001 of the square of the reference's largest value "
+        "(32-bit floats)",
+        # 8 and 32 times 2^-24
+        "relative: green up to 4.8e-07, red above 1.9e-06 (8 and 32 roundings of float32)",
+        "cosine: green up to 4.8e-07 of the angle between both, in radians, red above 1.9e-06 "
+        "(8 and 32 roundings of float32)",
+    ]
+
+
 def test_pairs_without_a_record_have_no_row_and_leave_no_gap(subject: Subject) -> None:
     assert subject.source is not None
     pairs = list(subject.source.comparison.pairs)

@@ -19,8 +19,8 @@ from starlette.testclient import TestClient
 from tensorcap.comparison import compare
 from tensorcap.reports.results import save_result
 from tensorcap.viewer import Subject, open_subject
+from tensorcap.viewer.pages import Pages
 from tensorcap.viewer.rows import rows_of_pairs
-from tensorcap.viewer.server import Pages
 from tensorcap_formats.dtypes import bits_of, dtype_of
 from tensorcap_formats.errors import UnfinishedArchiveError
 from tensorcap_formats.keys import Key, module_site
@@ -263,6 +263,68 @@ def test_source_is_that_of_the_archive_with_the_line_marked(page: Page) -> None:
     own = page.get("row/2/source")
     assert ":12, where its call begins" in own
     assert "side open" in own
+
+
+def traced(path: Path, op: str, value: Any) -> Path:
+    """A run of one operation, with its line, and the text of the function that ran it."""
+    key = f"0/block.fc:aten.{op}.default/output"
+    fact = {
+        "op": f"aten.{op}.default",
+        "order": 1,
+        "module": "block.fc",
+        "module_call": 0,
+        "class": f"pkg.{op.title()}",
+        "file": f"~/{op}.py",
+        "line": 5,
+        "function": "forward",
+        "inputs": [{"name": "self", "record": "0/block.fc/input.x"}],
+        "arguments": {},
+        "outputs": [{"slot": "output", "record": key}],
+    }
+    text = f"def forward(self, x):\n    return {op}(x)\n"
+    tensors = {"0/block.fc/input.x": X, key: value, "0/block.fc/output": value}
+    run = {
+        "modules": [{"path": "block.fc", "class": f"pkg.{op.title()}"}],
+        "sources": {f"pkg.{op}": {"file": f"~/{op}.py", "line": 4, "text": text}},
+    }
+    return write_archive(path, tensors, values={f"0/block.fc:aten.{op}.default/op": fact}, run=run)
+
+
+@pytest.mark.spec("VIEW-30", "VIEW-92")
+def test_the_target_has_its_own_line_and_an_op_in_the_place_of_another_is_named(
+    tmp_path: Path, page_of: Callable[..., Page]
+) -> None:
+    page = page_of(traced(tmp_path / "r.h5", "silu", X), traced(tmp_path / "t.h5", "gelu", 2 * X))
+    sentence = "The target ran aten.gelu in the place of aten.silu in block.fc, gelu.py:5 in forward."
+    assert f'<p class="exchanged"><bdi>{sentence}</bdi></p>' in page.get()
+    ends = ":aten.silu.default/output", ":aten.gelu.default/output", "/output"
+    ours, theirs, result = (page.pages._subject.numbers[f"0/block.fc{end}"] for end in ends)
+    assert theirs == ours + 1
+    assert sentence in page.get(f"row/{result}")
+
+    def marked(path: str) -> str:
+        (line,) = re.findall(r'<span class="src hll">(.*)', page.get(path))
+        return " ".join(re.sub("<[^>]*>", "", line).split())
+
+    assert marked(f"row/{theirs}/source") == "5 return gelu(x)"
+    assert marked(f"row/{ours}/source") == "5 return silu(x)"
+    assert marked(f"row/{result}/source?side=target") == "5 return gelu(x)"
+    assert "<bdi>Gelu</bdi>" in page.get(f"row/{theirs}")
+
+
+@pytest.mark.spec("VIEW-93")
+def test_counts_are_of_the_rows_that_fit_what_else_is_chosen(page: Page) -> None:
+    def counts(query: str) -> list[str]:
+        return re.findall(r"</i>(\d+ [\w-]+)</button>", page.get(f"rows?{query}"))
+
+    assert counts("") == ["1 identical", "2 diverged"]
+    assert counts("text=fc") == ["1 identical", "1 diverged"]
+    assert counts("under=block.fc&status=identical") == ["1 identical", "1 diverged"]
+    assert counts("text=none") == ["0 identical", "0 diverged"]
+    chosen = page.get("rows?status=diverged")
+    assert 'data-status="diverged" class="open"' in chosen
+    assert '<div hidden data-for="count">2</div>' in chosen
+    assert "max-abs: green up to" in page.get("rows?metric=max-abs")
 
 
 @pytest.mark.spec("VIEW-25")

@@ -66,12 +66,13 @@ def command(
     from tensorcap.reports.next_step import Sides
     from tensorcap_cli.text.alignment import print_aligned
     from tensorcap_formats.open import opened_both
+    from tensorcap_formats.output_path import is_stream
 
     if mapping is None and by == "none":
         raise click.UsageError("--by none computes nothing, expected --map.")
     if rules is not None and by in ("values", "none"):
         raise click.UsageError(f"--by {by} looks at no names, expected no --rules.")
-    if output is not None and not force and Path(output).exists():
+    if output is not None and not force and Path(output).exists() and not is_stream(Path(output)):
         raise click.UsageError(f"-o {output}: is there already; replace it with --force.")
     with opened_both(reference, target) as (trusted, tested):
         with spinner("aligning"):

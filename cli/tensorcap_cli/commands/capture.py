@@ -24,6 +24,7 @@ from tensorcap_cli.options.run import (
     function_options,
     like_option,
     make_recipe,
+    pipeline_options,
     run_options,
     tp_option,
 )
@@ -117,19 +118,19 @@ def torch_command(
 
 
 @command.command("max", cls=Command)
-@click.argument("function", metavar="[MODEL]", required=False)
+@click.argument("model", metavar="[MODEL]", required=False)
 @recording_options_of_graphs
 @like_option
-@function_options
+@pipeline_options
 @time_limit_option
 def max_command(
-    function: str | None,
+    model: str | None,
     *,
     like: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Capture one run of MODEL, FILE.py:FUNCTION of a model of Modular MAX, written with max.nn.
+    """Capture one run of MODEL in Modular MAX: FILE.py:FUNCTION, or MAX's pipeline for a folder or an id.
 
     The function returns tensorcap.Workload(module, inputs): a max.nn module whose weights are loaded, and
     numpy arrays by argument. Each call of each module is recorded, under the names that torch would give,
@@ -140,6 +141,13 @@ def max_command(
         tcap capture max port.py:target --only 'layers.0.*' --print --dry-run
         tcap capture max port.py:target --num-hidden-layers 1 --timeout 1800 -o tgt.h5
         tcap compare ref.h5 tgt.h5
+
+    A folder or an id of a Hugging Face model is run by the architecture that MAX has for it, as max serve
+    would: one forward of all tokens, with an empty cache and without pooling.
+
+    \b
+        tcap capture max google/gemma-3-1b-it --encoding bfloat16 --devices gpu --prompt Hi -o tgt.h5
+        tcap verify max:google/gemma-3-1b-it --encoding bfloat16 --devices gpu --prompt Hi -o report/
 
     MAX compiles the model, which takes minutes the first time and seconds from its cache, in
     ~/.cache/modular. A graph that returns its tensors is compiled differently from one that does not: the
@@ -153,7 +161,7 @@ def max_command(
 
     Exit status: as for tcap capture torch.
     """
-    _capture("max", function, like, options, as_json=as_json)
+    _capture("max", model, like, options, as_json=as_json)
 
 
 @command.command("coreai", cls=Command)
@@ -285,7 +293,7 @@ def _capture(
             kept = _outermost(kept)
         recording = recording_arguments(options, kept, as_json=as_json)
         recipe, inputs = make_recipe(model, before, options, framework=framework)
-    if framework in ("coreai", "neuron"):  # also a torch model of an archive, which is converted
+    if framework != "torch":  # also a torch model of an archive, which is converted, or has a pipeline
         recipe = replace(recipe, framework=framework)
     workload = recipe.build(inputs)
     if keep is not None:

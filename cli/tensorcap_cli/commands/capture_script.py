@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +13,7 @@ from tensorcap_cli.options.recording import inner_option, recording_arguments, r
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.capture import print_outcome
 from tensorcap_cli.text.progress import StageLines
+from tensorcap_cli.text.terminal import whole_stdout
 
 if TYPE_CHECKING:
     from tensorcap.session import ScriptRun
@@ -74,20 +77,22 @@ def script_command(
     path = recording.pop("path")
     if recording.get("level") == "export":
         raise UsageError("--level export is for one call, expected module or op", hint="tcap capture torch")
-    outcome = 0
+    outcome, own = 0, sys.stdout
 
     def ended(run: ScriptRun) -> None:
         nonlocal outcome
-        outcome = _print_end(run, as_json=as_json)
+        with redirect_stdout(own):
+            outcome = _print_end(run, as_json=as_json)
 
     script = Script.parse(arguments)
     with warnings.catch_warnings():
         warnings.showwarning = getattr(
             warnings, "_showwarning_orig", warnings.showwarning
         )  # as Python has it
-        done = ScriptRun(
-            script, path, root=root, framework=framework, ended=ended, progress=StageLines(), **recording
-        ).run()
+        with redirect_stdout(whole_stdout()):  # what the script prints is its own affair
+            done = ScriptRun(
+                script, path, root=root, framework=framework, ended=ended, progress=StageLines(), **recording
+            ).run()
     if isinstance(done.error, KeyboardInterrupt):
         raise done.error
     if done.trouble is not None and done.error is None:

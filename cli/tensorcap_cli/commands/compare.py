@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -79,7 +78,8 @@ _INPUT_FILES: Final = ("mapping", "baseline", "thresholds", "calibration", "refe
     "--sort",
     type=click.Choice(["order", "error"]),
     default="order",
-    help="Execution order of the reference, or the largest relative error first.",
+    help="Execution order of the reference, or the largest relative error first; the worst by --metric if "
+    "that is given.",
 )
 @click.option(
     "--status",
@@ -156,19 +156,21 @@ def command(
     chosen = parse_statuses(statuses)
     if chosen and (as_json or why is not None):
         raise click.UsageError("--status is of the rows of the text, expected no --json and no --why.")
-    if gc.isenabled():  # results by the thousand form no cycles; to look for some takes a seventh of the time
-        gc.disable()
-        click.get_current_context().call_on_close(gc.enable)
     archives = [split_key(text)[0] for text in (reference, target) if text is not None]
     files = [saved, *(options[name] for name in _INPUT_FILES)]
     _check_outputs([*archives, *filter(None, files)], save=save, junit=junit, csv=csv)
-    if saved is not None:
-        if reference is not None:
-            raise click.UsageError("--from reads saved results, expected no archives beside it.")
-        comparison, examination, sides = _judge_saved(saved, options)
-    elif reference is None or target is None:
+    if saved is not None and reference is not None:
+        raise click.UsageError("--from reads saved results, expected no archives beside it.")
+    if saved is None and (reference is None or target is None):
         raise click.UsageError("Missing argument: expected REF and TGT, or --from FILE.")
+    from tensorcap_formats.garbage import paused_collection
+
+    click.get_current_context().with_resource(paused_collection())
+    if saved is not None:
+        comparison, examination, sides = _judge_saved(saved, options)
     else:
+        assert reference is not None
+        assert target is not None
         comparison, examination, sides = _compare(reference, target, metrics, options)
     from tensorcap.reports.next_step import after_comparison
 
@@ -258,6 +260,7 @@ def _compare(
         if not named and not unfit and _is_single(trusted) and _is_single(tested):
             reference_key, target_key = (archive.records[0].key.text for archive in (trusted, tested))
             named = reference_key
+            layout = layout or _leading_axis(trusted.records[0].shape, tested.records[0].shape)
         if named:
             keys = reference_key or named, target_key or named
             if layout:
@@ -306,6 +309,13 @@ def _is_single(archive: Archive) -> bool:
         and archive.records[0].key.is_bare
         and not archive.path.is_dir()
     )
+
+
+def _leading_axis(reference: tuple[int, ...], target: tuple[int, ...]) -> list[str]:
+    """The layout step from a target's shape to a reference's that has an axis of one row more or less."""
+    if reference == (1, *target):
+        return ["unsqueeze 0"]
+    return ["squeeze 0"] if target == (1, *reference) else []
 
 
 def _judge_saved(path: str, options: dict[str, Any]) -> tuple[Comparison, Examination, Sides]:

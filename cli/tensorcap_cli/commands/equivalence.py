@@ -380,7 +380,7 @@ def _parsed(texts: Sequence[str]) -> Iterator[tuple[str, Any]]:
             raise click.UsageError(f"--set {text!r}: expected TABLE.NAME=VALUE, as run.dtype=float16.")
         try:
             yield name, json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             yield name, value
 
 

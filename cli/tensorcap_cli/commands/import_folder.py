@@ -67,7 +67,10 @@ def command(source: str, output: str, *, raw: tuple[str, ...], by_time: bool, as
     its own, NAME.rankN.h5, for `tcap merge`. Zeros of shape [1] that stand for a module that was not
     captured are left out and reported.
 
-    All commands open such folders as they are, too: `tcap compare DIR OTHER`.
+    A log of what MAX printed, in the styles COMPACT or FULL, is read in the place of DIR, as far as it shows
+    values.
+
+    All commands open such folders and logs as they are, too: `tcap compare DIR OTHER`.
 
     \b
         tcap import dump -o tgt.h5

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import click
 
@@ -64,11 +63,11 @@ def command(
     from tensorcap import plan
     from tensorcap.capture_plan import read_points
     from tensorcap_cli.text.plan import print_plan
-    from tensorcap_formats.content import write_errors
+    from tensorcap_formats.output_path import publish_text
 
     wanted = [*only, *(read_points(points) if points else ())]
     result = plan(modules, points=wanted, mapping=mapping, neuron_config=neuron_config)
     if output is not None:
-        with write_errors(Path(output)):
-            Path(output).write_text(json.dumps(result.config(), indent=2) + "\n", encoding="utf-8")
+        with publish_text(output, beginning="{") as file:
+            file.write(json.dumps(result.config(), indent=2) + "\n")
     print_result(result, print_plan, as_json=as_json)

@@ -15,7 +15,7 @@ from tensorcap_cli.text.output import DASH, print_json, print_next, print_table
 from tensorcap_cli.text.progress import spinner
 
 if TYPE_CHECKING:
-    from tensorcap.reports.html import Matrix, Page
+    from tensorcap.reports.html import ExperimentPage, Matrix, Page
     from tensorcap.reports.html.matrix import TargetColumn
 
 
@@ -56,15 +56,17 @@ def command(
     whether the comparison is fair, the suspects with pictures of their tensors, errors in execution order,
     layers and components, and all tensors. The file needs no network, and can be read with scripts blocked.
 
-    REF and TGT are archives. REF alone is the folder that `tcap verify` wrote, or a comparison of
-    `tcap compare --save`. Several TGT, or several folders and saved comparisons, make a matrix: what became
-    of each target, and of each result in each of them, such as one target over time:
+    REF and TGT are archives. REF alone is the folder that `tcap verify` wrote, that of `tcap equivalence`
+    (its stages, faults and components), or a comparison of `tcap compare --save`. Several TGT, or several
+    folders of `verify` and saved comparisons, make a matrix: what became of each target, and of each result
+    in each of them, such as one target over time:
 
     \b
         tcap report ref.h5 tgt.h5 -o report.html
         tcap report verified/ -o report.html
         tcap report result.json -o report.html
         tcap report verified/ --markdown -o issue.md
+        tcap report experiment/ -o report.html
         tcap report ref.h5 tgt.h5 --png -o plots/
         tcap report ref.h5 monday.h5 tuesday.h5 wednesday.h5 -o history.html
         tcap report monday.json tuesday.json -o history.html
@@ -76,7 +78,7 @@ def command(
     its place; 2 wrong usage; 3 an archive or a tensor cannot be read.
     """
     from tensorcap import report
-    from tensorcap.reports.html import Page
+    from tensorcap.reports.html import Matrix
     from tensorcap.reports.next_step import NOTHING, NextStep
 
     with spinner("comparing"):
@@ -87,7 +89,7 @@ def command(
         print_json({**head, "bytes": _size(Path(output)), **_report_json(page)})
         return
     click.echo(one_line(page.verdict))
-    if isinstance(page, Page):
+    if not isinstance(page, Matrix):
         if page.culprit:
             click.echo(one_line(page.culprit))
         command = page.next.command
@@ -105,9 +107,11 @@ def _size(path: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _report_json(page: Page | Matrix) -> dict[str, Any]:
-    from tensorcap.reports.html import Page
+def _report_json(page: Page | Matrix | ExperimentPage) -> dict[str, Any]:
+    from tensorcap.reports.html import ExperimentPage, Page
 
+    if isinstance(page, ExperimentPage):
+        return {"verdict": page.verdict, **_members(page, page.suspects)}
     if isinstance(page, Page):
         return {"verdict": page.verdict, **_members(page, [suspect.name for suspect in page.suspects])}
     targets = [
@@ -116,7 +120,7 @@ def _report_json(page: Page | Matrix) -> dict[str, Any]:
     return {"verdict": page.verdict, "targets": targets, "exit_status": page.exit_status}
 
 
-def _members(judged: Page | TargetColumn, suspects: Sequence[str]) -> dict[str, Any]:
+def _members(judged: Page | TargetColumn | ExperimentPage, suspects: Sequence[str]) -> dict[str, Any]:
     return {
         "culprit": judged.culprit or None,
         "suspects": list(suspects),

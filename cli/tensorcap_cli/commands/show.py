@@ -54,12 +54,14 @@ class _Request(NamedTuple):
         npy: A file to write, or None.
         force: Whether that may replace one.
         as_json: JSON instead of text.
+        digits: Significant digits of values that are printed; None for the usual count.
     """
 
     part: str | None
     npy: str | None
     force: bool
     as_json: bool
+    digits: int | None = None
 
 
 @click.command("show", cls=Command, short_help="Show a run, or one tensor: statistics, values, a slice.")
@@ -70,9 +72,24 @@ class _Request(NamedTuple):
     "--npy", metavar="FILE", type=click.Path(), help="Write the tensor, or the part, to a .npy file."
 )
 @click.option("--force", is_flag=True, help="With --npy, replace a file that is there.")
+@click.option(
+    "--significant-digits",
+    "--precision",
+    "digits",
+    type=click.IntRange(1, 17),
+    metavar="N",
+    help="Of each value that is printed; 6 by default.",
+)
 @json_option
 def command(
-    archive: str, key: str | None, *, index: str | None, npy: str | None, force: bool, as_json: bool
+    archive: str,
+    key: str | None,
+    *,
+    index: str | None,
+    npy: str | None,
+    force: bool,
+    digits: int | None,
+    as_json: bool,
 ) -> None:
     """Show the run that ARCHIVE holds, or the tensor KEY in it: statistics, first and last values.
 
@@ -98,7 +115,7 @@ def command(
 
     path, named_key = split_key(archive)
     key = key or named_key
-    request = _Request(index, npy, force, as_json)
+    request = _Request(index, npy, force, as_json, digits)
     if key is None and (index is not None or npy is not None):
         raise click.UsageError("--slice and --npy need a KEY.")
     if key is None and is_asset(path):
@@ -186,7 +203,7 @@ def _show_tensor(archive: Archive, holder: Archive, record: Record, request: _Re
         facts = archive.values.get(f"{record.key.where}/op")
         print_json({**_as_json(holder, record, index, values), **({"op": facts} if facts else {})})
         return
-    _print_tensor(archive, holder, record, index, window)
+    _print_tensor(archive, holder, record, request, window)
 
 
 def _write(archive: Archive, record: Record, path: str, window: Any, force: bool) -> None:
@@ -215,10 +232,11 @@ def _histogram(holder: Archive, record: Record, window: Any) -> ValueHistogram |
     return ValueHistogram.of_values(values) if values.size > PRINTED_WHOLE else None
 
 
-def _print_tensor(archive: Archive, holder: Archive, record: Record, index: str | None, window: Any) -> None:
-    from tensorcap.runs import array_summary, read_window, summary
+def _print_tensor(archive: Archive, holder: Archive, record: Record, request: _Request, window: Any) -> None:
+    from tensorcap.runs import DIGITS, array_summary, read_window, summary
 
-    part = array_summary(read_window(holder, record, window)) if window is not None else None
+    index, digits = request.part, request.digits or DIGITS
+    part = array_summary(read_window(holder, record, window), digits) if window is not None else None
     place = f"number {record.order} in execution order" if archive.is_ordered else "execution order unknown"
     click.echo(record.key.text)
     click.echo(f"  {record.dtype.name} {list(record.shape)}, {size_text(record.nbytes)}, {place}")
@@ -239,6 +257,6 @@ def _print_tensor(archive: Archive, holder: Archive, record: Record, index: str 
     if part is not None:
         click.echo(f"{index}:\n{part}")
     elif record.stored:
-        click.echo(summary(holder, record))
+        click.echo(summary(holder, record, digits))
     else:
         click.echo("  only its statistics were kept")

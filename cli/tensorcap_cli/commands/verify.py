@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +23,14 @@ if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive
 
 _OF_FUNCTIONS: Final = ("dtype", "device", "num_hidden_layers", "perturb", "seed")
-_OF_TARGET: Final = ("dtype", "device", "perturb", "teacher_forced")  # the reference runs as it is
+_OF_TARGET: Final = (  # the reference runs as it is
+    "dtype",
+    "device",
+    "encoding",
+    "devices",
+    "perturb",
+    "teacher_forced",
+)
 
 
 @click.command(
@@ -63,8 +69,12 @@ def command(
     archive cannot be run again, and is compared once. The reference's model is also run on the target's
     values (see `tcap replay`), unless the reference is an archive.
 
+    max:ID, of a Hugging Face model, is MAX's own pipeline for it; without TGT the reference is the model of
+    transformers in the same folder or of the same id.
+
     \b
         tcap verify models.py:reference models.py:port -o report/
+        tcap verify max:google/gemma-3-1b-it --prompt Hi -o report/
         tcap verify meta-llama/Llama-3.2-1B port.py:target --prompt Hi -o out/
         tcap verify ports.py:llama --dtype bfloat16 -o report/
 
@@ -72,11 +82,12 @@ def command(
     graph: its operations are accused, with their lines, and nothing is injected.
 
     If the sides are of two frameworks (a torch model, and its port to MAX), the weights are compared first,
-    through a mapping of their own. --timeout is for a target that has to be compiled.
+    through a mapping of their own. --timeout is for a target that has to be compiled; tcap max warm compiles
+    it ahead, and --num-hidden-layers 1 is a first look.
 
-    Of the run options --dtype, --device, --perturb and --teacher-forced are for the target alone; the others
-    are for both sides if these are Hugging Face models, --num-hidden-layers and --seed for functions too.
-    Without TGT the reference's own run is repeated with them.
+    Of the run options --dtype, --device, --encoding, --devices, --perturb and --teacher-forced are for the
+    target alone; the others are for both sides if these are Hugging Face models, --num-hidden-layers and
+    --seed for functions too. Without TGT the reference's own run is repeated with them.
 
     Exit status: 0 `tcap compare` would give both comparisons a 0, and no module is accused; 1 not so; 2 wrong
     usage; 3 an archive or a tensor cannot be read.
@@ -92,6 +103,8 @@ def command(
         mapping = mapping or _text(port.mapping)
         rules = rules or _text(port.rules)
     else:
+        if target is None:
+            reference, target = _both_sides(reference)
         ours, theirs = _sides(reference, target, Path(output), options)
     verification = verify(
         ours,
@@ -113,24 +126,33 @@ def command(
     click.get_current_context().exit(verification.exit_status)
 
 
-def _of_port(port: Port, options: dict[str, Any]) -> tuple[Runnable, Runnable]:
-    from tensorcap.adapters import adapter_for
-    from tensorcap.port_verification import Runnable
+def _both_sides(path: str) -> tuple[str, str | None]:
+    """The sides of one path: of a pipeline of MAX, `max:ID`, the model of transformers and itself."""
+    from tensorcap.session import Recipe
 
-    dtype, device, seed = (options.pop(name) for name in ("dtype", "device", "seed"))
+    recipe = Recipe.named(path, {})
+    is_pipeline = recipe.kind == "file" and recipe.runs_archived_inputs
+    return (recipe.path, path) if is_pipeline else (path, None)
+
+
+def _of_port(port: Port, options: dict[str, Any]) -> tuple[Runnable, Runnable]:
+    from tensorcap.port_verification import Runnable
+    from tensorcap.session import make_side
+
+    dtype, device, seed, layers = (
+        options.pop(name) for name in ("dtype", "device", "seed", "num_hidden_layers")
+    )
     for name, value in options.items():
         if _is_given(value):
             raise click.UsageError(f"{option_text(name)} is not for a Port, which says what it runs.")
     port.allow(dtype, device)
 
     def make_reference(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
-        return replace(port.make("reference"), seed=seed or 0), {}
+        return make_side(port, "reference", num_hidden_layers=layers, seed=seed), {}
 
     def make_target(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
-        workload = port.make("target")
-        adapter = adapter_for(workload.model)
-        prepared = adapter.prepare(workload, dtype=dtype, input_dtype=dtype, device=device)
-        return replace(prepared, seed=seed or 0), {}
+        target = make_side(port, "target", dtype=dtype, device=device, num_hidden_layers=layers, seed=seed)
+        return target, {}
 
     return Runnable(make_reference), Runnable(make_target)
 
@@ -142,6 +164,9 @@ def _sides(reference: str, target: str | None, output: Path, options: dict[str, 
     changes = {name: value for name, value in options.items() if _is_given(value)}
     if target is None and not changes:
         raise click.UsageError("Missing argument: expected TGT, or what to change of the reference's run.")
+
+    if target is not None and is_workload(target):  # before the reference is run
+        make_recipe(target, None, _for(target, options))[0].check()
 
     def make_reference(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
         own = {name: value for name, value in options.items() if name not in _OF_TARGET}
@@ -182,7 +207,7 @@ def _for(path: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options that a workload takes: a function of the user's makes its own inputs."""
     from tensorcap.session import Recipe
 
-    if Recipe(path).kind == "huggingface":
+    if Recipe.named(path, {}).runs_archived_inputs:
         return options
     return {name: value for name, value in options.items() if name in _OF_FUNCTIONS}
 

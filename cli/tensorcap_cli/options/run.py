@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tensorcap.workload import StoredInput, Workload
     from tensorcap_formats.archive import Archive
 
+_PREFIXES: Final = ("max:",)  # of paths of models, by framework
 _ARCHIVES: Final = (".h5", ".hdf5", ".zarr", ".safetensors", ".npz", ".npy", ".pt")
 
 layers_option: Final = run_option(
@@ -38,6 +39,20 @@ trust_option: Final = run_option(
 _SEED: Final = run_option(
     "--seed", type=int, metavar="SEED", help="Of the random generators before the run; 0 by default."
 )
+_OF_PIPELINES: Final = (
+    run_option("--encoding", metavar="ENCODING", help="Of MAX's pipeline for a model, such as float32."),
+    run_option("--devices", metavar="DEVICES", help="Of MAX's pipeline: cpu by default, or gpu, gpu:0,1."),
+)
+_PROMPT: Final = run_option("--prompt", metavar="TEXT", help="Text for the model's own tokenizer.")
+_INPUT_IDS: Final = run_option(
+    "--input-ids", metavar="1,2,3", help="Token ids; rows are separated by a semicolon."
+)
+_INPUTS: Final = run_option(
+    "--inputs",
+    metavar="FILE",
+    type=click.Path(),
+    help="A file of tensors named as the arguments: .npz, .h5, …",
+)
 _OF_FUNCTIONS: Final = (
     run_option(
         "--dtype",
@@ -54,19 +69,18 @@ like_option: Final = run_option(
     help="Repeat the run of this archive, with the options given here.",
 )
 function_options: Final = with_options(*_OF_FUNCTIONS)  # how a function of the user's is run
+pipeline_options: Final = with_options(  # how a function, or a pipeline of MAX, is run
+    *_OF_FUNCTIONS, *_OF_PIPELINES, config_option, _PROMPT, _INPUT_IDS, _INPUTS, trust_option
+)
 run_options: Final = with_options(
     *_OF_FUNCTIONS,
     run_option("--device", metavar="DEVICE", help="Where to run, such as cuda; by default the CPU."),
+    *_OF_PIPELINES,
     config_option,
     run_option("--random-weights", type=int, metavar="SEED", help="Draw weights; needs only config.json."),
-    run_option("--prompt", metavar="TEXT", help="Text for the model's own tokenizer."),
-    run_option("--input-ids", metavar="1,2,3", help="Token ids; rows are separated by a semicolon."),
-    run_option(
-        "--inputs",
-        metavar="FILE",
-        type=click.Path(),
-        help="A file of tensors named as the arguments: .npz, .h5, …",
-    ),
+    _PROMPT,
+    _INPUT_IDS,
+    _INPUTS,
     run_option(
         "--max-new-tokens",
         type=click.IntRange(min=1),
@@ -123,6 +137,8 @@ target_model_option: Final = click.option(
 
 def is_workload(path: str) -> bool:
     """Whether a path is of a model: a function, a folder with a configuration, or an id that is no path."""
+    if path.startswith(_PREFIXES):
+        return True
     file, _, function = path.rpartition(":")
     if file.endswith(".py") and function.isidentifier():
         return True
@@ -160,7 +176,7 @@ def make_recipe(
     if "config" in changes:
         changes["config"] = dict(map(parse_setting, changes["config"]))
     if model is not None:
-        recipe = Recipe(model, {"seed": 0, **changes}, framework)
+        recipe = Recipe.named(model, {"seed": 0, **changes}, framework)
     elif before is not None:
         recipe = _recipe_like(before, changes)
     else:
@@ -175,14 +191,16 @@ def make_target_recipe(
     """Say how to make a target, and on which archived inputs it runs.
 
     1. Without a model the archive's own run is repeated, with changes.
-    2. A Hugging Face model runs on the archive's inputs, unless the options have others.
+    2. A Hugging Face model, or MAX's pipeline for one, runs on the archive's inputs, unless the options have
+       others.
     3. A function's workload has inputs of its own.
     """
     from tensorcap.session import INPUT_OPTIONS
     from tensorcap.workload import archived_inputs
 
     recipe, inputs = make_recipe(model, before if model is None else None, options)
-    if model is not None and recipe.kind == "huggingface" and not any(options.get(n) for n in INPUT_OPTIONS):
+    is_given = any(options.get(name) for name in INPUT_OPTIONS)
+    if model is not None and recipe.runs_archived_inputs and not is_given:
         inputs = archived_inputs(before)
     return recipe, inputs
 

@@ -16,10 +16,11 @@ from typing import Any, Final, TypeVar
 import click
 
 from tensorcap_cli.options.sections import run_option
+from tensorcap_cli.signals import OF_SHELLS, exit_status_of, signal_of
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_GRACE_SECONDS: Final = 5.0  # to keep what was recorded, and to clean up
+_GRACE_SECONDS: Final = 20.0  # to keep what was recorded, and to clean up; a compiler holds it up for some
 _POLL_SECONDS: Final = 0.05
 _STDERR: Final = 2
 
@@ -112,20 +113,32 @@ def _wait_for(child: int, seconds: float) -> int | None:
     """
     try:
         status = _poll(child, seconds)
-    except KeyboardInterrupt:  # which the child was sent too, by the terminal
-        if (status := _poll(child, _GRACE_SECONDS)) is None:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+    except KeyboardInterrupt as error:  # by a terminal the child was sent the signal, too
+        number = signal_of(error)
+        # one that was interrupted goes on with ending whatever else it is sent but a second interrupt
+        status = _end(child, signal.SIGTERM if number == signal.SIGINT else number)
+        if status is None:
             raise
-        return status
+        return status if 0 <= status < OF_SHELLS else exit_status_of(error)
     if status is None:
-        for number in (signal.SIGUSR1, signal.SIGINT):  # to say where it is; to end in order
+        # to say where it is; to end in order, also if it was started to ignore an interrupt
+        for number in (signal.SIGUSR1, signal.SIGINT):
             os.kill(child, number)
             time.sleep(_POLL_SECONDS)
-        if _poll(child, _GRACE_SECONDS) is None:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        return None
+        _end(child, signal.SIGTERM)
+    return status
+
+
+def _end(child: int, number: int) -> int | None:
+    """Have a process end in order by a signal, or kill it if it does not.
+
+    Returns:
+        Its exit status; None if it had to be killed.
+    """
+    os.kill(child, number)
+    if (status := _poll(child, _GRACE_SECONDS)) is None:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
     return status
 
 

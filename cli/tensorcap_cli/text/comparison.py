@@ -165,6 +165,8 @@ def _print_divergence(comparison: Comparison, examination: Examination) -> None:
             divergence.pair.reference is not None and divergence.module != divergence.pair.reference.key.site
         ):
             click.echo(f"  {divergence.explanation}")
+        for exchange in examination.exchanged[:_WORST]:
+            click.secho(f"  {one_line(exchange.text)}", bold=True)
         _print_arguments(comparison, divergence.module, divergence.pair)
         _print_first_within(comparison, divergence.module, divergence.pair)
     print_details(divergence.pair, examination)

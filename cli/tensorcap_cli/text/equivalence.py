@@ -54,11 +54,9 @@ def print_faults(faults: Sequence[Fault]) -> None:
 
 
 def _next(states: Sequence[StageState]) -> list[str]:
-    failed = next((state for state in states if state.state == "failed"), None)
-    if failed is not None:
-        why = [
-            state for state in states if state.stage.name in failed.stage.then and state.result is not None
-        ]
-        return [f"Next: {one_line(words)}" for words in (why or [failed])[-1].next]
+    from tensorcap.equivalence import steps_after
+
+    if any(state.state == "failed" for state in states):
+        return [f"Next: {one_line(words)}" for words in steps_after(states)]
     waiting = next((s for s in states if s.state == "to do" and not s.stage.is_optional), None)
     return [] if waiting is None else [f"Next: tcap equivalence {waiting.stage.name}, or run."]

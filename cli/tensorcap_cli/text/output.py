@@ -35,13 +35,20 @@ _LEAST_FLEXIBLE: Final = 24  # columns that a key keeps, however narrow the term
 def print_json(value: object) -> None:
     """Print one JSON object in one line; it holds no number that JSON has not."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    click.echo(text, file=whole_stdout())
+    click.echo(_plain_json(text), file=whole_stdout())
 
 
 def print_json_pieces(pieces: Iterable[str]) -> None:
     """Print one JSON object that comes in pieces, without ever holding all of it."""
     for piece in pieces:
-        click.echo(piece, nl=False, file=whole_stdout())
+        click.echo(_plain_json(piece), nl=False, file=whole_stdout())
+
+
+def _plain_json(text: str) -> str:
+    """JSON in which characters that a terminal obeys stand as escapes, as those below the space do anyway."""
+    if text.isascii():
+        return text.replace("\x7f", "\\u007f")
+    return "".join(c if c.isprintable() or c in "\n\t" else json.dumps(c)[1:-1] for c in text)
 
 
 def print_heading(text: str, fg: str | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -34,6 +35,30 @@ class Bar:
     def advance(self, done: int, total: int | None) -> None:
         """Show how far the current stage is."""
         self._display.update(self._task, completed=done, total=total)
+
+
+class _LogLines(logging.Handler):
+    """Prints what the library logs, a line each on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        above_display = "\r\x1b[K" if sys.stderr.isatty() else ""  # which draws itself again below
+        click.echo(f"{above_display}{record.getMessage()}", err=True)
+
+
+@contextmanager
+def log_printed() -> Iterator[None]:
+    """Print what the library logs in the block, such as for how long a compiler has been at work."""
+    logger, handler = logging.getLogger("tensorcap"), _LogLines()
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]
 
 
 class StageLines:

@@ -68,7 +68,7 @@ def print_pairs(
     Args:
         comparison: What it came to.
         examination: What was looked at besides.
-        order: `order` of execution, or `error`.
+        order: `order` of execution, or `error`: the worst by the first metric, else by relative error, first.
         show_all: A row for each pair, also for identical ones.
         metrics: Columns in place of the usual ones.
         printed: Keys of pairs that were printed already, in groups.
@@ -84,7 +84,9 @@ def print_pairs(
         if (pair.status in statuses if statuses else show_all or _is_worth_a_row(pair, printed, is_mapped))
     ]
     shown = [FoldedPairs(p, p.key, (p.key,), 1) for p in pairs] if show_all else fold_pairs(pairs)
-    if order == "error":
+    if order == "error" and metrics:
+        shown.sort(key=lambda row: _badness(row.pair, examination, metrics[0]), reverse=True)
+    elif order == "error":
         shown.sort(key=lambda row: by_error(row.pair), reverse=True)
     rows = shown if show_all else _most_telling(shown, _ROWS)
     if not rows:
@@ -164,6 +166,31 @@ def _most_telling(rows: Sequence[FoldedPairs], limit: int) -> list[FoldedPairs]:
     pairs = [row.pair for row in rows]
     ranked = sorted(range(len(pairs)), key=lambda i: (pairs[i].is_green, not pairs[i].is_required, i))
     return [rows[i] for i in sorted(ranked[:limit])]
+
+
+def _badness(pair: Pair, examination: Examination, name: str) -> float:
+    """How bad a pair is by a metric: larger is worse; NaN is worst, and what has none is best."""
+    from tensorcap.comparison import is_better_if_higher
+
+    value = _value(pair, examination, name)
+    if value is None:
+        return -math.inf
+    if math.isnan(value):
+        return math.inf
+    metric = "top1" if name in ROUTING_COLUMNS else _LOGIT_METRICS.get(name, name)
+    return -value if is_better_if_higher(metric) else value
+
+
+def _value(pair: Pair, examination: Examination, name: str) -> float | None:
+    """A metric of a pair; None if it has none."""
+    if name in ROUTING_COLUMNS:
+        routing = examination.routing.get(pair.key)
+        return None if routing is None else routing.share if name == "share" else routing.mean_overlap
+    if name == "r":
+        return pair.baseline.r if pair.baseline else None
+    source = examination.logits.get(pair.key) if name in LOGIT_COLUMNS else pair.difference
+    value = getattr(source, _LOGIT_METRICS.get(name, name), None)
+    return None if value is None else float(value)
 
 
 def _cell(pair: Pair, examination: Examination, name: str) -> str:

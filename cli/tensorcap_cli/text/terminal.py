@@ -1,7 +1,8 @@
-"""Standard output on a terminal: lines that fit it, and places in files as links. A pipe gets neither."""
+"""Standard output: nothing in it steers a terminal. On one, lines fit it, and places in files are links."""
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TextIO, cast
 from urllib.parse import quote
 
+_STEERS: Final = re.compile(r"(\x1b\[[0-9;]*m)|[^ -~\n\t\r]")  # all but colours is looked at
 _CONTROL: Final = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;;.*?\x1b\\")  # colours and links, of no width
 _WORD: Final = re.compile(r"\s+|\S+")
 _PLACE: Final = re.compile(r"(?<![\w/.~-])([\w./~@+-]+\.(?:pyi?|ipynb|mojo|c|cc|cpp|cu|h)):(\d+)")
@@ -21,14 +23,14 @@ _PROGRAMS_WITH_LINKS: Final = ("iTerm.app", "WezTerm", "vscode", "ghostty", "Hyp
 _VARIABLES_WITH_LINKS: Final = ("WT_SESSION", "KITTY_WINDOW_ID", "KONSOLE_VERSION", "ALACRITTY_WINDOW_ID")
 
 
-class Terminal:
-    """A stream to a terminal, which breaks lines that are too wide between words.
+class Output:
+    """A stream to a terminal or a pipe, in which characters that a terminal obeys are written as escapes.
 
-    A broken line goes on two columns further in than it began. What has to stay in one line, to be copied or
-    read by a program, is written to `whole`.
+    On a terminal, lines that are too wide are broken between words, and go on two columns further in than
+    they began. What has to stay as it is, to be copied or read by a program, is written to `whole`.
     """
 
-    def __init__(self, stream: TextIO, *, width: int, has_links: bool) -> None:
+    def __init__(self, stream: TextIO, *, width: int | None = None, has_links: bool = False) -> None:
         self.whole = stream
         self._width = width
         self._has_links = has_links
@@ -37,25 +39,49 @@ class Terminal:
         """Write text; whole lines are fitted."""
         if not isinstance(text, str):  # click tries bytes, to see what kind of stream this is
             raise TypeError(f"{type(text).__name__}, expected str")
+        text = harmless(text)
+        if self._width is None:
+            self.whole.write(text)
+            return len(text)
         for line in text.splitlines(keepends=True):
-            self.whole.write(self._fitted(line) if line.endswith("\n") else line)
+            self.whole.write(self._fitted(line, self._width) if line.endswith("\n") else line)
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.whole, name)
 
-    def _fitted(self, line: str) -> str:
+    def _fitted(self, line: str, width: int) -> str:
         text = linked(line) if self._has_links else line
-        return text if visible_width(line) <= self._width else broken(text, self._width)
+        return text if visible_width(line) <= width else broken(text, width)
+
+
+def harmless(text: str) -> str:
+    r"""Text with escapes for all that a terminal obeys but colours and the ends of lines.
+
+    Example:
+        >>> print(harmless("a name\x1b[2J"))
+        a name\x1b[2J
+    """
+    return _STEERS.sub(_harmless, text)
+
+
+def _harmless(match: re.Match[str]) -> str:
+    if match[1] or match[0].isprintable():
+        return match[0]
+    return match[0].encode("unicode_escape").decode()
 
 
 def fit_stdout() -> None:
-    """Make standard output fit its terminal, if it is one."""
-    if sys.stdout.isatty() and not isinstance(sys.stdout, Terminal):
-        width = shutil.get_terminal_size().columns
-        if width >= _LEAST_WIDTH:
-            links = shows_links(os.environ)
-            sys.stdout = cast("TextIO", Terminal(sys.stdout, width=width, has_links=links))
+    """Make standard output fit its terminal, if it is one, and take what must not be written there."""
+    if isinstance(sys.stdout, Output):
+        return
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for what its encoding has not
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    output = Output(sys.stdout)
+    if width >= _LEAST_WIDTH:
+        output = Output(sys.stdout, width=width, has_links=shows_links(os.environ))
+    sys.stdout = cast("TextIO", output)
 
 
 def whole_stdout() -> TextIO:

@@ -2,7 +2,7 @@
 
 In: a file or a folder, and all that it claims is checked. Out: a `ForeignArchive` of tensors by name; and
 .npz and .max files for others. Read one kind at a time: `numpy_files`, `torch_file` (above `torch_pickle`
-and `strided`), `max_file`, `raw_file`, `dump_folder` (above `dump_files` and `dump_labels`),
+and `strided`), `max_file`, `raw_file`, `dump_folder` (above `dump_files` and `dump_labels`), `print_log`,
 `intermediates_folder`, `intermediates_writer` and `asset_folder` (of Core AI), `neuron/` (of AWS Neuron),
 `signatures` (of formats that are known and not read). `gguf_file` and `onnx_file` need packages, and are
 imported if a file is of theirs.
@@ -27,6 +27,7 @@ from tensorcap_formats.foreign.intermediates_writer import (
 from tensorcap_formats.foreign.max_file import MAX_DTYPE_CODES, MAX_SUFFIX, open_max, write_max
 from tensorcap_formats.foreign.neuron import NeuronArchive, neuron_opener
 from tensorcap_formats.foreign.numpy_files import open_npy, open_npy_folder, open_npz, write_npz
+from tensorcap_formats.foreign.print_log import corner, is_print_log, open_print_log
 from tensorcap_formats.foreign.raw_file import RawSpec, open_raw, raw_file_hint
 from tensorcap_formats.foreign.signatures import (
     SIGNATURE_BYTES,
@@ -52,9 +53,11 @@ __all__ = [
     "RawSpec",
     "ZipMembers",
     "can_hold",
+    "corner",
     "is_asset",
     "is_dump",
     "is_intermediates_folder",
+    "is_print_log",
     "label_of",
     "neuron_opener",
     "open_dump",
@@ -63,6 +66,7 @@ __all__ = [
     "open_npy",
     "open_npy_folder",
     "open_npz",
+    "open_print_log",
     "open_raw",
     "open_torch_file",
     "open_torch_folder",

@@ -112,7 +112,8 @@ def open_dump(path: Path, *, raw: Sequence[RawSpec] = (), by_time: bool = False)
     tensors, values = _read(dump, files)
     if not tensors and not dump.problems:
         raise NotAnArchiveError(f"{path}: holds no {MAX_SUFFIX} or .pt file")
-    run: dict[str, Any] = {"framework": {"name": "torch" if all(file.is_torch for file in files) else "max"}}
+    framework = "torch" if all(file.is_torch for file in files) else "max"
+    run: dict[str, Any] = {"framework": {"name": framework}, "dump": "files"}
     if notes := _notes(dump, files):
         run["notes"] = notes
     if dump.problems:

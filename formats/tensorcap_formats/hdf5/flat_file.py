@@ -12,9 +12,9 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tensorcap_formats.hdf5.header import (
     SIGNATURE,
@@ -38,8 +38,17 @@ RUN_NAME: Final = "run"
 
 _NOTE: Final = struct.Struct("<8sIIQQQQQQQQ16s")
 _GUARD_SIZE: Final = 16
+_BLOCK_BYTES: Final = 1 << 20
 _NOTE_MAGIC: Final = b"TCAPNOTE"
 _NOTE_VERSION: Final = 1
+
+
+class Description(NamedTuple):
+    """What is read of a flat file besides its tensors, as bytes: see `Note`."""
+
+    index: bytes
+    run: bytes
+    offsets: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +86,38 @@ class Note:
         magic, version, _, *fields = _NOTE.unpack_from(head, SUPERBLOCK_SIZE)
         return cls(*fields) if magic == _NOTE_MAGIC and version == _NOTE_VERSION else None
 
-    def guarded(self, tail: bytes | bytearray) -> Note:
-        """The note with the guard of `tail`, all bytes from `tail_at` on."""
+    def guarded(self, tail: Iterable[bytes | bytearray]) -> Note:
+        """The note with the guard of `tail`, all bytes from `tail_at` on, in blocks."""
         hasher = hashlib.blake2b(self.pack()[:-_GUARD_SIZE], digest_size=_GUARD_SIZE)
-        hasher.update(tail)
+        for block in tail:
+            hasher.update(block)
         return replace(self, guard=hasher.digest())
 
-    def read_tail(self, file: InputFile) -> bytes | None:
-        """All bytes behind the tensors, if the file is still as it was written; else None."""
-        parts = (
+    def read_description(self, file: InputFile) -> Description | None:
+        """The index, the run and the table of offsets, if the file is still as it was written; else None.
+
+        The HDF5 metadata, which are most of what describes small tensors, are hashed and not kept.
+        """
+        places = (
             (self.index_at, self.index_size),
             (self.run_at, self.run_size),
             (self.offsets_at, 8 * self.offsets_count),
         )
-        are_inside = all(self.tail_at <= at and at + size <= self.file_size for at, size in parts)
+        are_inside = all(self.tail_at <= at and at + size <= self.file_size for at, size in places)
         if self.tail_at < HEAD_SIZE or not are_inside or file.size != self.file_size:
             return None
-        tail = file.read(self.tail_at, self.file_size - self.tail_at)
-        return tail if self.guarded(tail) == self else None
+        parts = [bytearray(size) for _, size in places]
+
+        def blocks() -> Iterator[bytes]:
+            for at in range(self.tail_at, self.file_size, _BLOCK_BYTES):
+                block = file.read(at, min(_BLOCK_BYTES, self.file_size - at))
+                for part, (start, size) in zip(parts, places, strict=True):
+                    first, last = max(start, at), min(start + size, at + len(block))
+                    if first < last:
+                        part[first - start : last - start] = block[first - at : last - at]
+                yield block
+
+        return Description(*map(bytes, parts)) if self.guarded(blocks()) == self else None
 
 
 def write_at(fd: int, offset: int, data: Any) -> None:
@@ -147,7 +170,7 @@ def finish_flat_file(
     )
     write_at(fd, tail_at, tail)
     os.ftruncate(fd, note.file_size)  # an earlier attempt, or an unconfirmed tensor, reached further
-    write_at(fd, SUPERBLOCK_SIZE, note.guarded(tail).pack())
+    write_at(fd, SUPERBLOCK_SIZE, note.guarded([tail]).pack())
     if fsync:
         os.fsync(fd)
     write_at(fd, 0, superblock)
@@ -159,7 +182,7 @@ def is_finished_flat_file(file: InputFile) -> bool:
     """Whether a flat file has its superblock and everything that it leads to."""
     head = file.read(0, min(HEAD_SIZE, file.size))
     note = Note.unpack(head)
-    return head.startswith(SIGNATURE) and note is not None and note.read_tail(file) is not None
+    return head.startswith(SIGNATURE) and note is not None and note.read_description(file) is not None
 
 
 def _tree(records: Sequence[Record], offsets: Sequence[int | None]) -> Tree:

@@ -23,7 +23,7 @@ from tensorcap_formats.errors import (
     NotAnArchiveError,
     UnfinishedArchiveError,
 )
-from tensorcap_formats.hdf5.flat_file import HEAD_SIZE, INDEX_NAME, NO_OFFSET, RUN_NAME, Note
+from tensorcap_formats.hdf5.flat_file import HEAD_SIZE, INDEX_NAME, NO_OFFSET, RUN_NAME, Description, Note
 from tensorcap_formats.hdf5.foreign import (
     DatasetReader,
     child,
@@ -62,9 +62,9 @@ def open_hdf5(path: Path) -> Archive:
     with ExitStack() as resources:
         file = resources.enter_context(closing(InputFile(path)))
         note = Note.unpack(file.read(0, min(HEAD_SIZE, file.size)))
-        tail = note.read_tail(file) if note else None
-        if note and tail is not None:
-            return _open_by_note(file, note, tail, resources)
+        description = note.read_description(file) if note else None
+        if note and description is not None:
+            return _open_by_note(file, note, description, resources)
         return _open_by_library(file, resources, is_ours=note is not None)
 
 
@@ -122,18 +122,15 @@ class _Stream(io.RawIOBase):
         return count
 
 
-def _open_by_note(file: InputFile, note: Note, tail: bytes, resources: ExitStack) -> Archive:
-    def part(at: int, size: int) -> bytes:
-        return tail[at - note.tail_at : at - note.tail_at + size]
-
-    path, run = file.path, part(note.run_at, note.run_size)
-    index = decode_index(part(note.index_at, note.index_size), run, str(path), is_unaltered=True)
+def _open_by_note(file: InputFile, note: Note, description: Description, resources: ExitStack) -> Archive:
+    path = file.path
+    index = decode_index(description.index, description.run, str(path), is_unaltered=True)
     if note.offsets_count != len(index.records):
         raise CorruptArchiveError(
             f"{path}: table has {note.offsets_count} offsets, expected one for each of "
             f"{len(index.records)} records (ARC-42)"
         )
-    offsets = struct.unpack(f"<{note.offsets_count}Q", part(note.offsets_at, 8 * note.offsets_count))
+    offsets = struct.unpack(f"<{note.offsets_count}Q", description.offsets)
     for record, offset in zip(index.records, offsets, strict=True):
         nbytes = record.nbytes if record.stored else 0
         if nbytes and not HEAD_SIZE <= offset <= note.tail_at - nbytes:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakSet
 
 from tensorcap_formats.digests import KNOWN_ALGORITHMS
 from tensorcap_formats.dtypes import DTYPES
@@ -38,6 +39,7 @@ _OPEN_JOURNAL: Final = (  # a pipe at the path does not block, and nothing is wr
 )
 _LOCK_TRIES: Final = 10
 _LOCK_PAUSE_SECONDS: Final = 0.005
+_HELD: Final[WeakSet[Journal]] = WeakSet()  # a forked process would keep their locks when this one is dead
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ class Journal:
                 os.close(self._fd)
                 raise WriteError(f"{self.path}: cannot be locked: {error.strerror}") from error
             if self._is_still_there():
+                _HELD.add(self)
                 return
             os.close(self._fd)  # its owner finished and removed it between our open and our lock
 
@@ -118,6 +121,11 @@ class Journal:
             return os.path.samestat(os.stat(self.path), os.fstat(self._fd))
         except FileNotFoundError:
             return False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process may write; one that was forked off the holder may not."""
+        return self._fd >= 0
 
     @property
     def is_empty(self) -> bool:
@@ -168,9 +176,17 @@ class Journal:
 
     def close(self, *, remove: bool) -> None:
         """Unlock the journal, and remove it when the archive is complete or was never begun."""
+        if not self.is_held:
+            return
         if remove:
             self.path.unlink(missing_ok=True)
-        os.close(self._fd)
+        self.release()
+
+    def release(self) -> None:
+        """Let go of the file; in a forked process, the lock stays with the one that took it."""
+        if self.is_held:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def read_journal(path: Path) -> JournalContent:
@@ -209,6 +225,15 @@ def read_journal(path: Path) -> JournalContent:
     return JournalContent(
         head["container"], head["algorithm"], head["run"], content.placed, content.values, torn
     )
+
+
+def _release_in_child() -> None:
+    for journal in list(_HELD):
+        journal.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_in_child)
 
 
 def _open_to_read(path: str, _: int) -> int:

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -125,15 +126,7 @@ def publish(finished: Path, path: Path, container: str, *, fsync: bool = False) 
     """
     path = resolved(path)
     if container == "hdf5":
-        try:
-            put_in_place(finished, path)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            with build_beside(path) as building:
-                _copy(finished, building)
-                put_in_place(building, path)
-            finished.unlink()
+        _move(finished, path)
     else:
         with build_beside(path) as building, open_hdf5(finished) as source:
             write_container(source, building, container, source.records)
@@ -143,8 +136,27 @@ def publish(finished: Path, path: Path, container: str, *, fsync: bool = False) 
         _sync_folder(path.parent)
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copy a file to a new one, and make it durable: the source is removed next."""
+def _move(finished: Path, path: Path) -> None:
+    """Rename a finished file; where that takes several steps, it stays in its place until the last one."""
+    if not path.is_dir():
+        try:
+            finished.replace(path)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        else:
+            return
+    with build_beside(path) as building:
+        _link_or_copy(finished, building)
+        put_in_place(building, path)
+    finished.unlink()
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Give a file a second name, or copy it to another file system, durably: the source is removed next."""
+    with suppress(OSError):
+        target.hardlink_to(source)
+        return
     with source.open("rb") as read, target.open("xb") as written:
         shutil.copyfileobj(read, written, _COPY_BYTES)
         written.flush()

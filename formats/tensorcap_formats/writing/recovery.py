@@ -15,7 +15,7 @@ from tensorcap_formats.index import Index
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.json_values import json_object
 from tensorcap_formats.open import open_present
-from tensorcap_formats.output_path import journal_path, partial_path, resolved
+from tensorcap_formats.output_path import clean_up, journal_path, partial_path, resolved
 from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.writing.journal import Journal, JournalContent, Placed, read_journal
 from tensorcap_formats.writing.publishing import container_of, publish, refuse_to_replace_others
@@ -76,6 +76,9 @@ def recover(
     path = Path(path)
     target = Path(output) if output is not None else path
     if not os.path.lexists(journal_path(path)):
+        if clean_up(resolved(path)):
+            with open_present(path) as archive:
+                return Recovered(path, len(archive), 0, 0, was_complete=archive.is_complete)
         raise UnfinishedArchiveError(f"{path}: there is no {journal_path(path).name}, nothing to recover")
     journal = Journal(path)
     try:
@@ -91,7 +94,7 @@ def _recover_locked(path: Path, target: Path, progress: Progress) -> Recovered:
     partial = partial_path(path)
     content = read_journal(path)
     if not partial.exists():
-        return _find_renamed(path, content)
+        return _find_renamed(path, target, content)
     if not content.placed:
         raise UnfinishedArchiveError(
             f"{path}: the journal confirms no tensor, nothing to recover",
@@ -106,6 +109,9 @@ def _recover_locked(path: Path, target: Path, progress: Progress) -> Recovered:
         if finished:
             with open_hdf5(partial) as archive:
                 records, was_complete = len(archive), archive.is_complete
+        if finished and _holds_the_same(target, partial):  # killed before it removed the partial one
+            partial.unlink()
+            return _find_renamed(path, target, content)
         if not was_complete and os.path.lexists(resolved(target)):
             raise WriteError(
                 f"{target}: an archive is there, which an incomplete one does not replace",
@@ -129,18 +135,39 @@ def _recover_locked(path: Path, target: Path, progress: Progress) -> Recovered:
     return Recovered(target, records, len(content.placed) - records, content.torn, was_complete=was_complete)
 
 
-def _find_renamed(path: Path, content: JournalContent) -> Recovered:
-    """Find the archive at `path` if the writer was killed before it removed the journal."""
-    if os.path.lexists(path):
-        with open_present(path) as archive:
+def _find_renamed(path: Path, target: Path, content: JournalContent) -> Recovered:
+    """Find the archive if the writer, or a recovery, was killed before it removed the journal.
+
+    Args:
+        path: Where the writer was to put it.
+        target: Where this recovery is to put it.
+        content: Of the journal.
+    """
+    for place in (target, path):
+        if not os.path.lexists(resolved(place)):
+            continue
+        with open_present(place) as archive:
             present = {(r.key.text, r.digest) for r in archive.records}
             if present and present <= {(p.record.key.text, p.record.digest) for p in content.placed}:
                 lost = len(content.placed) - len(present)
-                return Recovered(path, len(present), lost, content.torn, was_complete=archive.is_complete)
+                return Recovered(place, len(present), lost, content.torn, was_complete=archive.is_complete)
     raise UnfinishedArchiveError(
         f"{path}: {partial_path(path).name} is gone, nothing to recover",
         hint=f"Delete {journal_path(path).name}.",
     )
+
+
+def _holds_the_same(path: Path, partial: Path) -> bool:
+    """Whether the archive at `path` is the finished file, in whatever container."""
+    if not os.path.lexists(resolved(path)):
+        return False
+    try:
+        with open_present(path) as archive, open_hdf5(partial) as finished:
+            records = [(record.key.text, record.digest) for record in archive.records]
+            expected = [(record.key.text, record.digest) for record in finished.records]
+            return records == expected and archive.run == finished.run
+    except ReadError:
+        return False
 
 
 def _intact_records(file: InputFile, content: JournalContent, progress: Progress) -> list[Placed]:

@@ -282,6 +282,11 @@ class Writer:
     def _require_open(self) -> None:
         if not self._is_open:
             raise UsageError(f"{self.path}: the writer has ended")
+        if not self._journal.is_held:
+            raise UsageError(
+                f"{self.path}: is written by the process that this one was forked from",
+                hint="Open another path in this process.",
+            )
 
     def _check(self, key: Key, dtype: DType, shape: tuple[int, ...], size: int | None) -> None:
         self._require_open()
@@ -356,7 +361,7 @@ class Writer:
         self._is_open = False
         if self._fd >= 0:
             os.close(self._fd)
-        if discard:
+        if discard and self._journal.is_held:
             self._partial.unlink(missing_ok=True)
         self._journal.close(remove=discard)
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 
+from tensorcap.adapters.huggingface.token_ids import parse_token_ids, vocabulary_size
 from tensorcap.adapters.torch.tensors import dtype_named, from_stored
 from tensorcap.workload import StoredInput, archived_inputs
 from tensorcap_formats.errors import UsageError, abbreviate, did_you_mean
 from tensorcap_formats.open import open_archive
-
-_IDS: Final = re.compile(r"\s*-?\d+(?:(?:\s*,\s*|\s+)-?\d+)*\s*")  # one row
 
 
 def load_arguments(
@@ -36,7 +34,8 @@ def load_arguments(
     if inputs is None and sources == ["prompt"]:
         return _tokenize(path, model, options)
     if inputs is None and sources == ["input_ids"]:
-        return {"input_ids": _parse_ids(options["input_ids"], model)}
+        rows = parse_token_ids(options["input_ids"], vocabulary_size(model.config))
+        return {"input_ids": torch.tensor(rows)}
     if inputs is None:
         with open_archive(options["inputs"]) as file:
             inputs = archived_inputs(file)
@@ -72,24 +71,6 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
         raise UsageError(
             f"{path}: no tokenizer can be read there: {reason}", hint="Give --input-ids instead."
         ) from error
-
-
-def _parse_ids(text: str, model: Any) -> torch.Tensor:
-    parts = text.split(";")
-    is_list = all(_IDS.fullmatch(part) for part in parts)
-    rows = [[int(n) for n in re.findall(r"-?\d+", part)] for part in parts]
-    if not is_list or len({len(row) for row in rows}) != 1:
-        raise UsageError(f"--input-ids {abbreviate(text)!r}: expected numbers such as 1,2,3 or 1,2;3,4")
-    most = (vocabulary_size(model) or torch.iinfo(torch.int64).max) - 1
-    if not all(0 <= n <= most for row in rows for n in row):
-        raise UsageError(f"--input-ids {abbreviate(text)!r}: expected numbers from 0 to {most}")
-    return torch.tensor(rows)
-
-
-def vocabulary_size(model: Any) -> int | None:
-    """How many tokens a model knows; None if its configuration does not say so."""
-    size = getattr(model.config.get_text_config(), "vocab_size", None)
-    return size if isinstance(size, int) else None
 
 
 def _check_names(path: str, model: Any, arguments: Mapping[str, torch.Tensor]) -> None:

@@ -8,9 +8,11 @@ from typing import Any, Final
 
 import torch
 
+from tensorcap.adapters.huggingface.configuration import load_config
 from tensorcap.adapters.huggingface.generation import Generation, quiet, tokens_fed
-from tensorcap.adapters.huggingface.model import load_config, load_model
-from tensorcap.adapters.huggingface.model_inputs import load_arguments, vocabulary_size, with_forward_defaults
+from tensorcap.adapters.huggingface.model import load_model
+from tensorcap.adapters.huggingface.model_inputs import load_arguments, with_forward_defaults
+from tensorcap.adapters.huggingface.token_ids import vocabulary_size
 from tensorcap.adapters.torch.tensors import device_named
 from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.errors import UsageError, missing_package
@@ -55,7 +57,7 @@ def build(path: str, options: dict[str, Any], inputs: Mapping[str, StoredInput] 
     count, forced = options.get("max_new_tokens"), None
     if options.get("teacher_forced") is not None:
         with open_archive(options["teacher_forced"]) as file:
-            forced = tokens_fed(file, arguments, vocabulary_size(model))
+            forced = tokens_fed(file, arguments, vocabulary_size(model.config))
         count = len(forced) + 1 if count is None else count
     if count is None:
         return Workload(model, with_forward_defaults(model, arguments))

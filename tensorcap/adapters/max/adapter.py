@@ -11,15 +11,15 @@ from tensorcap.adapters.max.description import describe
 from tensorcap.adapters.max.engine import LayerList, MaxDType
 from tensorcap.adapters.max.foreign_program import ForeignProgram
 from tensorcap.adapters.max.model import MaxModel
-from tensorcap.adapters.max.model_inputs import perturb, record_inputs, with_archived_inputs
+from tensorcap.adapters.max.model_inputs import cast_inputs, perturb, record_inputs, with_archived_inputs
 from tensorcap.adapters.max.modules import module_of, tree
 from tensorcap.adapters.max.parameters import is_in_graph, own_weights, record_parameters
 from tensorcap.adapters.max.roots import Roots
-from tensorcap.adapters.max.tap import ModelTap
+from tensorcap.adapters.max.tap import ModelTap, compile_ahead
 from tensorcap.adapters.max.tensors import dtype_named
-from tensorcap.adapters.protocol import Adapter, CalledRoot, Site, further_names
+from tensorcap.adapters.protocol import Adapter, CalledRoot, CompiledAhead, Site, further_names
 from tensorcap.recording import CaptureOptions, Recorder, Substitution
-from tensorcap.workload import StoredInput, Workload, find_sources
+from tensorcap.workload import StoredInput, Workload, class_name, find_sources
 from tensorcap_formats.errors import UsageError
 
 _A_LIST: Final = "a list, whose members are called one by one"
@@ -89,6 +89,35 @@ class MaxAdapter(Adapter):
         """
         return dtype_named(name)
 
+    def load(
+        self,
+        path: str,
+        settings: Mapping[str, Any],
+        inputs: Mapping[str, StoredInput] | None = None,
+        *,
+        seed: int = 0,
+    ) -> Workload:
+        """The workload of MAX's own pipeline for a Hugging Face model, by folder or id.
+
+        Raises:
+            UsageError: There is no such model, pipeline, setting or input; it is a file of Python.
+        """
+        from tensorcap.adapters.max.pipeline import load_pipeline
+
+        if path.endswith(".py"):
+            return super().load(path, settings, inputs, seed=seed)
+        return load_pipeline(path, settings, inputs)
+
+    def check(self, path: str, settings: Mapping[str, Any]) -> None:
+        """Refuse a pipeline that MAX does not have, or not so.
+
+        Raises:
+            UsageError: There is no such model, pipeline or setting.
+        """
+        from tensorcap.adapters.max.pipeline import check_pipeline
+
+        check_pipeline(path, settings)
+
     def prepare(
         self,
         workload: Workload,
@@ -98,7 +127,7 @@ class MaxAdapter(Adapter):
         device: str | None = None,
         inputs: Mapping[str, StoredInput] | None = None,
     ) -> Workload:
-        """Put archived inputs in; a model's dtype and devices are those that it was made for.
+        """Put archived inputs in, and cast them; a model's dtype and devices are those that it was made for.
 
         Raises:
             UsageError: An input of the archive is none of the model's arguments; another dtype or device is
@@ -112,9 +141,11 @@ class MaxAdapter(Adapter):
                     if option == "dtype"
                     else "MaxModel(module, input_types=…, devices=…) says where it runs.",
                 )
-        if not inputs:
+        if inputs:
+            workload = replace(workload, inputs=with_archived_inputs(workload, inputs))
+        if input_dtype is None:
             return workload
-        return replace(workload, inputs=with_archived_inputs(workload, inputs))
+        return replace(workload, inputs=cast_inputs(workload.inputs, dtype_named(input_dtype)))
 
     def perturb(self, workload: Workload, dtype: str) -> Workload:
         """Perturb floating inputs."""
@@ -123,6 +154,17 @@ class MaxAdapter(Adapter):
     def run(self, workload: Workload, *, grads: bool = False) -> None:
         """Call the model, or the workload's own function, once."""
         workload.call(MaxModel.of(workload.model))
+
+    def compile_ahead(self, workload: Workload) -> list[CompiledAhead]:
+        """Compile the graph with taps and switches, and that without, for the shapes of the workload."""
+        model = MaxModel.of(workload.model)
+        names = [site.name for site in self.list_sites(workload.model) if site.is_capturable]
+        graphs = compile_ahead(model, names, lambda: self.run(replace(workload, model=model)))
+        if not graphs:
+            raise UsageError(
+                f"{class_name(model.module)}: the workload does not call its model, expected at least one run"
+            )
+        return [CompiledAhead(graph.text, graph.seconds, graph.is_cached) for graph in graphs]
 
     def export(self, workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], None]:
         """Refuse: MAX has no other graph than the one that it runs."""

@@ -37,6 +37,7 @@ def describe(model: MaxModel, *, digests: bool = False) -> dict[str, Any]:
             "class": class_name(module),
             "file": redact(file_of(type(module)) or ""),
             "config": _config(module),
+            **({"left_out_weights": list(model.left_out_weights)} if model.left_out_weights else {}),
         },
         "dtype": dtype,
         "compute_dtype": dtype,

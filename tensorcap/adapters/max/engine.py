@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tensorcap_formats.errors import MissingPackageError
 
@@ -57,13 +57,18 @@ __all__ = [
     "TensorValue",
     "Value",
     "Weight",
+    "cache_folder",
     "compile_graph",
+    "in_thread",
     "init_model",
     "is_nested",
     "is_subgraph",
     "load_buffer",
     "ops",
 ]
+
+
+_Result = TypeVar("_Result")
 
 
 def _version() -> str:
@@ -94,6 +99,30 @@ def init_model(session: InferenceSession, artifact: Any, weights: Mapping[str, A
     if isinstance(artifact, Graph):
         return session.load(artifact, weights_registry=weights)
     return session.init(artifact, weights_registry=weights)
+
+
+def cache_folder() -> Path | None:
+    """Where MAX keeps what it compiled, for later processes too; None if this release does not say it."""
+    try:
+        from max._core.engine import max_cache_dir
+    except ImportError:
+        return None
+    folder = max_cache_dir()  # beside those of kernels
+    return None if folder is None else Path(folder)
+
+
+def in_thread(function: Callable[[], _Result]) -> Callable[[], _Result]:
+    """The same function, for a thread other than that which imported MAX."""
+    try:
+        from max._mlir_context import ensure_default_mlir_context
+    except ImportError:
+        return function
+
+    def call() -> _Result:
+        with ensure_default_mlir_context():
+            return function()
+
+    return call
 
 
 def is_nested(graph: Graph) -> bool:

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tensorcap.adapters.max.compilation import compile_reported
 from tensorcap.adapters.max.engine import Graph, InferenceSession, Model, Module, is_subgraph
 from tensorcap.adapters.max.hooks import trace_subgraphs, wrap_calls
 from tensorcap.adapters.max.injector import InjectedWeights
@@ -19,6 +20,7 @@ from tensorcap.adapters.max.playback import capture_prints, play_back, symbolic_
 from tensorcap.adapters.max.trace import Tracer
 from tensorcap.adapters.max.trace_events import Event
 from tensorcap.recording import CaptureOptions, Recorder, Substitution, collect_probes
+from tensorcap.wording import counted
 from tensorcap.workload import replace_attribute
 from tensorcap_formats.errors import CaptureError, TensorcapError
 
@@ -100,6 +102,7 @@ class ForeignProgram:
             stack.enter_context(replace_attribute(Graph, "output", self._output))
             if "compile_async" in vars(InferenceSession):
                 stack.enter_context(replace_attribute(InferenceSession, "compile_async", self._compile))
+                stack.enter_context(replace_attribute(InferenceSession, "compile", self._wait))
             stack.enter_context(replace_attribute(InferenceSession, binds, self._bind))
             stack.enter_context(replace_attribute(Model, "execute", self._execute))
             for name in _REPLAYS:
@@ -194,6 +197,20 @@ class ForeignProgram:
             graphs = self._graphs_in(model)
             if graphs:
                 self._compiled[id(compiled)] = compiled, graphs
+            return compiled
+
+        return compile_
+
+    def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Report a compilation that the program waits for, and let a signal end it."""
+
+        @functools.wraps(original)
+        def compile_(session: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            graphs = self._graphs_in(model)
+            if not graphs:
+                return original(session, model, *args, **kwargs)
+            what = ", ".join(f"{traced.name} with {counted(traced.taps, 'tap')}" for traced in graphs)
+            compiled, _ = compile_reported(what, lambda: original(session, model, *args, **kwargs))
             return compiled
 
         return compile_

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Any
 
+from tensorcap.adapters.max.compilation import compile_reported
 from tensorcap.adapters.max.engine import (
     DeviceRef,
     Graph,
@@ -25,6 +26,7 @@ from tensorcap.adapters.max.modules import devices_of, restore_modules, tree
 from tensorcap.adapters.max.parameters import is_in_graph, own_weights
 from tensorcap.adapters.max.trace import KINDS, Tracer
 from tensorcap.recording import Kind, collect_probes, leaf_slot, walk
+from tensorcap.wording import counted
 from tensorcap.workload import class_name
 from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
 
@@ -97,8 +99,10 @@ def build(
     if session is None:
         devices = list(model.devices) or [ref.to_device() for ref in devices_of(modules, model_inputs.types)]
         session = model.compiled.session = InferenceSession(devices=devices)
+    name = type(model.module).__name__
+    text = f"{name} without taps" if is_control else f"{name} with {_additions(tracer, points)}"
     try:
-        artifact = compile_graph(session, graph, model.extensions)
+        artifact, is_cached = compile_reported(text, lambda: compile_graph(session, graph, model.extensions))
     except RuntimeError as error:
         reason = _one_line(error.__cause__ or error)
         raise CaptureError(
@@ -106,6 +110,7 @@ def build(
             hint="With MODULAR_DEBUG=source-tracebacks in the environment MAX says more.",
         ) from error
     return CompiledGraph(
+        text,
         session,
         artifact,
         tuple(tracer.events),
@@ -116,7 +121,14 @@ def build(
         model_inputs.signature,
         instrumentation,
         unused,
+        is_cached,
     )
+
+
+def _additions(tracer: Tracer, points: Mapping[InjectionPoint, TensorType]) -> str:
+    """What is added to a graph, in words."""
+    taps = counted(len(tracer.values), "tap")
+    return f"{taps} and switches at {counted(len(points), 'value')}" if points else taps
 
 
 def _trace(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +35,14 @@ class Instrumentation:
     injectable: frozenset[str] = frozenset()
     prints: bool = False
 
+    @classmethod
+    def of_rerun(cls, names: Collection[str], *, prints: bool = False) -> Instrumentation:
+        """What a graph needs for all that runs a model on archived values, so that one is compiled for all.
+
+        Injection replaces arguments, and bisection results; a switch costs less than a further graph.
+        """
+        return cls(frozenset(names), True, frozenset({"input", "output"}), prints)
+
     def covers(self, other: Instrumentation) -> bool:
         """Whether a graph with this instrumentation can stand for one with the other."""
         has_all = self.names >= other.names and self.inputs >= other.inputs
@@ -46,6 +54,7 @@ class CompiledGraph:
     """A compiled graph of a model.
 
     Attributes:
+        text: What it is, for whoever waits: its model, and what is added.
         session: The session that compiled it.
         artifact: The result of compiling it.
         events: The trace of the model, in order.
@@ -57,8 +66,10 @@ class CompiledGraph:
         signature: The signature of the inputs that it is for.
         instrumentation: What is added to it; None for a control.
         unused: The names of modules that have weights of which none is in the graph.
+        is_cached: Whether MAX had compiled it before, in this process or another one.
     """
 
+    text: str
     session: InferenceSession
     artifact: Any
     events: Sequence[Event]
@@ -69,6 +80,7 @@ class CompiledGraph:
     signature: tuple[Any, ...]
     instrumentation: Instrumentation | None
     unused: frozenset[str]
+    is_cached: bool
 
 
 @dataclass
@@ -97,6 +109,8 @@ class GraphSource:
     forward: Callable[..., Any] | None = None
     control: bool = True
     extensions: Sequence[Any] = ()
+    keeps_state: bool = True
+    left_out_weights: Sequence[str] = ()
     compiled: CompileCache = field(default_factory=CompileCache, repr=False)
 
 

@@ -29,6 +29,9 @@ class MaxModel(GraphSource):
         forward: The function to trace in the place of the module's own call: `forward(module, *inputs)`.
         control: Whether a capture runs the model once more without taps, to report what the taps change.
         extensions: Custom kernels, as `InferenceSession.compile` takes them.
+        keeps_state: Whether what a run writes to its inputs of a buffer type, such as a cache, is there in
+            the next run; if not, each run is given copies of them.
+        left_out_weights: Names of weights of the checkpoint that the model is made without, for the metadata.
 
     Example:
         >>> MaxModel(module=None, input_types=["…"]).control

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from tensorcap.adapters.max.engine import BufferType, DeviceRef, TensorType
+from tensorcap.adapters.max.engine import BufferType, DeviceRef, MaxDType, TensorType
 from tensorcap.adapters.max.graph_plan import GraphSource, source_of
 from tensorcap.adapters.max.modules import argument_names, module_of
 from tensorcap.adapters.max.playback import record_array
-from tensorcap.adapters.max.tensors import ARRAYS, as_buffer, from_stored, stored
+from tensorcap.adapters.max.tensors import ARRAYS, as_buffer, from_stored, logical_dtype, stored
 from tensorcap.recording import Call, Recorder, argument_slots, rebuild, walk
 from tensorcap.workload import StoredInput, Workload, class_name
-from tensorcap_formats.dtypes import DTYPES, decode, encode
+from tensorcap_formats.dtypes import DTYPES, cast, decode, encode
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.float_formats import FLOAT_FORMATS
 from tensorcap_formats.keys import escape
@@ -164,6 +164,19 @@ def with_archived_inputs(
     for name in left:
         raise UsageError(f"input {name!r} of the archive is none of the workload's: {', '.join(values)}")
     return replaced if isinstance(own, Mapping) else tuple(replaced.values())
+
+
+def cast_inputs(inputs: Any, dtype: MaxDType) -> Any:
+    """The inputs of a workload with each floating array in a dtype, rounded to nearest."""
+    wanted = logical_dtype(dtype)
+
+    def change(path: str, array: Any) -> Any:
+        bits, own = stored(array)
+        if own.kind != "float" or own == wanted:
+            return array
+        return from_stored(cast(bits, own, wanted)[0], wanted)
+
+    return rebuild(inputs, ARRAYS, change)
 
 
 def perturb(workload: Workload, dtype: str) -> Workload:

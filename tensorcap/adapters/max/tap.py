@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,10 +60,7 @@ class GraphExecutor:
 
     def run_control(self, model_inputs: ModelInputs) -> list[Any]:
         """Run the model without any taps, and return its outputs."""
-        buffers = [
-            b.copy() if isinstance(t, BufferType) else b  # which a run writes to
-            for b, t in zip(model_inputs.buffers, model_inputs.types, strict=True)
-        ]
+        buffers = with_fresh_state(model_inputs.buffers, model_inputs.types)
         return self.execute(self.compiled(model_inputs, None), buffers)
 
 
@@ -111,14 +108,18 @@ class ModelTap:
         executor = self._executor = self._executor or GraphExecutor(self._model)
         substitution = self._substitution if recorder.is_recording else None
         model_inputs = ModelInputs(self._model, args, kwargs)
-        injectable = frozenset({*self._plan.injectable, *(substitution.kinds if substitution else ())})
-        instrumentation = Instrumentation(
-            frozenset(self._names), self._plan.inputs or "input" in injectable, injectable, self._plan.inner
-        )
+        if self._plan.injectable or substitution:
+            instrumentation = Instrumentation.of_rerun(self._names, prints=self._plan.inner)
+        else:
+            instrumentation = Instrumentation(
+                frozenset(self._names), self._plan.inputs, prints=self._plan.inner
+            )
         with recorder.stage("MAX compiles the model"):
             graph = executor.compiled(model_inputs, instrumentation)
         self.unused = graph.unused
         buffers = feed(graph, model_inputs, substitution, recorder.last_step + 1)
+        if not self._model.keeps_state:
+            buffers = with_fresh_state(buffers, model_inputs.types)
         with recorder.stage("MAX compiles the model without taps, as a control"):
             control = None if self._is_controlled else executor.run_control(model_inputs)
         # a graph writes to the inputs of a buffer type, and its trace holds none of those
@@ -153,6 +154,40 @@ class ModelTap:
             recorder.facts["control"] = entries
             recorder.facts.setdefault("notes", []).append(describe_control(entries))
         return outputs[:own]
+
+
+def with_fresh_state(buffers: Sequence[Any], types: Sequence[Any]) -> list[Any]:
+    """The inputs of a graph with copies of those that a run writes to; further ones stay as they are."""
+    copies = [b.copy() if isinstance(t, BufferType) else b for b, t in zip(buffers, types, strict=False)]
+    return [*copies, *buffers[len(copies) :]]
+
+
+def compile_ahead(
+    model: GraphSource, names: Collection[str], run_workload: Callable[[], object]
+) -> list[CompiledGraph]:
+    """Compile the graphs that captures, injections and bisections of a workload need.
+
+    Args:
+        model: The model.
+        names: All its modules.
+        run_workload: Runs the workload, which calls the model; it gets what the graph without taps returns.
+
+    Returns:
+        The graphs, in the order in which they were needed.
+    """
+    executor = GraphExecutor(model)
+
+    def compile_for(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        model_inputs = ModelInputs(model, args, kwargs)
+        executor.compiled(model_inputs, Instrumentation.of_rerun(names))
+        return executor.run_control(model_inputs)
+
+    model.compiled.tapped_run = compile_for
+    try:
+        run_workload()
+    finally:
+        model.compiled.tapped_run = None
+    return model.compiled.graphs
 
 
 def compare_with_control(slot: str, control: Any, tapped: Any) -> dict[str, Any]:

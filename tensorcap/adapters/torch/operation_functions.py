@@ -125,6 +125,8 @@ def function_options(name: str, args: Any, kwargs: Mapping[str, Any], result: An
                 yield other, lambda f=function: f(x).to(result.dtype)  # type: ignore[misc]
         for axis in range(x.ndim - 1):
             yield f"softmax along axis {axis}", lambda axis=axis: torch.softmax(x, axis).to(result.dtype)  # type: ignore[misc]
+    if base == "sigmoid":
+        yield "one less its operand's sigmoid", lambda: 1 - torch.sigmoid(x)
     for family in _FAMILIES:
         if base in family and base not in ACTIVATIONS:
             for other, function in family.items():

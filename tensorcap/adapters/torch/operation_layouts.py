@@ -20,7 +20,7 @@ _SPLITS: Final = frozenset({"chunk", "split", "unbind", "tensor_split"})
 _JOINS: Final = frozenset({"cat", "concat"})
 _MOST_AXES: Final = 4  # that are put into all orders; of more, two are exchanged or one is moved
 _LARGEST_NUMBERED: Final = 1 << 18  # elements of a tensor whose layouts are told apart by numbering them
-_MOST_PARTS: Final = 3  # of a split that are put into all orders
+_MOST_PARTS: Final = 4  # of a split that are put into all orders
 _INPUT_AXES: Final[Mapping[str, int]] = {  # the axis of the first operand that is summed over
     **{"linear": -1, "matmul": -1, "bmm": -1, "__matmul__": -1},
     **{"conv1d": 1, "conv2d": 1, "conv3d": 1},
@@ -173,7 +173,8 @@ def _split_options(x: torch.Tensor, parts: Any, axis: int, *, is_removed: bool) 
     axis %= x.ndim
     sizes = [1 if is_removed else part.shape[axis] for part in parts]
     for order in itertools.permutations(range(len(parts))):
-        if order != tuple(range(len(parts))) and len(set(sizes)) > 1:
+        moved = sum(at != part for at, part in enumerate(order))
+        if moved > (2 if len(set(sizes)) == 1 else 0):  # two of one size are exchanged by name
 
             def taken(order: Sequence[int] = order) -> tuple[torch.Tensor, ...]:
                 pieces = torch.split(x, [sizes[at] for at in order], axis)

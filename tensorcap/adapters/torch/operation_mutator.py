@@ -18,6 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from tensorcap.adapters.edits import MASK_EXTENTS, CallMutation, Operation
+from tensorcap.adapters.torch import recurrent
 from tensorcap.adapters.torch.low_precision import (
     RoundedOperations,
     find_low_precisions,
@@ -32,6 +33,7 @@ from tensorcap.adapters.torch.operation_options import find_options, find_own_ax
 _TORCH_FOLDER: Final = str(Path(torch.__file__).parent)
 _TORCH_MODULES: Final = str(Path(torch.__file__).parent / "nn" / "modules")
 _OWN_FOLDER: Final = str(Path(__file__).parent)
+_WRITTEN_OUT: Final = recurrent.__file__
 _ATTENTION: Final = "scaled_dot_product_attention"
 _SUMS: Final = frozenset({"add", "__add__", "__radd__", "add_", "__iadd__"})
 _DIFFERENCES: Final = frozenset({"sub", "__sub__", "sub_", "__isub__"})
@@ -64,6 +66,7 @@ class _Done:
         known: How many values were known before it.
         is_function: Whether it is a function of one tensor alone, of any shape.
         result: Shape and dtype of its result; None if that is no tensor of floats.
+        child: As in `Operation`.
     """
 
     name: str
@@ -78,6 +81,7 @@ class _Done:
     known: int
     is_function: bool
     result: Any
+    child: str
 
 
 class OperationMutator(TorchFunctionMode):
@@ -87,6 +91,8 @@ class OperationMutator(TorchFunctionMode):
         values: What is known by a name: what the module was given, what calls within it and operations
             returned; of a name that returned several the last one.
         is_needed: Whether it has anything to do.
+        count: How many operations were done.
+        within: The modules whose code runs, by their names, the innermost last.
     """
 
     def __init__(self, mutation: CallMutation, rounded: RoundedOperations | None = None) -> None:
@@ -113,6 +119,8 @@ class OperationMutator(TorchFunctionMode):
         self._names = {key.partition(" ")[0] for key in keys}
         if _TERM_BEHIND in mutation.operations.values():
             self._names |= _SUMS
+        self.count = 0
+        self.within: list[str] = []
         self._kept = 0
         self._named: dict[int, str] = {}  # names of the values, by their identity
 
@@ -131,6 +139,7 @@ class OperationMutator(TorchFunctionMode):
                 {at: others for at in one.operands if (others := self._find_others(one, at))},
                 one.given,
                 tuple(self._find_places_behind(key, one)),
+                one.child,
             )
             for key, one in self._done.items()
         }
@@ -160,7 +169,8 @@ class OperationMutator(TorchFunctionMode):
         frame, is_direct = _find_caller(sys._getframe(1))
         if frame is None:
             return func(*args, **kwargs)
-        place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        self.count += 1
+        place = _place_of(frame)
         key = f"{name} at {place} ({frame.f_lasti})"
         result = self._run(key, name, func, args, kwargs, is_direct=is_direct)
         if self._is_listing or key in self._mutation.operands.values():
@@ -233,6 +243,7 @@ class OperationMutator(TorchFunctionMode):
             len(self.values) - (key in self.values),
             len(args) == 1 and not kwargs and _form(args[0]) == _form(result),
             _form(result) if is_direct else None,
+            self.within[-1] if self.within else "",
         )
 
     def _find_others(self, one: _Done, at: int) -> tuple[str, ...]:
@@ -257,14 +268,25 @@ def _form(value: Any) -> Any:
     return tuple(value.shape), value.dtype
 
 
+def _place_of(frame: FrameType) -> str:
+    """Where the code stands: file and line; of a layer that is written out here the line itself."""
+    file = frame.f_code.co_filename
+    if file == _WRITTEN_OUT:
+        line = linecache.getline(file, frame.f_lineno).partition("#")[0].strip()
+        return f"`{line}` of its steps"
+    return f"{Path(file).name}:{frame.f_lineno}"
+
+
 def _find_caller(frame: FrameType | None) -> tuple[FrameType | None, bool]:
     """Find the code whose operation it is, and whether it calls it by no module of torch's that is made anew.
 
     1. An operation that our code calls is nobody's.
     2. It is that of the nearest frame that is neither torch's nor ours.
     3. If the module that is called again is torch's, it is that of the module's code.
+    4. A layer of torch's that is written out here counts as code of the user's.
     """
-    is_ours = frame is not None and frame.f_code.co_filename.startswith(_OWN_FOLDER)
+    file = "" if frame is None else frame.f_code.co_filename
+    is_ours = file.startswith(_OWN_FOLDER) and file != _WRITTEN_OUT
     is_direct = True
     of_module: FrameType | None = None
     while frame is not None and not is_ours:
@@ -272,6 +294,8 @@ def _find_caller(frame: FrameType | None) -> tuple[FrameType | None, bool]:
         if file.startswith(_TORCH_MODULES):
             is_base = file.endswith("module.py")
             of_module = frame if of_module is None and not is_base else of_module
+        elif file == _WRITTEN_OUT:
+            return frame, is_direct
         elif file.startswith(_OWN_FOLDER):
             is_direct = False
             if frame.f_code.co_name == "run":

@@ -206,6 +206,12 @@ def _convolution_options(
         if tuple(before) != own:
             after = [whole - part for whole, part in zip(needed, before, strict=True)]
             yield f"padding at the {where}", lambda b=before, a=after: padded(b, a)  # type: ignore[misc]
+    for size in range(max(needed) + 1):  # the same on each axis: so much before, the rest behind
+        before = [min(size, whole) for whole in needed]
+        if tuple(before) not in (own, tuple(needed), tuple(half)) and any(before):
+            after = [whole - part for whole, part in zip(needed, before, strict=True)]
+            words = f"padding of {', '.join(map(str, before))} before and {', '.join(map(str, after))} behind"
+            yield words, lambda b=before, a=after: padded(b, a)  # type: ignore[misc]
     for mode in _PADDING_MODES:
         yield f"padding that is {mode}", lambda mode=mode: padded(own, own, mode)  # type: ignore[misc]
 
@@ -231,9 +237,40 @@ def _pooling_options(x: torch.Tensor, result: torch.Tensor) -> Options:
 
 
 def _batch_norm_options(given: dict[str, Any]) -> Options:
-    if not given.get("training"):
-        others = {**given, "running_mean": None, "running_var": None, "training": True}
-        yield "statistics of the batch", lambda: functional.batch_norm(**others)
+    if given.get("training") or given.get("running_var") is None:
+        return
+    others = {**given, "running_mean": None, "running_var": None, "training": True}
+    yield "statistics of the batch", lambda: functional.batch_norm(**others)
+    shape = [1, -1, *[1] * (given["input"].ndim - 2)]
+    mean, variance = (given[name].view(shape) for name in ("running_mean", "running_var"))
+    own = {name: None if given.get(name) is None else given[name].view(shape) for name in ("weight", "bias")}
+    yield from _statistics_options({**given, **own}, mean, variance)
+
+
+def _statistics_options(given: dict[str, Any], mean: torch.Tensor, variance: torch.Tensor) -> Options:
+    """Take a step of a norm away, or divide by something else; mean and variance as they are spread over it.
+
+    A weight, or a bias, may also be applied before the statistics are.
+    """
+    x, weight, bias = given["input"], given.get("weight"), given.get("bias")
+    eps = given.get("eps", 1e-5)
+    scale = torch.rsqrt(variance + eps)
+
+    def affine(y: torch.Tensor, *, has_weight: bool = True, has_bias: bool = True) -> torch.Tensor:
+        y = y if weight is None or not has_weight else y * weight
+        return y if bias is None or not has_bias else y + bias
+
+    yield "division by the variance, and not by its root", lambda: affine((x - mean) * scale**2)
+    yield "multiplication by the deviation", lambda: affine((x - mean) / scale)
+    yield "no division by the deviation", lambda: affine(x - mean)
+    yield "the mean left in", lambda: affine(x * scale)
+    yield "the mean taken off behind the division", lambda: affine(x * scale - mean)
+    yield "eps added to the deviation", lambda: affine((x - mean) / (variance.sqrt() + eps))
+    if weight is not None:
+        yield "no weight of the norm", lambda: affine((x - mean) * scale, has_weight=False)
+        yield "one more than the weight of the norm", lambda: affine((x - mean) * scale * (1 + 1 / weight))
+    if bias is not None:
+        yield "no bias of the norm", lambda: affine((x - mean) * scale, has_bias=False)
 
 
 def _group_norm_options(given: dict[str, Any]) -> Options:
@@ -257,6 +294,8 @@ def _layer_norm_options(given: dict[str, Any]) -> Options:
         variance, mean = torch.var_mean(y, axes, correction=0, keepdim=True)
         return (y - mean) * torch.rsqrt(variance + given.get("eps", 1e-5))
 
+    variance, mean = torch.var_mean(x, own, correction=0, keepdim=True)
+    yield from _statistics_options(given, mean, variance)
     if x.ndim <= _MOST_AXES:
         for axes in _sets_of_axes(x.ndim):
             if axes != own:
@@ -307,7 +346,16 @@ def _pad_options(given: dict[str, Any]) -> Options:
 
 
 def _attention_options(given: dict[str, Any]) -> Options:
-    """Leave the slot of the newest key, value or both as the one before it, or empty."""
+    """Round operands; leave the slot of the newest key, value or both as the one before it, or empty.
+
+    Where a cache holds keys and values of earlier calls, the new ones may also lie a slot before theirs.
+    """
+    for names in (("query",), ("key",), ("value",), ("key", "value"), ("query", "key")):
+        for dtype in (torch.bfloat16, torch.float16):
+            if given["query"].dtype == torch.float32:
+                rounded = {**given, **{name: given[name].to(dtype).to(given[name].dtype) for name in names}}
+                words = f"{' and '.join(names)} rounded to {str(dtype).removeprefix('torch.')}"
+                yield words, lambda options=rounded: functional.scaled_dot_product_attention(**options)  # type: ignore[misc]
     if given["query"].shape[-2] >= given["key"].shape[-2] or given["key"].shape[-2] < 2:
         return
     for names in (("key",), ("value",), ("key", "value")):
@@ -322,6 +370,18 @@ def _attention_options(given: dict[str, Any]) -> Options:
                 return functional.scaled_dot_product_attention(**stale)
 
             yield f"the newest {' and '.join(names)} {what}", attend
+        count = given["query"].shape[-2]
+        if count < given["key"].shape[-2]:
+
+            def attend_early(names: Sequence[str] = names, count: int = count) -> torch.Tensor:
+                early = dict(given)
+                for name in names:
+                    x = given[name]
+                    parts = x[..., : -count - 1, :], x[..., -count:, :], torch.zeros_like(x[..., -1:, :])
+                    early[name] = torch.cat(parts, -2)
+                return functional.scaled_dot_product_attention(**early)
+
+            yield f"the newest {' and '.join(names)} written one slot early", attend_early
 
 
 _NORM_NAMES: Final = ("input", "normalized_shape", "weight", "bias", "eps")

@@ -28,6 +28,7 @@ from tensorcap.adapters.torch.module_mutations import (
 )
 from tensorcap.adapters.torch.modules import argument_names, tree
 from tensorcap.adapters.torch.operation_mutator import OperationMutator
+from tensorcap.adapters.torch.recurrent import VARIANTS, write_out
 from tensorcap.adapters.torch.tensor_leaves import KINDS
 from tensorcap.recording import Call, Point, Substitution, argument_slots, leaf_slot, rebuild, walk
 from tensorcap_formats.dtypes import Array
@@ -50,7 +51,8 @@ class ModuleRerun:
             model: The model.
             substitution: Arguments and results of the target's calls.
             site: The module whose call it is.
-            key: The tensor that its code makes: a result of its own, or an argument of a call within it.
+            key: The tensor that its code makes: a result of its own, an argument of a call within it, or the
+                result of such a call, which is then made and not replaced.
         """
         modules, aliases = tree(model)
         further = further_names(aliases)
@@ -58,6 +60,7 @@ class ModuleRerun:
         substitution.bind({own: others for own, *others in sites.values()})
         own = next(name for name, known in sites.items() if site in known)
         self.site = site
+        self._is_own_result = key.slot.startswith("output") and key.site in sites[own]
         self._module = modules[own]
         self._sites = {id(module): sites[name] for name, module in modules.items()}
         prefix = f"{own}." if own else ""
@@ -75,6 +78,7 @@ class ModuleRerun:
         self._depth = 0  # 1 within the call, 2 within a call within it
         self._returned: dict[int, list[tuple[int, Any]]] = {}  # by module: numbers of calls, results
         self._replaced: set[int] = set()  # modules of which the target has results
+        self._given: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}  # to recurrent layers within
         self._attributes: Mapping[str, Any] = {}  # those that the call changes, as they were before it
         self._order: dict[int, int] = {}  # by module: place among the calls within
         self._tensor: torch.Tensor | None = None  # the one of the key
@@ -99,6 +103,8 @@ class ModuleRerun:
     @property
     def settings(self) -> Mapping[str, Any]:
         """Attributes, and entries of the configuration, whose names the code of its class has."""
+        if isinstance(self._module, nn.RNNBase):  # its kernel would run on whatever it is told
+            return self._variants if self._written_out(self._module) else {}
         values = find_settings(self._module)
         return values if self._is_on_cpu() else {n: v for n, v in values.items() if type(v) is not int}
 
@@ -133,6 +139,11 @@ class ModuleRerun:
             key: replace(one, numbers={n: v for n, v in one.numbers.items() if type(v) is not int})
             for key, one in operations.items()
         }
+
+    @property
+    def operation_count(self) -> int:
+        """How many operations its code did in the last call that was one without mutations of them."""
+        return self._mutator.count
 
     def find_call(self, run: Callable[[], None]) -> bool:
         """Run the workload until the call is over.
@@ -169,7 +180,11 @@ class ModuleRerun:
         self._tensor = None
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(_with_attributes(self._module, self._attributes))
+            stack.enter_context(_with_attributes(self._module, {**self._variants, **self._attributes}))
+            for module in (self._module, *self._within.values()):
+                forward = self._written_out(module)
+                if forward is not None:
+                    stack.enter_context(with_forward(module, forward))
             for name, module in self._within.items():
                 if id(module) in self._returned and not mutation.makes_calls_within:
                     stack.enter_context(
@@ -187,13 +202,28 @@ class ModuleRerun:
                     stack.enter_context(self._mutator)
                     self._note_inputs(args, kwargs)
                 result = self._module(*args, **kwargs)
-                if self._key.slot.startswith("output"):
+                if self._is_own_result:
                     self._take("output", result)
             except _CallIsOver:
                 pass
             except Exception:  # whatever a mutated module may run into
                 return None
         return None if self._tensor is None else self._tensor.cpu().double().numpy()
+
+    @property
+    def _variants(self) -> Mapping[str, Any]:
+        """Other ways to compute what a recurrent layer does, which its class has no attribute for."""
+        return VARIANTS if isinstance(self._module, nn.GRU) else {}
+
+    def _written_out(self, module: nn.Module) -> Forward | None:
+        """The steps of a recurrent layer whose own code ran, on what it was given; None of any other module.
+
+        A layer within the module was given something of the same length.
+        """
+        if not isinstance(module, nn.RNNBase) or id(module) in self._replaced:
+            return None
+        inputs = self._inputs if module is self._module else self._given.get(id(module))
+        return None if inputs is None else write_out(module, *inputs)
 
     def _note_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Name tensors that operations may be given in the place of others: arguments, own parameters."""
@@ -228,7 +258,7 @@ class ModuleRerun:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             number = self._count_call(module)
-            is_result = self._key.slot.startswith("output")
+            is_result = self._is_own_result
             if self._step != self._key.step or (is_result and number != self._key.call):
                 return forward(*args, **kwargs)
             slots = [slot for slot, _ in self._name_slots(module, args, kwargs)]
@@ -259,7 +289,16 @@ class ModuleRerun:
             number = self._count_call(module)
             if self._depth != 1:
                 return forward(*args, **kwargs)
-            if number == self._key.call and self._key.site in self._sites[id(module)]:
+            if isinstance(module, nn.RNNBase):
+                self._given[id(module)] = args, kwargs
+            is_of_key = number == self._key.call and self._key.site in self._sites[id(module)]
+            if is_of_key and self._key.slot.startswith("output"):
+                result = forward(*args, **kwargs)
+                self._take("output", result)
+                self._order.setdefault(id(module), len(self._order))
+                self._returned.setdefault(id(module), []).append((number, _copy(result)))
+                return self._inject(module, number, "output", ["output"], [result])[0]
+            if is_of_key:
                 for slot, value in self._name_slots(module, args, kwargs):
                     self._take(slot, value)
             if self._substitution.planned(self._sites[id(module)][0], self._step, number, "output"):
@@ -303,13 +342,22 @@ class ModuleRerun:
         def call(*args: Any, **kwargs: Any) -> Any:
             at = self._count_call(module)
             number, (_, result) = own[at][0], results[at]
-            if number == self._key.call and self._key.site in self._sites[id(module)]:
+            is_of_key = number == self._key.call and self._key.site in self._sites[id(module)]
+            if is_of_key:
                 for slot, value in self._name_slots(module, args, kwargs):
                     self._take(slot, value)
                 if self._tensor is not None:
                     raise _CallIsOver
             if id(module) not in self._replaced and not isinstance(other, str):
-                result = forward(*args, **kwargs)
+                mutator = self._mutator
+                mutator.within.append(name)
+                try:
+                    result = forward(*args, **kwargs)
+                finally:
+                    mutator.within.pop()
+            if is_of_key and self._key.slot.startswith("output"):
+                self._take("output", result)
+                raise _CallIsOver
             result = apply_edit(result, other) if isinstance(other, Edit) else _copy(result)
             self._mutator.note(name, result)
             return self._mutator.finish(name, result)

@@ -149,13 +149,23 @@ def _main_slot(side: Side, template: SiteTemplate) -> str:
 
 
 def entries_of_handed_on(slots: Slots, candidate: Candidate, argument: str) -> list[Entry]:
-    """Write results that the target has as an argument as entries; none if no layout is certain."""
+    """Write results that the target has as an argument as entries; none if no layout is certain.
+
+    Fingerprints say nothing of an order: of a table moved by a token they are much the same. If no layout
+    makes the values of one of the other in any member, they are none.
+    """
     matching, place = slots.matching, _best_places(candidate)[0]
     templates = matching.templates_of(candidate)
-    member, target_member = matching.members_of(candidate, place)
-    records = [matching.sides[0].result(member.site)], [target_member.arguments[argument]]
+    pairs = []
+    for one in (place, *(other for other in candidate.places if other != place)):
+        member, target_member = matching.members_of(candidate, one)
+        pairs.append(([matching.sides[0].result(member.site)], [target_member.arguments[argument]]))
+    records, member = pairs[0], matching.members_of(candidate, place)[0]
     fit = slots.find_layout(*records)
-    if fit is None or not fit.is_sure or _is_in_another_order(candidate, place, fit):
+    if fit is None or not fit.is_sure:
+        return []
+    residuals = [residual for residual in slots.residuals(fit, pairs) if residual is not None]
+    if residuals and min(residuals) > CLOSE:
         return []
     reason = f"what the target hands on; {slots.judge.explain_handed_on(candidate, records, fit)}"
     matching.handed_on.update(matching.sites_of(candidate, p)[0] for p in candidate.places)

@@ -31,7 +31,7 @@ class MatchState:
             as left over.
         handed_on: Pairs of a template of the reference and one of the target that was given its results, with
             the name of the argument.
-        parameters: Digests of the parameters of each module of both sides that has some, by site.
+        parameters: What tells the parameters of each module of both sides that has some, by site.
         failed: Passes that ended in an exception, a sentence each; what they and others had paired stands.
     """
 
@@ -112,7 +112,7 @@ def pair_all_outputs_by_values(state: MatchState) -> None:
 
 
 def pair_by_parameters(state: MatchState) -> None:
-    """Pair main outputs of modules that alone on both sides hold the same parameters, bit for bit.
+    """Pair main outputs of modules that alone on both sides hold the same parameters, bit for bit or rounded.
 
     Where values differ from the beginning on, as behind a wrong embedding, parameters prove what results
     cannot.

@@ -6,9 +6,11 @@ reason.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final, Literal
+
+import numpy as np
 
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
 from tensorcap.alignment.match.derived_outputs import (
@@ -47,7 +49,10 @@ from tensorcap.alignment.names import Rules, Survey, builtin_rules
 from tensorcap.alignment.resolution import ResolvedMapping, resolve_fitting
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
+from tensorcap_formats.float_formats import rounded
+from tensorcap_formats.run_info import TensorInfo
 
+_NARROW: Final = ("bfloat16", "float16")
 By = Literal["all", "values", "names"]
 
 PASSES: Final = (
@@ -121,9 +126,7 @@ def propose(
     is_ordered = reference.is_ordered and target.is_ordered
     matching = Matching(sides[0], sides[1], canonical, is_ordered=is_ordered)
     slots = Slots(archives, fingerprints, matching, read_values=read_values)
-    state = MatchState(
-        matching, slots, known_rules, parameters=(_parameter_digests(reference), _parameter_digests(target))
-    )
+    state = MatchState(matching, slots, known_rules, parameters=_parameter_marks(archives))
     run_passes(PASSES, state, uses_values=uses_values, without=without)
     slots.learn()
     entries, left_over = _write_entries(state)
@@ -140,15 +143,42 @@ def propose(
     return _sorted(replace(resolved, alignment=complete), sides[0])
 
 
-def _parameter_digests(archive: Archive) -> dict[str, frozenset[str]]:
-    """Digests of the parameters of each module by its site, if all are known and one is not constant."""
-    digests = {}
+def _parameter_marks(archives: tuple[Archive, Archive]) -> tuple[Mapping[str, frozenset[str]], ...]:
+    """What tells the parameters of each module of both sides from others, by its site, if all are known.
+
+    1. Parameters of one dtype are told by their digests.
+    2. Of one that is rounded on one side, extremes are: rounding keeps an order, so that those of the rounded
+       values are those of the others, rounded.
+    """
+    dtypes = [
+        {
+            parameter.dtype
+            for module in archive.info.modules.values()
+            for parameter in module.parameters.values()
+        }
+        for archive in archives
+    ]
+    narrow = next((name for name in _NARROW if (name in dtypes[0]) != (name in dtypes[1])), "")
+    return tuple(_marks(archive, narrow) for archive in archives)
+
+
+def _marks(archive: Archive, narrow: str) -> Mapping[str, frozenset[str]]:
+    marks: dict[str, frozenset[str]] = {}
     for path, module in archive.info.modules.items():
         parameters = module.parameters.values()
         ends = [p.statistics for p in parameters if p.statistics is not None]
-        if any(s.minimum != s.maximum for s in ends) and all(p.digest for p in parameters):
-            digests[path] = frozenset(p.digest for p in parameters)
-    return digests
+        is_known = all(p.digest for p in parameters) if not narrow else len(ends) == len(parameters)
+        if is_known and any(s.minimum != s.maximum for s in ends):
+            marks[path] = frozenset(_mark(p, narrow) for p in parameters)
+    return marks
+
+
+def _mark(parameter: TensorInfo, narrow: str) -> str:
+    statistics = parameter.statistics
+    if not narrow or statistics is None:
+        return parameter.digest
+    ends = [end for end in (statistics.minimum, statistics.maximum) if end is not None]
+    return f"{parameter.shape} {rounded(np.array(ends, float), narrow).tolist()}"
 
 
 def _write_entries(state: MatchState) -> tuple[list[Entry], list[LeftOver]]:

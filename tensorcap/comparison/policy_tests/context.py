@@ -17,10 +17,11 @@ from tensorcap.comparison.routing import Flips, StepsAfterFlips
 from tensorcap.metrics import Difference
 from tensorcap.runs import Calls, Ops, is_parameter
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.light_dataclass import light_dataclass
 from tensorcap_formats.records import Record
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class MeasuredPair(Pair):
     """A pair of two records whose values were measured.
 

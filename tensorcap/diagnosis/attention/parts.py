@@ -277,9 +277,10 @@ def _project(site: _Site, step: int | None, layout: str) -> _Projections:
             if name is not None and values is not None:
                 bare[slot], sites[slot] = values, results[name].key.site
     normed = {}
+    tokens = next((x.shape[2] for x in bare.values()), site.tokens)  # an earlier step has others
     for slot, names in _NORMS.items():
         name = next((name for name in names if name in results), None)
-        values = _split_heads(site, None if name is None else results[name])
+        values = _split_heads(site, None if name is None else results[name], tokens)
         if values is not None:
             normed[slot] = values
     return _Projections(
@@ -303,13 +304,19 @@ def _split_fused(site: _Site, record: Record, layout: str) -> dict[str, Values]:
     return {} if sides is None else dict(zip("qkv", sides, strict=True))
 
 
-def _split_heads(site: _Site, record: Record | None) -> Values | None:
-    """A projection as (batch, head, token, channel)."""
+def _split_heads(site: _Site, record: Record | None, tokens: int | None = None) -> Values | None:
+    """A projection as (batch, head, token, channel).
+
+    Args:
+        site: The attention.
+        record: The projection; None if there is none.
+        tokens: Its tokens; those of the core's result if None.
+    """
     if record is None or len(record.shape) < 3 or record.shape[0] != site.batch or not record.size:
         return None
     values = values_of(site.archive, record)
     if len(record.shape) == 4 and record.shape[-1] == site.dims:
-        is_headed = record.shape[2] == site.tokens != record.shape[1]
+        is_headed = record.shape[2] == (tokens or site.tokens) != record.shape[1]
         return values if is_headed else values.transpose(0, 2, 1, 3)
     if len(record.shape) != 3 or record.shape[2] % site.dims:
         return None

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from tensorcap.diagnosis.values import Values
+from tensorcap_formats.float_formats import rounded
 
 _REMADE: Final = 2e-3  # absolute, by which angles may miss a table that is made of them again
 _BASE_TOLERANCE: Final = 1e-3  # of the steps between logarithms of frequencies
@@ -16,6 +17,7 @@ _BASES: Final = (1e4, 1e5, 1e6, 5e5, 1.5e5, 1e7)
 _FACTORS: Final = (2.0, 4.0, 8.0, 16.0, 32.0)  # by which positions are stretched linearly
 _LIKELY_BASES: Final = (10.0, 1e9)
 _LIKELY_FACTORS: Final = (1 / 64, 64.0)
+_LOW: Final = ("bfloat16", "float16")
 _PARTS: Final = (2, 4)  # of a head, the part of the channels that is rotated is one of
 
 
@@ -64,8 +66,9 @@ def list_tables(angles: Values, channels: int) -> Iterator[tuple[str, Values, in
     """List angles that a target may have instead: what they are, the angles, the first channel they rotate.
 
     1. Of a part of the channels, the first or the last one, with the first of the frequencies or every other.
-    2. If the frequencies are powers of one base: of another base, of stretched positions, and for all
-       channels of a head of which a part is rotated.
+    2. If the frequencies are powers of one base: of another base, of stretched positions, for all channels of
+       a head of which a part is rotated, of frequencies that count all its channels, and computed in low
+       precision.
 
     Args:
         angles: Of the reference, (batch, token, pair).
@@ -94,6 +97,20 @@ def list_tables(angles: Values, channels: int) -> Iterator[tuple[str, Values, in
     for other in _BASES:
         if abs(other / base - 1) > _BASE_TOLERANCE:
             yield f"angles of base {other:g} for {base:.6g}", make(other, 1.0, count), 0
+    positions = _read_positions(angles, base)
+    assert positions is not None
+    size, own = float(np.abs(angles).mean()), base ** (-np.arange(count) / count)
+    for dtype in _LOW:
+        at, frequencies = rounded(positions, dtype)[..., None], rounded(own, dtype)
+        for what, radians in (
+            ("frequencies rounded to", positions[..., None] * frequencies),
+            ("positions and frequencies in", at * frequencies),
+            ("angles rounded to", rounded(positions[..., None] * own, dtype)),
+            ("positions, frequencies and angles in", rounded(at * frequencies, dtype)),
+        ):
+            yield f"{what} {dtype}", np.asarray(size * np.exp(1j * radians)), 0
+        table = rounded(angles.real, dtype) + 1j * rounded(angles.imag, dtype)
+        yield f"cosines and sines rounded to {dtype}", np.asarray(table), 0
     for factor in _FACTORS:
         yield f"positions divided by {factor:g}", make(base, factor, count), 0
         yield f"positions times {factor:g}", make(base, 1 / factor, count), 0

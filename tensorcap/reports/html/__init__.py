@@ -2,24 +2,15 @@
 
 A `ReportSource` goes in, text comes out. Read `sources` (a pair of archives, a saved comparison or the folder
 of a verification), `page` (all that the page says, as dataclasses), whose parts are `run_facts` (both runs),
-`suspect_card`, `tensor_panel` with `panels` (pictures of tensors), `tensor_rows` and `charts` (curves, heat
-map), `matrix` (several targets), `writing` and `paper_plots`; `templates/` only print. Normative in
-`specs/report.md`.
+`suspect_card`, `tensor_panel` with `panels` (pictures of tensors), `tensor_rows`, `matrix` (several targets),
+`experiment_page` (of the Equivalence workflow), `writing` and `paper_plots`; `templates/` only print.
+Normative in `specs/report.md`.
 """
 
-from tensorcap.reports.html.charts import HEIGHT, WIDTH, Curve, draw_curves, place_of
+from tensorcap.reports.html.experiment_page import ComponentRow, ExperimentPage, StageRow
 from tensorcap.reports.html.matrix import Matrix, gather_matrix
 from tensorcap.reports.html.page import Page, gather_page, verdict_of
-from tensorcap.reports.html.panels import (
-    AxisErrors,
-    Histogram,
-    draw_histogram,
-    draw_picture,
-    errors_along,
-    finite_range,
-    widened,
-    worst_element,
-)
+from tensorcap.reports.html.panels import worst_element
 from tensorcap.reports.html.paper_plots import write_plots
 from tensorcap.reports.html.sources import (
     MAP,
@@ -44,29 +35,21 @@ from tensorcap.reports.html.writing import (
 )
 
 __all__ = [
-    "HEIGHT",
     "HTML_BEGINNING",
     "MAP",
     "MARKDOWN_BEGINNING",
     "VERIFICATION",
-    "WIDTH",
-    "AxisErrors",
-    "Curve",
-    "Histogram",
+    "ComponentRow",
+    "ExperimentPage",
     "Matrix",
     "Page",
     "ReportSource",
-    "draw_curves",
-    "draw_histogram",
-    "draw_picture",
-    "errors_along",
-    "finite_range",
+    "StageRow",
     "gather_matrix",
     "gather_page",
     "html_of",
     "markdown_of",
     "own_errors_json",
-    "place_of",
     "points_of",
     "results_of",
     "source_of",
@@ -76,7 +59,6 @@ __all__ = [
     "source_of_verification",
     "sources_of",
     "verdict_of",
-    "widened",
     "worst_element",
     "write_html",
     "write_markdown",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorcap.comparison import Pair
-from tensorcap.reports.html.charts import Cell, draw_cells
+from tensorcap.drawing import Cell, draw_cells
 from tensorcap.reports.html.page import Page, gather_page
 from tensorcap.reports.html.sources import ReportSource
 from tensorcap.reports.html.tensor_rows import drawn_error, is_bad, results_of

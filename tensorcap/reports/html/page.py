@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tensorcap.comparison import GREEN, worst
-from tensorcap.reports.html.charts import Curve, HeatMap, draw_curves, draw_heat_map
+from tensorcap.drawing import Curve, HeatMap, draw_curves, draw_heat_map
 from tensorcap.reports.html.run_facts import RunFact, run_facts
 from tensorcap.reports.html.sources import ReportSource
 from tensorcap.reports.html.suspect_card import SuspectCard, suspect_card
@@ -33,6 +33,7 @@ class Page:
         is_green: Whether nothing is wrong.
         verdict: The verdict as a sentence, with its denominator.
         culprit: Who is guilty of what, or that nobody is accused, as a sentence; "" if nothing is wrong.
+        exchanged: What the target runs in the place of other operations, as sentences.
         next: What to do next.
         counts: How many pairs have each status, and whether it is a green one.
         facts: Both runs side by side.
@@ -53,6 +54,7 @@ class Page:
     is_green: bool
     verdict: str
     culprit: str
+    exchanged: tuple[str, ...]
     next: NextStep
     counts: tuple[tuple[str, int, bool], ...]
     facts: tuple[RunFact, ...]
@@ -94,6 +96,7 @@ def gather_page(source: ReportSource, *, panels: int = PANELS) -> Page:
         is_green=is_green,
         verdict=verdict_of(source),
         culprit="" if is_green else _culprit(source, suspects),
+        exchanged=tuple(one.text for one in source.examination.exchanged),
         next=_next(source, suspects),
         counts=tuple((status, count, status in GREEN) for status, count in comparison.counts.items()),
         facts=tuple(run_facts(source)),

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import math
-import struct
-import zlib
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from tensorcap.comparison import Pair
+from tensorcap.drawing import (
+    AxisErrors,
+    Histogram,
+    Quantiles,
+    draw_histogram,
+    draw_picture,
+    draw_quantiles,
+    errors_along,
+    finite_range,
+)
 from tensorcap.metrics import Difference
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -19,14 +25,6 @@ from tensorcap_formats.errors import TensorcapError
 
 LIMIT: Final = 1 << 22  # elements of a tensor that is drawn: as many as a diagnosis looks at
 CELLS: Final = 48  # of a map along each side at most
-_QUANTILES: Final = 49
-_BINS: Final = 48  # of a histogram, and of the error by axis
-_STOPS: Final = {  # colours of a map from its smallest value to its largest
-    "values": ("440154", "3b528b", "21918c", "5ec962", "fde725"),
-    "errors": ("f4f4f6", "fdd49e", "ef6548", "7f0000"),
-}
-_NOT_FINITE: Final = (255, 0, 255)
-_STEPS: Final = 63  # colours between the stops: more cannot be told apart, and each costs bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,59 +40,6 @@ class TensorMap:
 
     name: str
     picture: str
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class AxisErrors:
-    """How the squared error spreads over one axis.
-
-    Attributes:
-        axis: Number of the axis.
-        size: Its length.
-        bars: An SVG path of bars in a box of 48 by 20, each for an equal part of the axis.
-        worst: The index, or the first of the range of indices, with the largest part.
-        share: That part, 0 to 1.
-    """
-
-    axis: int
-    size: int
-    bars: str
-    worst: int
-    share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """How many elements of both tensors have which value.
-
-    Attributes:
-        reference: Points of a polyline in a box of 48 by 20.
-        target: The same of the target.
-        low: The value at its left.
-        high: The value at its right.
-    """
-
-    reference: str
-    target: str
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Quantiles:
-    """Quantiles of the target against those of the reference (a QQ plot), on one scale.
-
-    On the diagonal both have the same distribution, whatever the order of their elements.
-
-    Attributes:
-        points: Points of a polyline in a box of 48 by 48, the reference to the right, the target up.
-        low: The value at its left and bottom.
-        high: The value at its right and top.
-    """
-
-    points: str
     low: float
     high: float
 
@@ -204,7 +149,7 @@ def draw_tensors(reference: Array, target: Array) -> Pictures:
         TensorMap("target", draw_picture(planes[2], low, high, "values"), low, high),
     )
     axes = tuple(errors_along(difference, axis) for axis in range(difference.ndim))
-    return Pictures(maps, cell, axes, draw_histogram(reference, target), _quantiles(reference, target))
+    return Pictures(maps, cell, axes, draw_histogram(reference, target), draw_quantiles(reference, target))
 
 
 def _as_rows(values: Array) -> Array:
@@ -223,114 +168,6 @@ def _worst_of_cells(errors: Array) -> tuple[Array, tuple[int, int]]:
     row = np.arange(down)[:, None] * tall + within // wide
     column = np.arange(across) * wide + within % wide
     return row * columns + column, (tall, wide)
-
-
-def finite_range(*planes: Array) -> tuple[float, float]:
-    """The smallest and the largest finite value; zeros without any."""
-    values = np.concatenate([plane.ravel() for plane in planes])
-    values = values[np.isfinite(values)]
-    return (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
-
-
-def _ramp(stops: tuple[str, ...]) -> bytes:
-    """Colours from the first stop to the last, and one for what is not finite, three bytes each."""
-    colours = np.array([[int(stop[i : i + 2], 16) for i in (0, 2, 4)] for stop in stops], float)
-    at = np.linspace(0, len(stops) - 1, _STEPS)
-    table = np.stack([np.interp(at, range(len(stops)), colours[:, i]) for i in range(3)], axis=1)
-    return np.vstack([table, _NOT_FINITE]).round().astype(np.uint8).tobytes()
-
-
-_RAMPS: Final = {name: _ramp(stops) for name, stops in _STOPS.items()}
-
-
-def draw_picture(values: Array, low: float, high: float, ramp: str) -> str:
-    """A palette PNG as a data URL, one pixel a value.
-
-    Args:
-        values: Real ones, two-dimensional; what is not finite is magenta.
-        low: The value of the first colour.
-        high: That of the last one.
-        ramp: `values` or `errors`.
-    """
-    # Halved, since a range from -1e308 to 1e308 has no width in float64.
-    width = high / 2 - low / 2
-    with np.errstate(all="ignore"):
-        share = (values / 2 - low / 2) / width if width else np.zeros_like(values)
-        pixels = np.where(np.isfinite(values), np.clip(share, 0, 1) * (_STEPS - 1), _STEPS)
-    rows = pixels.round().astype(np.uint8)
-    raw = np.hstack([np.zeros((len(rows), 1), np.uint8), rows]).tobytes()
-    head = struct.pack(">IIBBBBB", rows.shape[1], rows.shape[0], 8, 3, 0, 0, 0)
-    image = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in (
-            (b"IHDR", head),
-            (b"PLTE", _RAMPS[ramp]),
-            (b"IDAT", zlib.compress(raw, 9)),
-            (b"IEND", b""),
-        )
-    )
-    return f"data:image/png;base64,{base64.b64encode(image).decode('ascii')}"
-
-
-def errors_along(difference: Array, axis: int) -> AxisErrors:
-    """Sum squared errors over all other axes; elements that are not finite count as the largest error."""
-    finite = difference[np.isfinite(difference)]
-    largest = float(finite.max(initial=0.0)) or 1.0
-    shares = np.where(np.isfinite(difference), difference / largest, 1.0) ** 2  # scaled: no square overflows
-    sums = shares.sum(axis=tuple(i for i in range(difference.ndim) if i != axis))
-    whole = float(sums.sum())
-    step = -(-len(sums) // _BINS)
-    binned = np.add.reduceat(sums, np.arange(0, len(sums), step))
-    top = float(binned.max()) or 1.0
-    wide = _BINS / len(binned)
-    bars = "".join(
-        f"M{at * wide:.4g},20v-{20 * v / top:.1f}h{0.85 * wide:.3g}V20z"
-        for at, v in enumerate(binned)
-        if v > 0.002 * top
-    )
-    worst = int(sums.argmax())
-    return AxisErrors(axis, len(sums), bars, worst, float(sums[worst]) / whole if whole else 0.0)
-
-
-def draw_histogram(reference: Array, target: Array) -> Histogram | None:
-    """Count the finite values of both sides; None if all are one value, or none is finite."""
-    low, high = finite_range(reference, target)
-    if not (math.isfinite(high - low) and high > low):
-        return None
-    counts = [
-        np.histogram(values[np.isfinite(values)], _BINS, (low, high))[0] for values in (reference, target)
-    ]
-    top = max(int(c.max()) for c in counts) or 1
-    # By the root of the count: tails are what differs, and a count of one is to be seen.
-    lines = [
-        " ".join(f"{at + 0.5:g},{20 - 19 * math.sqrt(c / top):.1f}" for at, c in enumerate(of_side))
-        for of_side in counts
-    ]
-    return Histogram(lines[0], lines[1], low, high)
-
-
-def quantile_pairs(reference: Array, target: Array) -> tuple[Array, Array] | None:
-    """Quantiles of the finite values of both, the same shares of each: the least, the largest, 47 between.
-
-    Returns:
-        None if a side has no finite value.
-    """
-    sides = [values[np.isfinite(values)] for values in (reference, target)]
-    if not all(side.size for side in sides):
-        return None
-    shares = np.linspace(0, 1, _QUANTILES)
-    ours, theirs = (np.quantile(side, shares, method="inverted_cdf") for side in sides)
-    return ours, theirs
-
-
-def _quantiles(reference: Array, target: Array) -> Quantiles | None:
-    low, high = finite_range(reference, target)
-    pairs = quantile_pairs(reference, target)
-    if pairs is None or not (math.isfinite(high - low) and high > low):
-        return None
-    right, up = (CELLS * (side - low) / (high - low) for side in pairs)
-    points = " ".join(f"{x:.1f},{CELLS - y:.1f}" for x, y in zip(right, up, strict=True))
-    return Quantiles(points, low, high)
 
 
 def worst_element(difference: Difference | None) -> str:

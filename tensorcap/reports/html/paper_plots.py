@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from tensorcap.comparison import Pair, worst
+from tensorcap.drawing import HeatMap, Point, draw_heat_map, quantile_pairs
 from tensorcap.reports.figure import new_figure
-from tensorcap.reports.html.charts import HeatMap, Point, draw_heat_map
-from tensorcap.reports.html.panels import pair_values, quantile_pairs
+from tensorcap.reports.html.panels import pair_values
 from tensorcap.reports.html.sources import ReportSource
 from tensorcap.reports.html.tensor_rows import points_of
-from tensorcap.reports.layer_report import component_of
+from tensorcap.runs import component_of
 from tensorcap.wording import shortened
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import WriteError
@@ -47,7 +47,7 @@ def write_plots(folder: str | os.PathLike[str], source: ReportSource) -> tuple[P
 
     Raises:
         MissingPackageError: matplotlib is not installed.
-        WriteError: The folder is not empty, or it cannot be written.
+        WriteError: There is nothing to draw, the folder is not empty, or it cannot be written.
     """
     folder = Path(folder)
     figures: dict[str, Figure] = {}
@@ -60,6 +60,11 @@ def write_plots(folder: str | os.PathLike[str], source: ReportSource) -> tuple[P
     for number, (pair, values) in enumerate(_drawn(source), 1):
         name = _UNSAFE.sub("_", shortened(pair.key, _WIDEST))
         figures[f"tensor_{number}_{name}"] = _tensor_figure(pair, *values)
+    if not figures:
+        raise WriteError(
+            f"{folder}: is not written: no result was measured, and of no tensor values are at hand, "
+            "expected something to draw"
+        )
     try:
         folder.mkdir(exist_ok=True)
         if any(folder.iterdir()):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from tensorcap.alignment import MappingSource, sides
-from tensorcap.comparison import Comparison, Examination, compare
+from tensorcap.comparison import Comparison, Examination, compare, exchanged_operations
 from tensorcap.localization import (
     GatheredEvidence,
     Verification,
@@ -85,8 +85,8 @@ def source_of(
     if path.suffix == ".json":
         return nullcontext(source_of_result(path))
     raise UsageError(
-        f"{path}: alone is no folder of `tcap verify` and no .json of `tcap compare --save`, "
-        "expected REF and TGT"
+        f"{path}: alone is no folder of `tcap verify` or `tcap equivalence` and no .json of "
+        "`tcap compare --save`, expected REF and TGT"
     )
 
 
@@ -256,6 +256,7 @@ def source_of_verification(
             preflight=verification.preflight,
             classes=site_classes(free[0]),
             sources=op_sources(comparison, free[0]),
+            exchanged=exchanged_operations(comparison.pairs, *free),
         ),
         localization["suspects"],
         localization["by"],

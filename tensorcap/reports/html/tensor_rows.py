@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tensorcap.comparison import Comparison, Pair, contents, error_of
-from tensorcap.reports.html.charts import Point
+from tensorcap.drawing import Point
 from tensorcap.reports.html.sources import ReportSource
-from tensorcap.reports.layer_report import component_of, shape_texts
-from tensorcap.runs import is_inner, is_result
+from tensorcap.reports.layer_report import shape_texts
+from tensorcap.runs import component_of, is_inner, is_result
 from tensorcap.wording import shortened
 from tensorcap_formats.keys import Key, module_of
 

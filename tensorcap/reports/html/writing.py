@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any, Final
 
-from tensorcap.reports.html.charts import HEIGHT, WIDTH
+from tensorcap.drawing import HEIGHT, WIDTH
+from tensorcap.reports.html.experiment_page import ExperimentPage
 from tensorcap.reports.html.matrix import Matrix
 from tensorcap.reports.html.page import Page
 from tensorcap.wording import one_line, three_digits
@@ -28,7 +29,7 @@ _MARKDOWN: Final = re.compile(r"([\\`*_{}\[\]<>()#+!|~@&$-])")  # what Markdown,
 _REFERENCE: Final = re.compile(r"(?<!\w)([@#])(?=\w)")  # of a person or an issue, escaped or not
 
 
-def html_of(page: Page | Matrix) -> str:
+def html_of(page: Page | Matrix | ExperimentPage) -> str:
     """A report as HTML: one text that loads nothing, and whose policy allows its own script alone.
 
     All text is escaped, and characters that are not printed are replaced by spaces or left out.
@@ -48,7 +49,7 @@ def html_of(page: Page | Matrix) -> str:
         return one_line(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     folder = files(__package__).joinpath(_TEMPLATES)
-    names = "report.html", "panel.html", "matrix.html", "report.css", "report.js"
+    names = "report.html", "panel.html", "matrix.html", "experiment.html", "report.css", "report.js"
     texts = {name: folder.joinpath(name).read_text(encoding="utf-8") for name in names}
     environment = Environment(
         loader=DictLoader(texts),
@@ -59,8 +60,9 @@ def html_of(page: Page | Matrix) -> str:
         finalize=printed,
     )
     environment.filters["number"] = three_digits
-    if isinstance(page, Matrix):
-        template = environment.get_template("matrix.html")
+    if isinstance(page, Matrix | ExperimentPage):
+        name = "matrix.html" if isinstance(page, Matrix) else "experiment.html"
+        template = environment.get_template(name)
         return template.render(page=page, style=Markup(texts["report.css"]), infinite=math.inf)
     script = texts["report.js"]
     return environment.get_template("report.html").render(
@@ -76,16 +78,21 @@ def html_of(page: Page | Matrix) -> str:
     )
 
 
-def markdown_of(page: Page | Matrix) -> str:
+def markdown_of(page: Page | Matrix | ExperimentPage) -> str:
     """A report as Markdown for an issue tracker: 60 lines at most.
 
     All names and sentences are escaped, so that nothing in them is markup, a mention or a link.
     """
-    lines = list(_matrix_markdown(page) if isinstance(page, Matrix) else _markdown(page))
+    if isinstance(page, Page):
+        lines = [*_markdown(page)]
+    else:
+        lines = [*(_matrix_markdown(page) if isinstance(page, Matrix) else _experiment_markdown(page))]
     return "\n".join(lines[:_LINES]) + "\n"
 
 
-def write_html(path: str | os.PathLike[str], page: Page | Matrix, *, force: bool = False) -> None:
+def write_html(
+    path: str | os.PathLike[str], page: Page | Matrix | ExperimentPage, *, force: bool = False
+) -> None:
     """Write a report as HTML, whole or not at all.
 
     Args:
@@ -100,7 +107,9 @@ def write_html(path: str | os.PathLike[str], page: Page | Matrix, *, force: bool
     _publish(path, html_of(page), "" if force else HTML_BEGINNING)
 
 
-def write_markdown(path: str | os.PathLike[str], page: Page | Matrix, *, force: bool = False) -> None:
+def write_markdown(
+    path: str | os.PathLike[str], page: Page | Matrix | ExperimentPage, *, force: bool = False
+) -> None:
     """Write a report as Markdown, whole or not at all; else as `write_html`."""
     _publish(path, markdown_of(page), "" if force else MARKDOWN_BEGINNING)
 
@@ -118,6 +127,9 @@ def _markdown(page: Page) -> Iterator[str]:
     yield ""
     if page.culprit:
         yield _plain(page.culprit)
+        yield ""
+    for sentence in page.exchanged[:_SUSPECTS]:
+        yield _plain(sentence)
         yield ""
     yield f"Next: {_plain(page.next.text)}"
     if page.next.command:
@@ -171,6 +183,33 @@ def _matrix_markdown(matrix: Matrix) -> Iterator[str]:
             yield ""
             yield f"    {one_line(target.next.command)}"
             return
+
+
+def _experiment_markdown(page: ExperimentPage) -> Iterator[str]:
+    yield "<!-- tensorcap report -->"
+    yield f"## {_plain(page.title)}"
+    for text in (f"**{_plain(page.verdict)}**", _plain(page.culprit), f"Next: {_plain(page.next.text)}"):
+        if text:
+            yield ""
+            yield text
+    if page.next.command:
+        yield ""
+        yield f"    {one_line(page.next.command)}"
+    yield ""
+    yield "| stage | state | |"
+    yield "|---|---|---|"
+    for stage in page.stages:
+        words = stage.words[0] if stage.words else stage.title
+        yield f"| {stage.number} {_plain(stage.name)} | {stage.state} | {_plain(words)} |"
+    failed = [one for one in page.components if not one.passed]
+    if failed:
+        yield ""
+        yield "| component | R | limit | |"
+        yield "|---|---|---|---|"
+        for one in failed[:_TENSORS]:
+            numbers = f"{three_digits(one.ratio)} | {three_digits(one.limit)}"
+            yield f"| {_plain(one.name)} | {numbers} | {_plain(one.text)} |"
+        yield from _more(len(failed) - _TENSORS, "component")
 
 
 def _more(count: int, noun: str) -> Iterator[str]:

@@ -42,8 +42,9 @@ async function showRows(more = '') {
   total = +part.dataset.total
   nextRed = +part.dataset.red
   rows.style.height = `${total * HEIGHT}px`
-  $('count').textContent = total
-  if ($('bands')) $('bands').textContent = part.dataset.legend
+  const held = document.activeElement.dataset.status
+  for (const said of rows.querySelectorAll('[data-for]')) $(said.dataset.for)?.replaceChildren(...said.childNodes)
+  if (held) document.querySelector(`#counts [data-status="${held}"]`)?.focus()
   if (reordered) {
     reordered = false
     position = +part.dataset.position
@@ -95,17 +96,12 @@ list.onclick = event => {
 choice.onsubmit = event => event.preventDefault()
 choice.oninput = event => {
   if (event.target.id === 'tree-mode') return showTree(event.target.checked)
-  if (event.target.name === 'status') markCounts()
   return choose()
-}
-function markCounts() {
-  for (const button of document.querySelectorAll('#counts button')) button.classList.toggle('open', button.dataset.status === choice.status?.value)
 }
 $('counts')?.addEventListener('click', event => {
   const status = event.target.closest('button')?.dataset.status
   if (status === undefined) return
   choice.status.value = choice.status.value === status ? '' : status
-  markCounts()
   choose()
 })
 function under(module) {
@@ -288,10 +284,7 @@ inspector.onmousedown = event => {
     showMaps()
   }
 }
-function showWhole() {
-  $('view').box.value = ''
-  showMaps()
-}
+const showWhole = () => showMaps($('view').box.value = '')
 inspector.ondblclick = event => event.target.matches('.map') && showWhole()
 inspector.onclick = event => {
   const id = event.target.closest('button')?.id
@@ -373,7 +366,14 @@ const KEYS = {
   v: () => $('text').querySelector('.side:not(.open)')?.click(),
   u: () => under(choice.under.value || ($('within').dataset.module ?? '')),
   '?': () => $('help').click(),
+  ArrowLeft: () => $('source').scrollBy(-80, 0),
+  ArrowRight: () => $('source').scrollBy(80, 0),
+  p: () => {
+    const panes = [inTree() ? tree : list, ...document.querySelectorAll('.pane')].filter(one => one.checkVisibility())
+    panes[(panes.indexOf(document.activeElement.closest('.pane')) + 1 || 1) % panes.length].focus()
+  },
 }
+const inTree = () => !tree.hidden
 $('help').onclick = () => {
   $('keys').hidden = !$('keys').hidden
   $('help').ariaExpanded = `${!$('keys').hidden}`
@@ -386,10 +386,10 @@ onkeydown = event => {
     return
   }
   if (event.key === 'Escape' && !$('keys').hidden) $('help').click()
-  const inTree = !tree.hidden
-  if (inTree && (event.key in STEPS || event.key.startsWith('Arrow'))) walkTree(event.key)
+  if (event.target.closest('.pane')?.matches(':focus-visible, :has(:focus-visible)') && /^(Arrow|Page|Home|End)/.test(event.key)) return // the browser scrolls
+  if (inTree() && (event.key in STEPS || event.key.startsWith('Arrow'))) walkTree(event.key)
   else if (event.key in STEPS) select(undefined, STEPS[event.key])
-  else if (event.key === 'Enter' && !event.target.matches('button, summary')) inTree ? walkTree('ArrowRight') : select(Math.max(position, 0))
+  else if (event.key === 'Enter' && !event.target.matches('button, summary')) inTree() ? walkTree('ArrowRight') : select(Math.max(position, 0))
   else if (event.key in KEYS) KEYS[event.key]()
   else return
   event.preventDefault()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tensorcap.reports.layer_report import component_of
+from tensorcap.runs import component_of
 from tensorcap_formats.keys import ROOT_SITE
 
 WIDTH: Final = 900  # of a chart, in units of its own

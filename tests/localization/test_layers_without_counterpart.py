@@ -1,0 +1,316 @@
+"""Modules that a port has no counterpart of: recurrent layers written out, heads, what leaves are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tensorcap.localization import Localization, localize
+from tensorcap.session import capture_workload
+from tensorcap.workload import Workload
+
+WIDTH, LENGTH = 8, 7
+Cell = Callable[[Any, Tensor, Tensor], Tensor]
+
+
+class Tagger(nn.Module):
+    """A recurrent layer between two linears, whose result is handed on as it is."""
+
+    def __init__(self, layer: nn.Module, width: int) -> None:
+        super().__init__()
+        self.first, self.reader = nn.Linear(WIDTH, WIDTH), layer
+        self.last = nn.Linear(width, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, _ = self.reader(self.first(x))
+        result: Tensor = self.last(hidden)
+        return result
+
+
+class Written(nn.Module):
+    """A port of it, whose layer is a function of the rows; it has no module for it."""
+
+    def __init__(self, reference: Tagger, run: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.begin, self.end = reference.first, reference.last
+        self.weights = [reference.reader]  # no module of its own
+        self.run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.end(self.run(self.weights[0], self.begin(x)))
+        return result
+
+
+def gru(own: Any, x: Tensor, *, is_other: bool = False, is_early: bool = False) -> Tensor:
+    """Cho et al. 2014 as torch has it; update gate the other way round, or reset before the product."""
+    h, rows = x.new_zeros(x.shape[0], WIDTH), []
+    w, u, b, c = own.weight_ih_l0, own.weight_hh_l0, own.bias_ih_l0, own.bias_hh_l0
+    for row in x.unbind(1):
+        (r, z, n), (hr, hz, hn) = (functional.linear(*each).chunk(3, -1) for each in ((row, w, b), (h, u, c)))
+        reset, update = torch.sigmoid(r + hr), torch.sigmoid(z + hz)
+        if is_early:
+            candidate = torch.tanh(n + functional.linear(reset * h, u[2 * WIDTH :], c[2 * WIDTH :]))
+        else:
+            candidate = torch.tanh(n + reset * hn)
+        kept, taken = (1 - update, update) if is_other else (update, 1 - update)
+        h = kept * h + taken * candidate
+        rows.append(h)
+    return torch.stack(rows, 1)
+
+
+def lstm(own: Any, x: Tensor, *, forget: float = 0.0, order: str = "ifgo", is_turned: bool = True) -> Tensor:
+    """Both directions: a bias of the forget gate, gates in another order, the second one not turned back."""
+    sides = []
+    for suffix, steps in (("", x), ("_reverse", x.flip(1))):
+        names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+        w, u, b, c = (getattr(own, name + suffix) for name in names)
+        h, cell, rows = x.new_zeros(x.shape[0], WIDTH), x.new_zeros(x.shape[0], WIDTH), []
+        for row in steps.unbind(1):
+            gates = functional.linear(row, w, b) + functional.linear(h, u, c)
+            part = dict(zip(order, gates.chunk(4, -1), strict=True))
+            cell = torch.sigmoid(part["f"] + forget) * cell + torch.sigmoid(part["i"]) * torch.tanh(part["g"])
+            h = torch.sigmoid(part["o"]) * torch.tanh(cell)
+            rows.append(h)
+        sides.append(torch.stack(rows, 1))
+    return torch.cat((sides[0], sides[1].flip(1) if is_turned else sides[1]), -1)
+
+
+def tagger(kind: str) -> Tagger:
+    torch.manual_seed(3)
+    is_gru = kind == "gru"
+    layer = (
+        nn.GRU(WIDTH, WIDTH, batch_first=True)
+        if is_gru
+        else nn.LSTM(WIDTH, WIDTH, batch_first=True, bidirectional=True)
+    )
+    return Tagger(layer, WIDTH if is_gru else 2 * WIDTH).eval()
+
+
+def localized(folder: Path, reference: nn.Module, target: nn.Module, **inputs: Tensor) -> Localization:
+    x = inputs or {"x": torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1))}
+    capture_workload(Workload(reference, x), folder / "ref.h5")
+    capture_workload(Workload(target.eval(), x), folder / "tgt.h5")
+    return localize(folder / "ref.h5", folder / "tgt.h5", reference_model=Workload(reference, x))
+
+
+MISTAKES = {
+    "update": ("gru", lambda own, x: gru(own, x, is_other=True), "gate-complement", "update_gate"),
+    "reset": ("gru", lambda own, x: gru(own, x, is_early=True), "operations-order", "reset_after"),
+    "forget": ("lstm", lambda own, x: lstm(own, x, forget=1.0), "offset", "forget_part"),
+    "back": ("lstm", lambda own, x: lstm(own, x, is_turned=False), "layout-differs", "flip"),
+    "gates": ("lstm", lambda own, x: lstm(own, x, order="iofg"), "parts-order", "chunk"),
+}
+
+
+@pytest.mark.spec("RPL-200", "DIA-380")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "update",
+        "reset",
+        "gates",
+        pytest.param("forget", marks=pytest.mark.entries),
+        pytest.param("back", marks=pytest.mark.entries),
+    ],
+)
+def test_a_recurrent_layer_that_is_written_out_is_accused_itself_and_its_step_is_named(
+    tmp_path: Path, name: str
+) -> None:
+    layer, run, kind, words = MISTAKES[name]
+    reference = tagger(layer)
+    found = localized(tmp_path, reference, Written(reference, run))
+    assert [suspect.module for suspect in found.suspects] == ["reader"]
+    mistake = found.suspects[0].diagnosis
+    assert mistake is not None
+    assert mistake.kind == kind, mistake.text
+    assert words in mistake.text
+
+
+@pytest.mark.spec("RPL-200")
+@pytest.mark.parametrize("layer", ["gru", "lstm"])
+def test_a_recurrent_layer_that_is_written_out_right_accuses_nobody(tmp_path: Path, layer: str) -> None:
+    reference = tagger(layer)
+    found = localized(tmp_path, reference, Written(reference, {"gru": gru, "lstm": lstm}[layer]))
+    assert not found.suspects
+
+
+class Pooled(nn.Module):
+    """A head within a body, whose result the body returns as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.head = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), Head()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(self.norm(self.first(x)))
+        return result
+
+
+class Head(nn.Module):
+    """A feed-forward beside a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.down(functional.gelu(self.up(x)))
+        return result
+
+
+class WithHead(nn.Module):
+    """A model that is such a body and a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.last = Pooled(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.body(x))
+        return result
+
+
+class FlatBody(nn.Module):
+    """A port of the body with the head's work as its own; with a mistake the residual is left out."""
+
+    def __init__(self, reference: Pooled, *, has_residual: bool) -> None:
+        super().__init__()
+        self.first, self.norm = reference.first, reference.norm
+        self.up, self.down, self.has_residual = reference.head.up, reference.head.down, has_residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x))
+        y: Tensor = self.down(functional.gelu(self.up(x)))
+        return x + y if self.has_residual else y
+
+
+@pytest.mark.spec("RPL-200")
+@pytest.mark.parametrize("has_residual", [False, True], ids=["wrong", "right"])
+def test_a_module_whose_result_the_one_around_it_returns_is_accused_itself(
+    tmp_path: Path, has_residual: bool
+) -> None:
+    torch.manual_seed(5)
+    reference = WithHead().eval()
+    target = WithHead()
+    target.load_state_dict(reference.state_dict())
+    target.body = FlatBody(target.body, has_residual=has_residual)
+    found = localized(tmp_path, reference, target)
+    assert [suspect.module for suspect in found.suspects] == ([] if has_residual else ["body.head"])
+    assert has_residual or found.suspects[0].cause == "term-missing"
+
+
+class Shifted(nn.Module):
+    """A layer that mixes each token with the one before it, which a module without parameters gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift, self.out = nn.ZeroPad2d((0, 0, 1, -1)), nn.Linear(WIDTH, WIDTH)
+        self.share = nn.Parameter(torch.rand(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.out(self.share * x + (1 - self.share) * self.shift(x))
+        return result
+
+
+class InlineShift(nn.Module):
+    """A port of it; with a mistake the share is the other term's."""
+
+    def __init__(self, own: Shifted, *, is_wrong: bool) -> None:
+        super().__init__()
+        share = own.share.detach()
+        self.last, self.mix = own.out, nn.Parameter(1 - share if is_wrong else share.clone())
+
+    def forward(self, y: Tensor) -> Tensor:
+        beside = functional.pad(y, (0, 0, 1, -1))
+        result: Tensor = y + self.last(self.mix * y + (1 - self.mix) * beside)
+        return result
+
+
+class Stack(nn.Module):
+    """Layers, one after the other."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.spec("ALN-241")
+def test_a_shift_that_a_port_does_inline_is_not_paired_with_what_it_shifts(tmp_path: Path) -> None:
+    torch.manual_seed(4)
+    layers = [Shifted() for _ in range(3)]
+    target = Stack([InlineShift(one, is_wrong=at == 1) for at, one in enumerate(layers)])
+    found = localized(tmp_path, Stack(list(layers)).eval(), target)
+    assert [suspect.module for suspect in found.suspects] == ["layers.1"]
+
+
+class Normed(nn.Module):
+    """A convolution, its norm and an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.norm, self.act = nn.Conv1d(WIDTH, WIDTH, 1), nn.BatchNorm1d(WIDTH), nn.ReLU()
+        self.out = nn.Conv1d(WIDTH, WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.out(self.act(self.norm(self.mix(x.transpose(1, 2)))))
+        return result
+
+
+class Folded(nn.Module):
+    """A port with the norm in the weights of a linear; with a mistake it divides by the variance."""
+
+    def __init__(self, own: Normed, *, is_wrong: bool) -> None:
+        super().__init__()
+        mean, variance = own.norm.running_mean, own.norm.running_var
+        assert mean is not None
+        assert variance is not None
+        deviation = (variance + own.norm.eps).sqrt()
+        scale = own.norm.weight / (deviation**2 if is_wrong else deviation)
+        self.both = nn.Linear(WIDTH, WIDTH)
+        self.both.weight = nn.Parameter((own.mix.weight[..., 0] * scale[:, None]).detach())
+        bias = own.mix.bias if own.mix.bias is not None else torch.zeros(WIDTH)
+        self.both.bias = nn.Parameter(((bias - mean) * scale + own.norm.bias).detach())
+        self.last = nn.Linear(WIDTH, WIDTH)
+        self.last.weight = nn.Parameter(own.out.weight[..., 0].detach().clone())
+        self.last.bias = nn.Parameter(own.out.bias.detach().clone())  # type: ignore[union-attr]  # it has one
+
+    def forward(self, y: Tensor) -> Tensor:
+        result: Tensor = self.last(functional.relu(self.both(y)))
+        return result.transpose(1, 2)
+
+
+def folded(folder: Path, *, is_wrong: bool, is_narrow: bool = False) -> Localization:
+    torch.manual_seed(6)
+    reference = Normed()
+    reference.norm.running_mean = torch.randn(WIDTH)
+    reference.norm.running_var = torch.rand(WIDTH) + 0.2
+    reference.norm.weight = nn.Parameter(torch.rand(WIDTH) + 0.5)
+    target = Folded(reference.eval(), is_wrong=is_wrong)
+    x = {"x": torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1))}
+    given = {"y": x["x"].bfloat16() if is_narrow else x["x"]}
+    capture_workload(Workload(reference, x), folder / "ref.h5")
+    tested = target.bfloat16() if is_narrow else target
+    capture_workload(Workload(tested.eval(), given), folder / "tgt.h5")
+    return localize(folder / "ref.h5", folder / "tgt.h5", reference_model=Workload(reference, x))
+
+
+@pytest.mark.spec("LCL-250")
+def test_a_norm_that_is_folded_wrong_is_accused_and_not_the_module_around(tmp_path: Path) -> None:
+    suspects = folded(tmp_path, is_wrong=True).suspects
+    assert [(suspect.module, suspect.cause) for suspect in suspects] == [("norm", "statistics-differ")]
+
+
+@pytest.mark.spec("RPL-201")
+def test_an_activation_behind_a_folded_norm_is_not_judged_alone(tmp_path: Path) -> None:
+    assert not folded(tmp_path, is_wrong=False, is_narrow=True).suspects

@@ -1,0 +1,134 @@
+"""MAX's own pipelines by name, verified against transformers on real MAX."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcap import open_archive
+from tensorcap.adapters.max.pipeline import load_pipeline
+from tensorcap.workload import StoredInput
+from tensorcap_formats.dtypes import DTYPES
+from tensorcap_formats.errors import UsageError
+from tests.max import tiny_folders
+
+ROOT = Path(__file__).parents[2]
+Make = Callable[[Path], Path]
+FOLDERS: dict[str, Make] = {
+    "bert": tiny_folders.bert,
+    "llama": tiny_folders.llama,
+}
+PLANTED = {  # a weight of each, and the module of the port that has it
+    "bert": ("encoder.layer.1.output.dense.weight", "encoder.layer.1.output.dense"),
+    "llama": ("model.layers.1.mlp.down_proj.weight", "layers.1.mlp.down_proj"),
+}
+FAMILIES = [
+    pytest.param("bert", marks=[pytest.mark.slow, pytest.mark.xdist_group("bert")]),
+    pytest.param("llama", marks=[pytest.mark.entries, pytest.mark.xdist_group("llama")]),
+]
+
+
+def tcap(folder: Path, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a command in a folder, in a process of its own, since a compiler cannot be interrupted."""
+    paths = os.pathsep.join([*(str(ROOT / part) for part in (".", "formats", "cli")), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "tensorcap_cli", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def report(folder: Path, *arguments: str, status: int) -> dict[str, Any]:
+    """The report of a verification."""
+    tcap(folder, "verify", *arguments, "--prompt", tiny_folders.PROMPT, "-o", "report", status=status)
+    verification: dict[str, Any] = json.loads((folder / "report/verify.json").read_text(encoding="utf-8"))
+    return verification
+
+
+@pytest.mark.spec("MAX-100", "MAX-101")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_pipeline_of_max_computes_what_transformers_does(tmp_path: Path, family: str) -> None:
+    FOLDERS[family](tmp_path / "model")
+    verification = report(tmp_path, "max:model", "--encoding", "float32", status=0)
+    assert verification["weights"]["unlike"] == []
+    assert verification["suspects"] == []
+    with open_archive(tmp_path / "report/target.h5") as archive:
+        assert archive.info.model_class.startswith("max.pipelines.architectures.")
+        ids = next(r for r in archive.records if r.key.slot in ("input.input_ids", "input.tokens"))
+        expected = {"bert": [2, *tiny_folders.IDS, 3], "llama": [4, *tiny_folders.IDS]}[family]
+        assert archive.read(ids).ravel().tolist() == expected
+
+
+@pytest.mark.spec("MAX-100")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_weight_that_differs_in_the_targets_folder_is_named(tmp_path: Path, family: str) -> None:
+    name, module = PLANTED[family]
+    folder = FOLDERS[family](tmp_path / "model")
+    tiny_folders.with_changed(folder, tmp_path / "wrong", name, lambda weight: weight * 1.5)
+    verification = report(tmp_path, "model", "max:wrong", "--encoding", "float32", status=1)
+    assert [key.split("/")[1] for key in verification["weights"]["unlike"]] == [name.rpartition(".")[0]]
+    assert verification["suspects"][0]["module"] == module
+
+
+@pytest.mark.slow
+@pytest.mark.spec("MAX-105")
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        pytest.param(
+            tiny_folders.mixtral, {}, "MAX has no pipeline for MixtralForCausalLM", id="architecture"
+        ),
+        pytest.param(
+            tiny_folders.gemma,
+            {"encoding": "float32"},
+            "Gemma3ForCausalLM of MAX has no encoding 'float32', expected one of: bfloat16",
+            id="encoding",
+        ),
+        pytest.param(
+            tiny_folders.llama, {"encoding": "float31"}, "has no encoding 'float31'", id="no-such-encoding"
+        ),
+        pytest.param(tiny_folders.qwen3, {}, "runs on accelerators alone", id="needs-accelerators"),
+        pytest.param(tiny_folders.llama, {"devices": "gpu"}, "no devices were found", id="device"),
+        pytest.param(tiny_folders.llama, {"devices": "tpu"}, "'tpu'", id="no-such-device"),
+        pytest.param(tiny_folders.llama, {"random_weights": 0}, "--random-weights is not for", id="option"),
+        pytest.param(tiny_folders.llama, {"input_ids": "1,2;3,4"}, "2 rows of token ids", id="rows"),
+        pytest.param(tiny_folders.llama, {"input_ids": "64"}, "expected numbers from 0 to 63", id="no-token"),
+        pytest.param(tiny_folders.llama, {"num_hidden_layers": 3}, "expected 1 to 2", id="layers"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_made_is_one_line(
+    tmp_path: Path, make: Make, options: dict[str, Any], message: str
+) -> None:
+    folder = str(make(tmp_path / "model"))
+    with pytest.raises(UsageError) as failure:
+        load_pipeline(folder, {"input_ids": "1,2", **options})
+    assert message in str(failure.value)
+    assert "\n" not in str(failure.value)
+
+
+@pytest.mark.slow
+@pytest.mark.spec("MAX-102", "MAX-103", "MAX-104")
+def test_archived_token_ids_are_run_without_padding_in_the_first_layers(tmp_path: Path) -> None:
+    folder = str(tiny_folders.llama(tmp_path / "model"))
+    ids, mask = np.array([[0, 0, 4, 6, 7]]), np.array([[0, 0, 1, 1, 1]])
+    inputs = {
+        "input_ids": StoredInput(ids, DTYPES["int64"]),
+        "attention_mask": StoredInput(mask, DTYPES["int64"]),
+    }
+    workload = load_pipeline(folder, {"num_hidden_layers": 1}, inputs)
+    assert workload.inputs[0].to_numpy().tolist() == [4, 6, 7]
+    assert len(workload.model.module.layers) == 1
+    assert not workload.model.keeps_state
