@@ -29,7 +29,6 @@ from tensorcap_formats.records import Record
 _LEAST: Final = 16  # elements of a tensor that holds the same as another one by no chance
 _FEWEST_ROWS: Final = 16  # below, a median of rows may be that of tokens with other experts
 _HEALED: Final = 8.0  # times smaller an error is that does not come of another one, as in CMP-55
-_ALIKE: Final = 2.0  # times larger or smaller errors of one rewriting are in modules of one role
 _DEPENDS: Final = 0.3  # correlation of two tensors of many elements of which one is made of the other
 _OF_SCORES: Final = 4.0  # exponentials of scores of up to 25 have 25 times their relative error
 _NEXT: Final = 16  # tensors behind the first that differs that may come of the same mistake, as q, k and v
@@ -95,7 +94,6 @@ class ErrorOrigins:
             if _is_telling(record):
                 self._alike.setdefault(_contents(record), []).append(record)
         self._undone: dict[str, bool] = {}
-        self._undone_roles: dict[tuple[str, str, str], list[float]] = {}
         self._find_undone(pairs)
 
     def _records(self) -> Iterator[Record]:
@@ -104,34 +102,13 @@ class ErrorOrigins:
     # errors that lead to nothing
 
     def is_undone(self, pair: Pair) -> bool:
-        """Whether a tensor differs, and what is computed of it does not.
-
-        1. All tensors that the code around it makes after it are known to agree, results of that call among
-           them; or so does the next one of as many elements, and it is made of it: both are correlated in the
-           reference. An argument is undone too if what its call hands on in its place agrees.
-        2. So are tensors of other modules of one role, by class and last name, that differ as much.
-        """
+        """Whether a tensor differs, and what is computed of it does not."""
         return self._undone.get(pair.key, False)
 
     def _find_undone(self, pairs: Sequence[Pair]) -> None:
         differing = [p for p in pairs if p.key in self._call_of and p.is_compared and not p.is_green]
         for pair in differing:
-            if self._leads_to_nothing(pair):
-                self._undone[pair.key] = True
-                role, error = self._role(pair), error_of(pair)
-                if role is not None and error is not None:
-                    self._undone_roles.setdefault(role, []).append(error)
-        for pair in differing:
-            role, error = self._role(pair), error_of(pair)
-            if role is not None and error is not None and not self._undone.get(pair.key):
-                errors = self._undone_roles.get(role, ())
-                self._undone[pair.key] = any(error / _ALIKE <= one <= error * _ALIKE for one in errors)
-
-    def _role(self, pair: Pair) -> tuple[str, str, str] | None:
-        if pair.reference is None:
-            return None
-        key = pair.reference.key
-        return self._calls.class_of(key.site), key.site.rpartition(".")[2], key.slot
+            self._undone[pair.key] = self._leads_to_nothing(pair)
 
     def _leads_to_nothing(self, pair: Pair) -> bool:
         record, error = pair.reference, error_of(pair)
