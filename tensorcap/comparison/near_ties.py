@@ -281,10 +281,10 @@ def _find_inline(
         if router.scores is not None and (chosen is None or chosen.target is None):
             scores, count = records[router.scores], records[router.chosen].shape[-1]
             yield InlineRouter(scores, count, _sources(calls, scores), _around(scores.key.site))
-    for handed_on in _find_handed_on(reference, calls, pairs):
-        if handed_on.scores.key.site not in known:
-            known.add(handed_on.scores.key.site)
-            yield handed_on
+    for inline in _find_handed_on(reference, calls, pairs):
+        if inline.scores.key.site not in known:
+            known.add(inline.scores.key.site)
+            yield inline
     for call in calls.leaves:
         counts = _counts(reference, call.site) if call.site not in known else None
         for record in call.outputs if counts else ():

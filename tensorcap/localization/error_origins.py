@@ -29,10 +29,9 @@ from tensorcap_formats.records import Record
 _LEAST: Final = 16  # elements of a tensor that holds the same as another one by no chance
 _FEWEST_ROWS: Final = 16  # below, a median of rows may be that of tokens with other experts
 _HEALED: Final = 8.0  # times smaller an error is that does not come of another one, as in CMP-55
-_ALIKE: Final = 2.0  # times larger or smaller errors of one rewriting are in modules of one role
 _DEPENDS: Final = 0.3  # correlation of two tensors of many elements of which one is made of the other
-_CHANCE: Final = 3.0  # times a correlation that chance makes
 _OF_SCORES: Final = 4.0  # exponentials of scores of up to 25 have 25 times their relative error
+_NEXT: Final = 16  # tensors behind the first that differs that may come of the same mistake, as q, k and v
 _SAMPLE: Final = 1 << 16  # elements that a correlation is taken over
 
 
@@ -95,7 +94,6 @@ class ErrorOrigins:
             if _is_telling(record):
                 self._alike.setdefault(_contents(record), []).append(record)
         self._undone: dict[str, bool] = {}
-        self._undone_roles: dict[tuple[str, str, str], list[float]] = {}
         self._find_undone(pairs)
 
     def _records(self) -> Iterator[Record]:
@@ -104,34 +102,13 @@ class ErrorOrigins:
     # errors that lead to nothing
 
     def is_undone(self, pair: Pair) -> bool:
-        """Whether a tensor differs, and what is computed of it does not.
-
-        1. All tensors that the code around it makes after it are known to agree, results of that call among
-           them; or so does the next one of as many elements, and it is made of it: both are correlated in the
-           reference. An argument is undone too if what its call hands on in its place agrees.
-        2. So are tensors of other modules of one role, by class and last name, that differ as much.
-        """
+        """Whether a tensor differs, and what is computed of it does not."""
         return self._undone.get(pair.key, False)
 
     def _find_undone(self, pairs: Sequence[Pair]) -> None:
         differing = [p for p in pairs if p.key in self._call_of and p.is_compared and not p.is_green]
         for pair in differing:
-            if self._leads_to_nothing(pair):
-                self._undone[pair.key] = True
-                role, error = self._role(pair), error_of(pair)
-                if role is not None and error is not None:
-                    self._undone_roles.setdefault(role, []).append(error)
-        for pair in differing:
-            role, error = self._role(pair), error_of(pair)
-            if role is not None and error is not None and not self._undone.get(pair.key):
-                errors = self._undone_roles.get(role, ())
-                self._undone[pair.key] = any(error / _ALIKE <= one <= error * _ALIKE for one in errors)
-
-    def _role(self, pair: Pair) -> tuple[str, str, str] | None:
-        if pair.reference is None:
-            return None
-        key = pair.reference.key
-        return self._calls.class_of(key.site), key.site.rpartition(".")[2], key.slot
+            self._undone[pair.key] = self._leads_to_nothing(pair)
 
     def _leads_to_nothing(self, pair: Pair) -> bool:
         record, error = pair.reference, error_of(pair)
@@ -171,10 +148,10 @@ class ErrorOrigins:
         before, after = error_of(pair), error_of(follower)
         if before is None or after is None or not follower.is_green:
             return False
+        size, next_size = _rms(pair.reference), _rms(follower.reference)
         if after * _HEALED > before:
             return False
-        size, size_after = _rms(pair.reference), _rms(follower.reference)
-        return size is None or size_after is None or after * size_after * _HEALED <= before * size
+        return size is None or next_size is None or after * next_size * _HEALED <= before * size
 
     def _correlation(self, one: Record, other: Record) -> float:
         """The size of the cosine of two tensors of as many elements, of a part of them."""
@@ -218,7 +195,7 @@ class ErrorOrigins:
             inputs = self._error_before(pair, gap)
             if not gap.modules or inputs is None:
                 continue
-            is_router = any(map(self._may_choose, gap.modules))
+            is_router = any(map(self._calls.is_router, gap.modules))
             finding = _judge(pair, gap, error, inputs, precision, is_router=is_router)
             if finding.status == "diverged":
                 return Jump(pair, gap, finding)
@@ -256,19 +233,17 @@ class ErrorOrigins:
         return max(errors)
 
     def _handed_on(self, operand: Pair, result: Pair) -> float:
-        """The error of a term of a sum in units of the sum: large if most of the term is cancelled.
+        """How much of a result's error is that of a term of it, in units of the result.
 
-        It is the part of the result's error along the term's, and three times what chance makes of that, but
-        no more than the term's.
+        What cancels makes a relative error larger; the result's error lies then along the term's, and is no
+        larger than it.
         """
         own, other = self._errors(result), self._errors(operand)
         size = _rms(result.reference)
-        if own is None or other is None or not size:
+        if own is None or other is None or not size or not other.any():
             return 0.0
-        norm, count = math.sqrt(float(other @ other)), len(own)
-        along = abs(float(own @ other)) / norm if norm else 0.0
-        chance = _CHANCE * math.sqrt(float(own @ own) / count)
-        return min(along + chance, norm) / math.sqrt(count) / size
+        norm = math.sqrt(float(other @ other))
+        return min(abs(float(own @ other)) / norm, norm) / math.sqrt(len(own)) / size
 
     def _errors(self, pair: Pair) -> Array | None:
         """What a target's tensor differs by, of a part of its elements; None if that is not known."""
@@ -286,9 +261,29 @@ class ErrorOrigins:
     def _may_choose(self, site: str) -> bool:
         return "expert" in site.lower() or self._calls.is_router(site)
 
-    def module_around(self, gap: Gap) -> str:
-        """The smallest module that is called around all that lies in a gap; "" if it is empty."""
-        site = _common(list(gap.modules))
+    def module_of(self, pair: Pair, pairs: Sequence[Pair]) -> str:
+        """The smallest module that is called around all that an error may have been made in; "" if unknown.
+
+        That is what lies before the tensor, as far as it lies before the next ones, too, that differ though
+        all that is known before them is right: one mistake is behind all of them.
+
+        Args:
+            pair: The tensor that has the error.
+            pairs: All pairs, in order of execution.
+        """
+        modules = dict(self.gap(pair).modules)
+        call = self._call_of.get(pair.key)
+        if call is not None and call.site in modules and self._are_known(call.inputs):
+            modules = {
+                site: None for site in modules if site == call.site or site.startswith(f"{call.site}.")
+            }
+        differing = [p for p in pairs if p.key in self._call_of and p.is_compared and not p.is_green]
+        at = next((at for at, other in enumerate(differing) if other.key == pair.key), len(differing))
+        for other in differing[at + 1 : at + 1 + _NEXT] if len(modules) > 1 else ():
+            gap = self.gap(other)
+            if all(operand.is_green for operand in gap.operands.values()):
+                modules = {site: None for site in modules if site in gap.modules} or modules
+        site = _common(list(modules))
         while site and site != ROOT_SITE and site not in self._sites:
             site = site.rpartition(".")[0] or ROOT_SITE
         return site
@@ -323,7 +318,9 @@ class ErrorOrigins:
         maker = self._parents[call.place] if is_argument else call
         if maker is None:
             return
-        gap.modules[maker.site] = None
+        own = self._pairs.get(record.key.text)
+        is_left_out = own is not None and own.status == "never-called" and self._parents[maker.place]
+        gap.modules[is_left_out.site if is_left_out else maker.site] = None
         before = [r for child in self._children.get(maker.place, ()) for r in child.outputs]
         before = [r for r in before if r.order < record.order and not self._is_proven(r, maker)]
         arguments = [r for r in maker.inputs if r.order < record.order and r.dtype.is_inexact]
@@ -335,6 +332,11 @@ class ErrorOrigins:
                 gap.operands[pair.key] = pair
             elif operand.dtype.is_inexact:
                 self._go_back(operand, gap, seen, depth=depth + 1)
+
+    def _are_known(self, arguments: Sequence[Record]) -> bool:
+        """Whether all floating arguments of a call are known, and there are some."""
+        floats = [record for record in arguments if record.dtype.is_inexact]
+        return bool(floats) and all(self._known(record) is not None for record in floats)
 
     def _is_proven(self, record: Record, scope: Call) -> bool:
         """Whether a tensor that is not known is given to calls whose results are known, and agree."""
@@ -397,7 +399,7 @@ def _judge(
     pair: Pair, gap: Gap, error: float, inputs: float, precision: Precision, *, is_router: bool
 ) -> Finding:
     """Judge the error behind a gap by that before it (LCL-260), which may hold the scores of a router."""
-    blocks = {_block(site) for site in gap.modules}
+    blocks = {block for site in gap.modules if (block := _block(site))}
     limits = POLICY.sampled(POLICY.code_gain, pair.elements).scaled(max(1, len(blocks)))
     if is_router:
         limits = limits.scaled(_OF_SCORES)
@@ -423,10 +425,10 @@ def _rms(record: Record | None) -> float | None:
 
 
 def _block(site: str) -> str:
-    """A site up to its first part that is a number."""
+    """A site up to its first part that is a number; "" if there is none."""
     parts = site.split(".")
-    at = next((at for at, part in enumerate(parts) if part.isdigit()), len(parts))
-    return ".".join(parts[: at + 1])
+    at = next((at for at, part in enumerate(parts) if part.isdigit()), None)
+    return "" if at is None else ".".join(parts[: at + 1])
 
 
 def _common(sites: Sequence[str]) -> str:

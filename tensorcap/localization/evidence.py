@@ -300,10 +300,17 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
         free: The comparison of the free runs: an own error far above the total one accuses nobody.
     """
     totals = Totals(free)
+    origins = ErrorOrigins(run.reference, run.target, free.pairs)
+    free_pairs = {pair.key: pair for pair in free.pairs}
     bad: dict[str, list[OwnError]] = {}
     for own in run.own_errors:
         if own.is_bad and (totals.explain(own) or totals.are_exceeded_by(own)):
             continue
+        pair = free_pairs.get(own.key)
+        if own.is_bad and pair is not None:
+            if origins.is_undone(pair):
+                continue
+            own = _of_maker(own, origins, pair, free.pairs)
         if own.is_bad and (own.module in bad or not any(is_within(module, own.module) for module in bad)):
             bad.setdefault(own.module, []).append(own)
     evidence = _ranked(bad, Calls(run.reference), "is wrong though it was given the reference's tensors")
@@ -327,6 +334,13 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
         unjudged=tuple(totals.exceeded),
         notes=notes,
     )
+
+
+def _of_maker(own: OwnError, origins: ErrorOrigins, pair: Pair, pairs: Sequence[Pair]) -> OwnError:
+    """An own error of the module that made the tensor, if another one only hands it on (LCL-262)."""
+    if own.made != "argument" or own.module in origins.gap(pair).modules:
+        return own
+    return replace(own, module=origins.module_of(pair, pairs) or own.module)
 
 
 def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) -> EvidenceSource:
@@ -467,11 +481,11 @@ def _of_first_error(reference: Archive, origins: ErrorOrigins, pairs: Sequence[P
         return ()
     if jump is not None and (not evidence or _order(jump.pair) < _order(divergence.pair)):
         findings = (*jump.pair.findings, jump.finding)
-        one = _of_pair(origins.module_around(jump.gap), jump.pair, jump.finding.text)
+        one = _of_pair(origins.module_of(jump.pair, pairs), jump.pair, jump.finding.text)
         return (replace(one, findings=findings),)
     if not evidence:
         return ()
-    module = origins.module_around(origins.gap(divergence.pair))
+    module = origins.module_of(divergence.pair, pairs)
     if not module or module == divergence.module or state_writer(StateWriters(reference), divergence.pair):
         return evidence
     reason = f"What this was made of, back to what is known of both runs, was made in {module}."

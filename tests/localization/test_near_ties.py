@@ -116,7 +116,7 @@ def test_tokens_at_near_ties_accuse_nobody(tmp_path: Path, reference: Any, has_l
 def test_a_wrong_activation_of_experts_is_found_beside_them(tmp_path: Path, has_layer: bool) -> None:
     port = inline_router(has_layer=has_layer, wrong=1).to(torch.bfloat16)
     report = verify(run(module_router()), run(port), tmp_path / "report")
-    assert [suspect.module for suspect in report.suspects] == ["model.layers.1.mlp"]
+    assert [suspect.module for suspect in report.suspects] == ["model.layers.1.mlp.experts.act_fn"]
 
 
 @pytest.mark.spec("POL-130")

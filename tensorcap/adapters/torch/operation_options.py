@@ -356,7 +356,7 @@ def _pad_options(given: dict[str, Any]) -> Options:
         return places.clamp(0, size - 1)
 
     def filled(mode: str) -> torch.Tensor:
-        y = x
+        y: torch.Tensor = x
         for at in range(0, len(pad), 2):
             axis, (before, behind) = x.ndim - 1 - at // 2, pad[at : at + 2]
             if before or behind:

@@ -1,0 +1,299 @@
+"""Where archives alone see an error begin, and which differences lead to nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from tensorcap.comparison import compare
+from tensorcap.localization import localize
+from tensorcap.session import capture_workload
+from tensorcap.workload import Workload
+
+IDS = torch.randint(0, 64, (3, 16), generator=torch.Generator().manual_seed(0))
+X = torch.randn(4, 32, 32, generator=torch.Generator().manual_seed(1)).bfloat16().float()
+DTYPES = [pytest.param(torch.float32, id="float32"), pytest.param(torch.bfloat16, id="bfloat16")]
+
+
+def accused(folder: Path, reference: nn.Module, target: nn.Module, *arguments: Tensor) -> list[str]:
+    """Whom the archives of two models accuse; floats are given in the target's dtype."""
+    dtype = next(target.parameters()).dtype
+    given = [one.to(dtype) if one.is_floating_point() else one for one in arguments]
+    capture_workload(Workload(reference.eval(), arguments), folder / "ref.h5")
+    capture_workload(Workload(target.eval(), tuple(given)), folder / "tgt.h5")
+    return [suspect.module for suspect in localize(folder / "ref.h5", folder / "tgt.h5").suspects]
+
+
+class Tagger(nn.Module):
+    """A GRU between a norm and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(64, 32)
+        self.norm = nn.LayerNorm(32)
+        self.smoother = nn.GRU(32, 40, batch_first=True)
+        self.tags = nn.Linear(40, 9)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        tags: Tensor = self.tags(self.smooth(self.norm(self.words(ids))))
+        return tags
+
+    def smooth(self, x: Tensor) -> Tensor:
+        smoothed: Tensor = self.smoother(x)[0]
+        return smoothed
+
+
+class WrittenOut(Tagger):
+    """The same without the module, by the equations in torch's documentation of `GRU`."""
+
+    def __init__(self, *, is_turned: bool) -> None:
+        super().__init__()
+        self.is_turned = is_turned
+
+    def smooth(self, x: Tensor) -> Tensor:
+        weights, rows = dict(self.smoother.named_parameters()), []
+        into, onto = ((weights[f"weight_{side}_l0"].T, weights[f"bias_{side}_l0"]) for side in ("ih", "hh"))
+        h = x.new_zeros(len(x), 40)
+        for t in range(x.shape[1]):
+            ours = (x[:, t] @ into[0] + into[1]).chunk(3, dim=-1)
+            theirs = (h @ onto[0] + onto[1]).chunk(3, dim=-1)
+            r, z = torch.sigmoid(ours[0] + theirs[0]), torch.sigmoid(ours[1] + theirs[1])
+            n = torch.tanh(ours[2] + r * theirs[2])
+            h = z * n + (1 - z) * h if self.is_turned else (1 - z) * n + z * h
+            rows.append(h)
+        return torch.stack(rows, dim=1)
+
+
+@pytest.mark.spec("LCL-260")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_module_that_the_target_has_no_records_of_is_accused_of_what_comes_after_it(
+    tmp_path: Path, dtype: torch.dtype, is_turned: bool
+) -> None:
+    suspects = accused(tmp_path, Tagger(), WrittenOut(is_turned=is_turned).to(dtype), IDS)
+    assert suspects == (["@root"] if is_turned else [])
+
+
+class Unnamed(WrittenOut):
+    """The same of a port that has no such module at all."""
+
+    def __init__(self, *, is_turned: bool) -> None:
+        super().__init__(is_turned=is_turned)
+        self.weights = [self.smoother]
+        del self.smoother
+
+    def smooth(self, x: Tensor) -> Tensor:
+        (gru,) = self.weights
+        self.__dict__["smoother"] = gru.to(x.dtype)
+        return super().smooth(x)
+
+
+@pytest.mark.spec("LCL-260")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_module_that_the_target_lacks_is_accused_of_what_comes_after_it(
+    tmp_path: Path, dtype: torch.dtype, is_turned: bool
+) -> None:
+    suspects = accused(tmp_path, Tagger(), Unnamed(is_turned=is_turned).to(dtype), IDS)
+    assert suspects == (["smoother"] if is_turned else [])
+
+
+class Reduced(nn.Module):
+    """Keys and values of what a reduction makes of the input; the port has its two layers inline."""
+
+    def __init__(self, *, is_written_out: bool = False, is_normed: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.keys, self.values = nn.LayerNorm(32), nn.Linear(32, 32), nn.Linear(32, 32)
+        self.reduction = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32))
+        self.parts, self.is_normed = [self.reduction], is_normed
+        if is_written_out:
+            del self.reduction
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        if hasattr(self, "reduction"):
+            reduced = self.reduction(x)
+        else:
+            linear, norm = (list(part.parameters()) for part in self.parts[0].to(x.dtype))
+            reduced = x @ linear[0].T + linear[1]
+            if self.is_normed:
+                reduced = nn.functional.layer_norm(reduced, (32,), norm[0], norm[1])
+        keys, values = self.keys(reduced), self.values(reduced)
+        made: Tensor = (x @ keys.mT).softmax(-1) @ values
+        return made
+
+
+@pytest.mark.spec("LCL-260")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_lies_before_all_tensors_that_differ_first_is_accused(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    target = Reduced(is_written_out=True, is_normed=False).to(dtype)
+    assert accused(tmp_path, Reduced(), target, X)[0] in ("reduction", "reduction.1")
+
+
+@pytest.mark.spec("LCL-262")
+def test_a_module_that_the_target_lacks_is_accused_by_injection(tmp_path: Path) -> None:
+    target = Unnamed(is_turned=True)
+    accused(tmp_path, Tagger(), target, IDS)
+    workload = Workload(target.eval(), (IDS,))
+    by_injection = localize(tmp_path / "ref.h5", tmp_path / "tgt.h5", target_model=workload)
+    assert by_injection.by == "injection"
+    assert [suspect.module for suspect in by_injection.suspects] == ["smoother"]
+
+
+class Layer(nn.Module):
+    """A feed-forward with a scale of each channel behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)
+        self.scale = nn.Parameter(torch.randn(32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = x + self.scale * self.down(self.act(self.up(x)))
+        return made
+
+
+def layers(*, is_folded: bool) -> nn.Sequential:
+    torch.manual_seed(0)
+    model = nn.Sequential(Layer(), Layer(), Layer())
+    for layer in model.children() if is_folded else ():
+        assert isinstance(layer, Layer)
+        layer.down.weight.data *= layer.scale.data[:, None]
+        layer.down.bias.data *= layer.scale.data
+        layer.scale.data.fill_(1)
+    return model
+
+
+@pytest.mark.spec("LCL-261")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_scale_that_is_folded_into_the_weights_before_it_accuses_nobody(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    assert accused(tmp_path, layers(is_folded=False), layers(is_folded=True).to(dtype), X) == []
+
+
+@pytest.mark.spec("LCL-261")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_beside_folded_scales_the_module_that_is_wrong_is_accused(tmp_path: Path, dtype: torch.dtype) -> None:
+    target = layers(is_folded=True)
+    target.get_parameter("1.up.weight").data[:, :2] = 0
+    assert accused(tmp_path, layers(is_folded=False), target.to(dtype), X)[0] == "1.up"
+
+
+class Adding(nn.Module):
+    """What a feed-forward makes of its argument, and another argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        made: Tensor = self.down(torch.relu(self.up(x))) + residual
+        return made
+
+
+class Around(nn.Module):
+    """Hands on its input, or the norm of it, as what is added."""
+
+    def __init__(self, *, is_normed: bool) -> None:
+        super().__init__()
+        self.norm, self.body, self.is_normed = nn.LayerNorm(32), Adding(), is_normed
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm(x)
+        made: Tensor = self.body(normed, normed if self.is_normed else x)
+        return made
+
+
+@pytest.mark.spec("LCL-261")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_an_argument_that_is_used_late_leads_to_something(tmp_path: Path, dtype: torch.dtype) -> None:
+    def make(is_normed: bool) -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(Around(is_normed=False), Around(is_normed=is_normed))
+
+    assert accused(tmp_path, make(False), make(True).to(dtype), 3 * X + 1)[0] == "1"
+
+
+class Router(nn.Module):
+    """Scores of experts by a layer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.layer(x)
+        return scores
+
+
+class Experts(nn.Module):
+    """Experts of chosen tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 32, 32) / 6)
+
+    def forward(self, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        return torch.einsum("tk,tkij,tj->ti", top_k_weights, self.weight[top_k_index], x)
+
+
+class Mixture(nn.Module):
+    """Two experts of eight, as DBRX has them: the router gives scores, and the experts are given choices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.router, self.experts = Router(), Experts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, index = self.router(x).softmax(-1).topk(2)
+        made: Tensor = self.experts(x, index, weights / weights.sum(-1, keepdim=True))
+        return made
+
+
+class Dense(Mixture):
+    """The same with all experts computed, and what is not chosen weighted with nothing."""
+
+    def __init__(self, *, is_whole: bool) -> None:
+        super().__init__()
+        self.is_whole = is_whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, index = self.router(x).softmax(-1).topk(2)
+        weights = weights if self.is_whole else weights / weights.sum(-1, keepdim=True)
+        shares = (one_hot(index, 8).to(x.dtype) * weights[..., None]).sum(-2)
+        return torch.einsum("te,eij,tj->ti", shares, self.experts.weight, x)
+
+
+@pytest.mark.spec("POL-260")
+def test_tokens_at_near_ties_of_choices_that_are_handed_on_accuse_nobody(tmp_path: Path) -> None:
+    tokens = torch.randn(4000, 32, generator=torch.Generator().manual_seed(2)).bfloat16().float()
+    assert accused(tmp_path, Mixture(), Dense(is_whole=False).bfloat16(), tokens) == []
+    (result,) = [
+        pair
+        for pair in compare(tmp_path / "ref.h5", tmp_path / "tgt.h5").pairs
+        if pair.key == "0/@root/output"
+    ]
+    assert result.is_green
+    target = Dense(is_whole=False).bfloat16()
+    with torch.no_grad():
+        ours, theirs = Mixture()(tokens), target(tokens.bfloat16()).float()
+    rows = (theirs - ours).norm(dim=-1) / ours.norm(dim=-1)
+    assert rows.median() < 0.01
+    assert rows.max() > 0.5  # a token that chose otherwise
+
+
+@pytest.mark.spec("LCL-260")
+def test_experts_with_wrong_shares_are_accused(tmp_path: Path) -> None:
+    tokens = torch.randn(400, 32, generator=torch.Generator().manual_seed(2)).bfloat16().float()
+    suspects = accused(tmp_path, Mixture(), Dense(is_whole=True).bfloat16(), tokens)
+    assert suspects[:1] in (["experts"], ["@root"])
