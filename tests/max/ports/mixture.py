@@ -120,11 +120,16 @@ class Experts(Module):
 
     def __call__(self, x: TensorValue, table: TensorValue) -> TensorValue:
         """What the experts make of `x`, (token, feature), weighed by `table`, (token, expert)."""
-        both = ops.unsqueeze(x, 0) @ ops.transpose(self.inward, 1, 2)
+        both = self._product(ops.unsqueeze(x, 0), self.inward)
         inner = ops.silu(both[:, :, : self.inner]) * both[:, :, self.inner :]
-        each = ops.cast(inner @ ops.transpose(self.outward, 1, 2), DType.float32)
+        each = ops.cast(self._product(inner, self.outward), DType.float32)
         weighed = each * ops.unsqueeze(ops.transpose(table, 0, 1), -1)
         return ops.cast(ops.squeeze(ops.sum(weighed, 0), 0), x.dtype)
+
+    def _product(self, x: TensorValue, weight: Weight) -> TensorValue:
+        """`x` times each expert's matrix, added up in float32: MAX adds terms of bfloat16 in bfloat16 on a CPU."""
+        wide = ops.cast(x, DType.float32) @ ops.cast(ops.transpose(weight, 1, 2), DType.float32)
+        return ops.cast(wide, x.dtype)
 
 
 class SparseLayer(Module):
