@@ -127,7 +127,7 @@ class Experts(Module):
         return ops.cast(ops.squeeze(ops.sum(weighed, 0), 0), x.dtype)
 
     def _product(self, x: TensorValue, weight: Weight) -> TensorValue:
-        """`x` times each expert's matrix, added up in float32: MAX adds terms of bfloat16 in bfloat16 on a CPU."""
+        """`x` times each expert's matrix, in float32: MAX adds bfloat16 terms up in bfloat16 on a CPU."""
         wide = ops.cast(x, DType.float32) @ ops.cast(ops.transpose(weight, 1, 2), DType.float32)
         return ops.cast(wide, x.dtype)
 
