@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tensorcap.alignment import align
 from tensorcap.localization import Localization, localize
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
@@ -406,3 +407,51 @@ def test_code_that_hands_on_another_result_is_accused_and_not_who_is_no_longer_c
     target.load_state_dict(reference.state_dict())
     found = localized(tmp_path, reference, target)
     assert [(one.module, one.cause) for one in found.suspects] == [("layers.1", "operand-exchanged")]
+
+
+class Dropped(nn.Module):
+    """A product and a dropout between two linears."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.mix = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.mix(self.inner(self.first(x))))
+        return result
+
+
+class Product(nn.Module):
+    """The product in a module of its own, halved if it is wrong; a port has no dropout."""
+
+    def __init__(self, weights: nn.Linear, *, is_wrong: bool) -> None:
+        super().__init__()
+        self.weight, self.bias, self.factor = weights.weight, weights.bias, 0.5 if is_wrong else 1.0
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return functional.linear(hidden, self.weight, self.bias) * self.factor
+
+
+class Undropped(nn.Module):
+    """A port of it, in which the name of the dropout is that of the product."""
+
+    def __init__(self, reference: Dropped, *, is_wrong: bool) -> None:
+        super().__init__()
+        self.first, self.last = reference.first, reference.last
+        self.mix = Product(reference.inner, is_wrong=is_wrong)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.mix(self.first(x)))
+        return result
+
+
+@pytest.mark.spec("ALN-300")
+@pytest.mark.parametrize("is_wrong", [True, False], ids=["wrong", "right"])
+def test_a_dropout_is_not_given_what_the_product_before_it_is_given(tmp_path: Path, is_wrong: bool) -> None:
+    torch.manual_seed(6)
+    reference = Dropped().eval()
+    found = localized(tmp_path, reference, Undropped(reference, is_wrong=is_wrong))
+    assert [suspect.module for suspect in found.suspects] == (["inner"] if is_wrong else [])
+    entries = align(tmp_path / "ref.h5", tmp_path / "tgt.h5").alignment.entries
+    assert [entry.reference for entry in entries if "mix" in entry.reference[0]] == [("mix/output",)]

@@ -161,7 +161,10 @@ class Slots:
             known = by_names[self._names(candidate, place)]
             reasons: dict[tuple[str, str], tuple[Evidence, str]] = {}
             reasons |= dict.fromkeys(pairs, ("values", "what the two were given, with equal values"))
-            for pair, reason in self._others(reference, target, known, [*reasons]).items():
+            others = self._others(reference, target, known, [*reasons])
+            if self._is_handed_on(candidate, place):
+                others = {}
+            for pair, reason in others.items():
                 if not self._contradicts(candidate, place, pair):
                     reasons[pair] = reason
             is_wrong = self.matching.are_near(*self.matching.sites_of(candidate, place)) is False
@@ -171,6 +174,23 @@ class Slots:
                 if (fit := self.find_steps(reference[a], target[b], is_wrong=is_wrong)) is not None
             ]
         return paired
+
+    def _is_handed_on(self, candidate: Candidate, place: Place) -> bool:
+        """Whether one module only hands a result on that the other makes with parameters of what it is given.
+
+        Such are a dropout, which a port has no module for, and the attention before it, whose result it has.
+        """
+        works = []
+        for archive, side, site in zip(
+            self.archives, self.matching.sides, self.matching.sites_of(candidate, place), strict=True
+        ):
+            module, infos = side.module(site), archive.info.modules
+            if module not in infos:
+                return False
+            within = [path for path in infos if path.startswith(f"{module}.")]
+            has_parameters = any(infos[path].parameters for path in (module, *within))
+            works.append("with parameters" if has_parameters else "of modules" if within else "alone")
+        return sorted(works) == ["alone", "with parameters"]
 
     def _names(self, candidate: Candidate, place: Place) -> tuple[frozenset[str], ...]:
         """The argument names of two members; layers with others say nothing of this one."""
