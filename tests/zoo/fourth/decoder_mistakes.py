@@ -112,7 +112,8 @@ def rotated_halves(self: Any, x: Tensor) -> Tensor:
 def low_angles(self: Any, length: int) -> Tensor:
     """As after a cast of the whole model, tables included."""
     dtype = self.qkv.weight.dtype
-    return torch.arange(length).to(dtype)[:, None] * self.frequencies.to(dtype)
+    out: Tensor = torch.arange(length).to(dtype)[:, None] * self.frequencies.to(dtype)
+    return out
 
 
 def up_first(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -216,9 +217,10 @@ def shares_of_one(self: Any, scores: Tensor) -> Tensor:
 
 
 def normed_by_head(self: Any, x: Tensor) -> Tensor:
-    wide = x.float().unflatten(-1, (-1, 16))
+    wide = torch.unflatten(x.float(), -1, (-1, 16))
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-    return wide.flatten(-2).to(x.dtype) * self.gain
+    out: Tensor = wide.flatten(-2).to(x.dtype) * self.gain
+    return out
 
 
 def in_order_of_names(x: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ def neo_with_scaled_queries(reference: Any) -> Any:
     """The factor that attention does not have, in the weights."""
     port = NeoPort(reference)
     for block, layer in zip(port.blocks, reference.transformer.h, strict=True):
-        block.mix = NeoSdpaMixer(layer.attn, reference.config.window_size)  # type: ignore[assignment]
+        block.mix = NeoSdpaMixer(layer.attn, reference.config.window_size)
     return port
 
 
@@ -147,7 +147,7 @@ class GlmMixer(nn.Module):
 
     def divided(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         every = heads(self.qkv(x), self.queries + 2 * self.groups)
-        q, k, v = every.split((self.queries, self.groups, self.groups), 1)
+        q, k, v = torch.split(every, [self.queries, self.groups, self.groups], 1)
         return q, k, v
 
     def forward(self, x: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ def glm_with_rows_reordered(reference: Any) -> Any:
     """Halves are rotated rather than pairs, as most runtimes do."""
     port = GlmPort(reference)
     for block, layer in zip(port.blocks, reference.model.layers, strict=True):
-        block.mix = GlmHalvesMixer(layer.self_attn, reference.model.rotary_emb.inv_freq)  # type: ignore[assignment]
+        block.mix = GlmHalvesMixer(layer.self_attn, reference.model.rotary_emb.inv_freq)
     return port
 
 
@@ -346,5 +346,5 @@ def olmoe_with_gathered_experts(reference: Any) -> Any:
     """Only the experts that were chosen are computed."""
     port = OlmoPort(reference)
     for block, layer in zip(port.blocks, reference.model.layers, strict=True):
-        block.experts = ChosenExperts(layer.mlp)  # type: ignore[assignment]
+        block.experts = ChosenExperts(layer.mlp)
     return port

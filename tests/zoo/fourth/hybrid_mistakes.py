@@ -40,7 +40,8 @@ def normed_at_first(self: Any, ids: Tensor) -> Tensor:
 
 
 def unnormed(self: Any, x: Tensor) -> Tensor:
-    return x @ self.table.T
+    out: Tensor = x @ self.table.T
+    return out
 
 
 _LFM_NORMS: Final = tuple(
@@ -135,7 +136,8 @@ def split_flat(self: Any, x: Tensor) -> list[Tensor]:
 def gated_before(self: Any, y: Tensor, z: Tensor) -> Tensor:
     wide = y.float() * functional.silu(z.float())
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-    return wide.to(y.dtype) * self.norm
+    out: Tensor = wide.to(y.dtype) * self.norm
+    return out
 
 
 def ungated(self: Any, x: Tensor) -> Tensor:

@@ -189,7 +189,7 @@ class DeltaMixer(nn.Module):
         q, k, v, z = self.divided(x)
         mixed = functional.silu(convolve(torch.cat((q, k, v), -1).transpose(1, 2), self.kernel))
         width = self.keys * self.size
-        parts = mixed.transpose(1, 2).split((width, width, self.values * self.wide), -1)
+        parts = torch.split(mixed.transpose(1, 2), [width, width, self.values * self.wide], -1)
         q, k, v = (heads(p, n) for p, n in zip(parts, (self.keys, self.keys, self.values), strict=True))
         q, k, v = self.longer(q) * self.size**-0.5, self.longer(k), v.float()
         write, keep = self.speeds(x)
@@ -198,7 +198,7 @@ class DeltaMixer(nn.Module):
             state = self.stepped(state, k[:, :, at], v[:, :, at], write[:, at], keep[:, at])
             outs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, :, at]))
         y = torch.stack(outs, 1).to(x.dtype)
-        out: Tensor = self.out(self.normed(y, z.unflatten(-1, (self.values, -1))).flatten(2))
+        out: Tensor = self.out(self.normed(y, torch.unflatten(z, -1, (self.values, -1))).flatten(2))
         return out
 
 

@@ -57,7 +57,7 @@ class Excite(nn.Module):
         return functional.silu(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        weights = self.more(self.act(self.less(x.mean((2, 3))))).sigmoid()
+        weights: Tensor = self.more(self.act(self.less(x.mean((2, 3))))).sigmoid()
         return x * weights[:, :, None, None]
 
 
@@ -174,7 +174,8 @@ class SeerBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.gain_see * self.see(self.n1(x))
-        return x + self.gain_feed * self.down(functional.gelu(self.up(self.n2(x))))
+        out: Tensor = x + self.gain_feed * self.down(functional.gelu(self.up(self.n2(x))))
+        return out
 
 
 class BeitPort(nn.Module):
@@ -247,7 +248,8 @@ class Watcher(nn.Module):
         y = self.n1(x)
         q, k, v = (heads(part(y), self.heads) for part in (self.q, self.k, self.v))
         x = x + self.out(merged(attend(q, k, v, scale=q.shape[-1] ** -0.5)))
-        return x + self.down(functional.gelu(self.up(self.n2(x))))
+        out: Tensor = x + self.down(functional.gelu(self.up(self.n2(x))))
+        return out
 
 
 class Reassemble(nn.Module):
@@ -264,7 +266,8 @@ class Reassemble(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = functional.gelu(self.read(self.joined(x[:, 1:], x[:, :1])))
         side = round(y.shape[1] ** 0.5)
-        out: Tensor = self.last(self.resize(self.project(y.transpose(1, 2).unflatten(-1, (side, side)))))
+        grid = torch.unflatten(y.transpose(1, 2), -1, (side, side))
+        out: Tensor = self.last(self.resize(self.project(grid)))
         return out
 
 
@@ -320,7 +323,7 @@ class DptPort(nn.Module):
     def grid(self, height: int, width: int) -> Tensor:
         """Places of patches, resized to as many as the image has."""
         side = round((self.places.shape[1] - 1) ** 0.5)
-        grid = self.places[:, 1:].transpose(1, 2).unflatten(-1, (side, side))
+        grid = torch.unflatten(self.places[:, 1:].transpose(1, 2), -1, (side, side))
         grid = functional.interpolate(grid, (height, width), mode="bilinear", align_corners=False)
         return torch.cat((self.places[:, :1], grid.flatten(2).transpose(1, 2)), 1)
 
@@ -354,7 +357,9 @@ class PartedReassemble(Reassemble):
         y = x[:, 1:] @ weight[:, :width].T + (x[:, :1] @ weight[:, width:].T + self.read.bias)
         y = functional.gelu(y)
         side = round(y.shape[1] ** 0.5)
-        return self.last(self.resize(self.project(y.transpose(1, 2).unflatten(-1, (side, side)))))  # type: ignore[no-any-return]
+        grid = torch.unflatten(y.transpose(1, 2), -1, (side, side))
+        out: Tensor = self.last(self.resize(self.project(grid)))
+        return out
 
 
 def dpt_with_readout_in_parts(reference: Any) -> Any:

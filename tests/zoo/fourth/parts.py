@@ -15,7 +15,7 @@ from tests.zoo.third.parts import kept, linear
 
 
 @dataclass
-class Scores(ModelOutput):  # type: ignore[misc]  # its bases are not annotated
+class Scores(ModelOutput):
     """What a decoder gives: scores, and what the next call needs of this one."""
 
     logits: Tensor | None = None

@@ -237,7 +237,8 @@ class MixedPort(nn.Module):
         return [axis for axis, count in enumerate(self.sections) for _ in range(count)]
 
     def angles(self, places: Tensor) -> Tensor:
-        return places[self.axes()].T.float() * self.frequencies.float()
+        out: Tensor = places[self.axes()].T.float() * self.frequencies.float()
+        return out
 
     def embed(self, ids: Tensor, pixels: Tensor, grids: Tensor) -> Tensor:
         x: Tensor = self.words(ids)
@@ -262,6 +263,6 @@ class OneByOne(Tower):
     """A tower for one image at a time."""
 
     def forward(self, pixels: Tensor, grids: Tensor) -> Tensor:
-        parts = pixels.split(grids.prod(-1).tolist())
+        parts = torch.split(pixels, grids.prod(-1).tolist())
         once = super().forward
         return torch.cat([once(part, grid[None]) for part, grid in zip(parts, grids, strict=True)])

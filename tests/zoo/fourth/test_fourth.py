@@ -103,9 +103,9 @@ def test_each_mistake_has_a_kind_of_the_zoos_and_words_of_its_own() -> None:
 
 def test_one_entry_of_each_sort_says_the_truth() -> None:
     """The others are run by `make test-entries`."""
-    mistake = next(m for m in FOURTH_MISTAKES if m.name == "hifigan_without_holes")
+    mistake = next(m for m in FOURTH_MISTAKES if m.name == "glm4_up_before_gate")
     assert ported_effect(mistake, "float32") > REAL
-    port = next(c for c in FOURTH_CORRECT if c.name == "hifigan_with_statistics_folded")
+    port = next(c for c in FOURTH_CORRECT if c.name == "glm4_rewritten")
     assert distance(port.architecture, port.change, double=False) < 2e-6
 
 

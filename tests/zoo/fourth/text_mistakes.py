@@ -22,7 +22,7 @@ def apart(*layers: int) -> tuple[str, ...]:
 
 
 def usual_scale(_: Any, size: int) -> float:
-    return size**-0.5
+    return 1 / math.sqrt(size)
 
 
 def same_slots(self: Any, distances: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ class ApartMixer(nn.Module):
         self.heads, self.span = inner.num_attention_heads, inner.pos_ebd_size
 
     def scale(self, size: int) -> float:
-        return (3 * size) ** -0.5
+        return 1 / math.sqrt(3 * size)
 
     def slots(self, distances: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of the table of distances for (query, key), and for (key, query)."""
@@ -223,7 +223,8 @@ class WordsAndSines(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         sines = self.sines(self.places(ids)) * (ids != self.padding)[..., None]
-        return self.words[ids] * self.factor + sines.to(self.words.dtype)
+        out: Tensor = self.words[ids] * self.factor + sines.to(self.words.dtype)
+        return out
 
 
 class M2MPort(nn.Module):
