@@ -20,6 +20,7 @@ from tests.zoo.architecture import (
     text_inputs,
     tokens,
 )
+from tests.zoo.fourth.architectures import FOURTH_ARCHITECTURES
 from tests.zoo.second.architectures import SECOND_ARCHITECTURES
 from tests.zoo.third.architectures import THIRD_ARCHITECTURES
 
@@ -247,6 +248,7 @@ ALL_ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     **ARCHITECTURES,
     **SECOND_ARCHITECTURES,
     **THIRD_ARCHITECTURES,
+    **FOURTH_ARCHITECTURES,
 }
 
 

@@ -22,6 +22,7 @@ from tests.zoo.architectures import ALL_ARCHITECTURES
 from tests.zoo.catalogue import ALL_ENTRIES, ENTRIES
 from tests.zoo.effect import is_exercised
 from tests.zoo.entry import DTYPES, Entry, Mistake, build
+from tests.zoo.fourth.catalogue import FOURTH_ENTRIES
 from tests.zoo.localisers import LOCALISERS, Suspect
 from tests.zoo.scoring import Outcome, Score
 from tests.zoo.second.catalogue import HALVES
@@ -102,7 +103,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--localiser", action="append", choices=LOCALISERS, help="all if none is given")
     parser.add_argument("--dtype", action="append", choices=DTYPES, help="both if none is given")
     parser.add_argument(
-        "--zoo", choices=("first", "second", "third"), default="first", help="the first if not given"
+        "--zoo",
+        choices=("first", "second", "third", "fourth"),
+        default="first",
+        help="the first if not given",
     )
     parser.add_argument("--half", choices=HALVES, help="of the second zoo; the held-out one is for the end")
     parser.add_argument("--only", action="append", metavar="GLOB", help="names of entries")
@@ -111,10 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if (given.zoo == "second") != (given.half is not None):
         parser.error("the second zoo, and it alone, is measured by halves: --zoo second --half dev")
-    if given.half is not None:
-        entries = HALVES[given.half]
-    else:
-        entries = THIRD_ENTRIES if given.zoo == "third" else ENTRIES
+    zoos = {"first": ENTRIES, "third": THIRD_ENTRIES, "fourth": FOURTH_ENTRIES}
+    entries = HALVES[given.half] if given.half is not None else zoos[given.zoo]
     names = [n for n in entries if any(fnmatch.fnmatchcase(n, glob) for glob in given.only or ["*"])]
     if not names:
         print(f"no entry of the zoo is named {', '.join(given.only)}", file=sys.stderr)

@@ -1,0 +1,158 @@
+"""The fourth zoo says the truth, which plain runs of the models and of the ports show: no judge is asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.zoo import run as running
+from tests.zoo.architectures import ALL_ARCHITECTURES, ARCHITECTURES, make
+from tests.zoo.catalogue import ALL_ENTRIES, ENTRIES
+from tests.zoo.effect import calls_of, difference, is_exercised, ported_effect
+from tests.zoo.entry import Correct, Entry, Kind, build
+from tests.zoo.fourth.architectures import FOURTH_ARCHITECTURES
+from tests.zoo.fourth.catalogue import FOURTH_CORRECT, FOURTH_ENTRIES, FOURTH_MISTAKES
+from tests.zoo.second.architectures import SECOND_ARCHITECTURES
+from tests.zoo.second.catalogue import HALVES
+from tests.zoo.second.test_second import Double, in_float64
+from tests.zoo.third.architectures import THIRD_ARCHITECTURES
+from tests.zoo.third.catalogue import THIRD_ENTRIES
+
+REAL = 1e-3  # what a mistake changes at least, relative; correct ports are within 2e-6 of the reference
+SUBTLE = {"neo_exact_gelu": 1e-4}  # two formulas of one function: by its nature smaller
+DOUBLE = 1e-12  # of float64, relative: the ports agree to 2e-15
+TABLES = {"m2m_100": 1e-7}  # the reference's table of sines is made in float32
+ROUTED = 3  # times: of two experts that score alike, another may be chosen; others are 1 to 2 times as far
+PORTS = list(dict.fromkeys((mistake.architecture, mistake.port) for mistake in FOURTH_MISTAKES))
+
+
+def names(entries: Sequence[Entry]) -> list[str]:
+    return [entry.name for entry in entries]
+
+
+def outputs(architecture: str, model: Any) -> list[Tensor]:
+    """What each call of the whole model gives first: scores, a wave, a map."""
+    calls = calls_of(ALL_ARCHITECTURES[architecture].workload(model))["@root"]
+    return [next(t for t in call.result if t.is_floating_point()) for call in calls]
+
+
+def apart(expected: Sequence[Tensor], ported: Sequence[Tensor]) -> float:
+    """How far outputs are from each other, of the tokens that the port scores."""
+    cut = [
+        ours[:, -theirs.shape[1] :] if ours.ndim == 3 else ours
+        for ours, theirs in zip(expected, ported, strict=True)
+    ]
+    return difference(cut, ported)
+
+
+def distance(architecture: str, port: Any, *, double: bool) -> float:
+    """How far what a port gives is from what the reference gives."""
+    if not double:
+        reference, ported = make(architecture), port(make(architecture)).eval()
+        return apart(outputs(architecture, reference), outputs(architecture, ported))
+    with Double():
+        expected = outputs(architecture, in_float64(architecture))
+        ours = outputs(architecture, port(in_float64(architecture)).eval())
+    assert all(tensor.dtype == torch.float64 for tensor in (*expected, *ours))
+    return apart(expected, ours)
+
+
+def model_of(architecture: str) -> str:
+    return architecture.removesuffix("_stream")
+
+
+def test_mistakes_and_correct_ports_of_twelve_models_are_registered() -> None:
+    mistakes = Counter(model_of(mistake.architecture) for mistake in FOURTH_MISTAKES)
+    correct = Counter(model_of(port.architecture) for port in FOURTH_CORRECT)
+    assert len(mistakes) == 12
+    assert mistakes.keys() == correct.keys()
+    assert min(mistakes.values()) >= 4
+    assert min(correct.values()) >= 2
+    assert (len(FOURTH_MISTAKES), len(FOURTH_CORRECT), len(FOURTH_ENTRIES)) == (58, 25, 83)
+    assert {entry.architecture for entry in FOURTH_MISTAKES} == set(FOURTH_ARCHITECTURES)
+    assert FOURTH_ENTRIES.items() <= ALL_ENTRIES.items()
+
+
+def test_no_name_and_no_model_is_one_of_another_zoo() -> None:
+    others = {*ENTRIES, *HALVES["dev"], *HALVES["held-out"], *THIRD_ENTRIES}
+    assert others.isdisjoint(FOURTH_ENTRIES)
+    taken = {**ARCHITECTURES, **SECOND_ARCHITECTURES, **THIRD_ARCHITECTURES}
+    assert taken.keys().isdisjoint(FOURTH_ARCHITECTURES)
+    assert {a.model for a in taken.values()}.isdisjoint(a.model for a in FOURTH_ARCHITECTURES.values())
+
+
+def test_the_fourth_zoo_is_run_as_a_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert running.main(["--zoo", "fourth", "--only", "unheard_*"]) == 2
+    with pytest.raises(SystemExit):
+        running.main(["--zoo", "fourth", "--half", "dev"])
+    assert "measured by halves" in capsys.readouterr().err
+
+
+def test_each_mistake_has_a_kind_of_the_zoos_and_words_of_its_own() -> None:
+    for mistake in FOURTH_MISTAKES:
+        assert {mistake.kind, *mistake.also_kinds} <= set(get_args(Kind)), mistake.name
+        assert mistake.in_words
+        assert mistake.words
+        assert all(word == word.lower() for word in mistake.words), mistake.name
+
+
+def test_one_entry_of_each_sort_says_the_truth() -> None:
+    """The others are run by `make test-entries`."""
+    mistake = next(m for m in FOURTH_MISTAKES if m.name == "glm4_up_before_gate")
+    assert ported_effect(mistake, "float32") > REAL
+    port = next(c for c in FOURTH_CORRECT if c.name == "glm4_rewritten")
+    assert distance(port.architecture, port.change, double=False) < 2e-6
+
+
+@pytest.mark.entries
+def test_guilty_modules_are_modules_of_the_reference() -> None:
+    for architecture in FOURTH_ARCHITECTURES:
+        sites = {"@root", *(name for name, _ in make(architecture).named_modules())}
+        for mistake in FOURTH_MISTAKES:
+            if mistake.architecture == architecture:
+                assert {mistake.guilty, *mistake.also} <= sites, mistake.name
+
+
+@pytest.mark.entries
+@pytest.mark.parametrize("mistake", FOURTH_MISTAKES, ids=names(FOURTH_MISTAKES))
+def test_a_mistake_changes_what_comes_out(mistake: Any) -> None:
+    dtype = "bfloat16" if mistake.kind == "precision" else "float32"
+    assert ported_effect(mistake, dtype) > SUBTLE.get(mistake.name, REAL)
+
+
+@pytest.mark.entries
+@pytest.mark.parametrize(("architecture", "port"), PORTS, ids=[architecture for architecture, _ in PORTS])
+def test_without_its_mistake_a_port_gives_the_same_in_float64(architecture: str, port: Any) -> None:
+    assert distance(architecture, port, double=True) < TABLES.get(architecture, DOUBLE)
+
+
+@pytest.mark.entries
+@pytest.mark.parametrize("port", FOURTH_CORRECT, ids=names(FOURTH_CORRECT))
+def test_a_correct_port_gives_the_same_in_float64(port: Correct) -> None:
+    assert distance(port.architecture, port.change, double=True) < TABLES.get(port.architecture, DOUBLE)
+
+
+@pytest.mark.entries
+@pytest.mark.parametrize("port", FOURTH_CORRECT, ids=names(FOURTH_CORRECT))
+def test_a_correct_port_is_within_roundings_in_float32(port: Correct) -> None:
+    assert distance(port.architecture, port.change, double=False) < 2e-6
+
+
+@pytest.mark.entries
+@pytest.mark.parametrize("port", FOURTH_CORRECT, ids=names(FOURTH_CORRECT))
+def test_a_correct_port_in_bfloat16_is_about_as_far_as_the_same_model_is(port: Correct) -> None:
+    reference = outputs(port.architecture, make(port.architecture))
+    twin = outputs(port.architecture, make(port.architecture, "bfloat16"))
+    ported = outputs(port.architecture, build(port, "bfloat16").target.model)
+    assert apart(reference, ported) < ROUTED * difference(reference, twin)
+
+
+@pytest.mark.entries
+def test_mistakes_that_bfloat16_does_not_show_are_known() -> None:
+    hidden = {m.name for m in FOURTH_MISTAKES if not is_exercised(m, "bfloat16")}
+    assert hidden == set(SUBTLE)
