@@ -32,6 +32,7 @@ def test_no_fence_is_left_out() -> None:
     assert [fence.split()[:2] for fence in others] == [
         ["make", "demo"],  # which CI runs
         ["tcap", "verify"],  # tests/max/test_decoder.py
+        ["tcap", "verify"],  # tests/max/test_pipelines.py
         ["eval", '"$(_TCAP_COMPLETE=bash_source'],  # tests/cli/test_terminal.py
     ]
 

@@ -71,6 +71,7 @@ from tensorcap.comparison.ranks import given_unlike_on_ranks, rank_text, ranks_t
 from tensorcap.comparison.robust_errors import sample
 from tensorcap.comparison.sync_point import ModuleShare, Sort, SyncPoint, SyncPoints
 from tensorcap.comparison.sync_points import has_sync_points, points_of, sync_points
+from tensorcap.comparison.tensorless_calls import GivenValues
 from tensorcap.comparison.thresholds import (
     METRICS,
     KeyThresholds,
@@ -109,6 +110,7 @@ __all__ = [
     "ExchangedOperations",
     "Explanation",
     "Finding",
+    "GivenValues",
     "Injected",
     "Inputs",
     "KeyThresholds",

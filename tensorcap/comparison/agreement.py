@@ -353,6 +353,8 @@ class _Agreement:
         is_scope_known = self._target.info.scope is not None or bool(self._target.info.dump)
         if not _agree(results) or not is_scope_known:
             return ""
+        if self._target.info.dump:
+            return "the target's dump has no such tensor of the call, and what it has of its results agrees"
         if _is_argument(key):
             return "the target's call is given no such argument, and its results agree"
         implementation = self._target.info.attention_implementation

@@ -12,6 +12,7 @@ import numpy as np
 from tensorcap.diagnosis.context import PairContext, values_of
 from tensorcap.diagnosis.hypothesis import Hypothesis
 from tensorcap.diagnosis.values import Values, relative_error
+from tensorcap_formats.records import Record
 
 _LEAST_CHANNELS: Final = 4
 _LEAST_ROWS: Final = 8  # to fit a weight and a bias of each channel
@@ -37,11 +38,13 @@ def propose_other_inputs_of_norms(context: PairContext) -> Iterator[Hypothesis]:
     if channels < _LEAST_CHANNELS or rows < _LEAST_ROWS:
         return
     neighbours = list(context.read_neighbours(context.r.shape))
-    for name, x in _find_inputs(context):
+    for argument, x in _find_inputs(context):
         norm = _fit_norm(x, context.r, context.tolerance())
         if norm is None:
             continue
-        known = {key: theirs for key, _, theirs in neighbours if theirs is not None}
+        name = argument.key.site
+        others = [(key, theirs) for key, _, theirs in neighbours if key != argument.key.text]
+        known = {key: theirs for key, theirs in others if theirs is not None}
         single = dict(itertools.islice(known.items(), _MOST))
         sums = {
             f"the sum of {one} and {other}": single[one] + single[other]
@@ -61,8 +64,8 @@ def propose_other_inputs_of_norms(context: PairContext) -> Iterator[Hypothesis]:
         return
 
 
-def _find_inputs(context: PairContext) -> Iterator[tuple[str, Values]]:
-    """Modules whose result the tensor is, and what each was given."""
+def _find_inputs(context: PairContext) -> Iterator[tuple[Record, Values]]:
+    """What modules whose result the tensor is were given."""
     archive, own = context.reference_archive, context.reference
     makers = [own] if own.key.slot.startswith("output") else []
     for record in () if makers else context.find_neighbours():
@@ -78,7 +81,7 @@ def _find_inputs(context: PairContext) -> Iterator[tuple[str, Values]]:
         for record in archive.records:
             is_input = record.key.where == maker.key.where and record.key.slot.startswith("input.")
             if is_input and record.shape == own.shape and record.stored and record.dtype.kind == "float":
-                yield maker.key.site, values_of(archive, record)
+                yield record, values_of(archive, record)
 
 
 def _fit_norm(x: Values, result: Values, tolerance: float) -> Callable[[Values], Values] | None:

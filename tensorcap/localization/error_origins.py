@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.comparison import POLICY, Finding, Pair, Precision, error_of, sample
+from tensorcap.comparison import POLICY, Finding, GivenValues, Pair, Precision, error_of, sample
 from tensorcap.runs import Call, calls_of, enclosing_sites, is_state
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -78,6 +78,7 @@ class ErrorOrigins:
         self._reference, self._target = reference, target
         self._calls = calls_of(reference)
         self._precision = POLICY.precision_of_runs(reference.info, target.info)
+        self._values = GivenValues(reference, target)
         self._pairs = {pair.key: pair for pair in pairs if pair.reference is not None}
         self._call_of = {
             r.key.text: call for call in self._calls.calls for r in (*call.inputs, *call.outputs)
@@ -186,7 +187,7 @@ class ErrorOrigins:
                 continue
             if not pair.is_compared or pair.key not in self._call_of or is_state(record.key):
                 continue
-            if not record.dtype.is_inexact or self.is_undone(pair):
+            if not record.dtype.is_inexact or self.is_undone(pair) or self._is_told_otherwise(pair):
                 continue
             precision = POLICY.precision_of_pair(self._precision, record, pair.target)
             if precision.is_wide:
@@ -200,6 +201,13 @@ class ErrorOrigins:
             if finding.status == "diverged":
                 return Jump(pair, gap, finding)
         return None
+
+    def _is_told_otherwise(self, pair: Pair) -> bool:
+        """Whether a result is of a call that is given no tensors, and other values than the reference's."""
+        if pair.reference is None or pair.target is None:
+            return False
+        call = self._call_of[pair.key]
+        return not call.inputs and not self._values.are_equal(pair.reference.key, pair.target.key)
 
     def _error_before(self, pair: Pair, gap: Gap) -> float | None:
         """The largest error of the operands of a gap, in units of the tensor behind it; None if not known.

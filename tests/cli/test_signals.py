@@ -66,8 +66,10 @@ def run_until(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], int
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A shell has what it runs in the background ignore the signal.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        # A shell has what it runs in the background ignore the one, and nohup the other.
+        preexec_fn=lambda: [
+            signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)
+        ],
     )
     assert process.stdout is not None
     return process, int(process.stdout.readline())

@@ -81,7 +81,7 @@ def script_command(
 
     def ended(run: ScriptRun) -> None:
         nonlocal outcome
-        with redirect_stdout(own):
+        with redirect_stdout(sys.stdout if own.closed else own):  # the script may have closed it
             outcome = _print_end(run, as_json=as_json)
 
     script = Script.parse(arguments)

@@ -92,12 +92,7 @@ def stand_in_calls() -> tuple[StandInCall, ...]:
 
 
 def stand_in_note() -> str:
-    """One sentence on the calls of stand-ins; empty if there was none.
-
-    Example:
-        >>> stand_in_note()
-        ''
-    """
+    """One sentence on the calls of stand-ins; empty if there was none."""
     totals: Counter[str] = Counter()
     for call in stand_in_calls():
         totals[call.name] += call.times
