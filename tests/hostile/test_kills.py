@@ -101,6 +101,7 @@ CASES = {
     "export": Case("export new.h5 dump --format max", ("dump",)),
     "show --npy": Case("show new.h5::0/model.norm/output --npy x.npy --force", ("x.npy",)),
     "merge": Case("merge r.rank0.h5 r.rank1.h5 -o out.zarr", ("out.zarr",), add_ranks),
+    "report --png": Case("report new.h5 other.h5 --png -o plots", ("plots",)),
     "report": Case("report new.h5 other.h5 -o report.html", ("report.html",)),
 }
 

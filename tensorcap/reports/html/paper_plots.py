@@ -19,8 +19,10 @@ from tensorcap.reports.html.sources import ReportSource
 from tensorcap.reports.html.tensor_rows import points_of
 from tensorcap.runs import component_of
 from tensorcap.wording import shortened
+from tensorcap_formats.content import write_errors
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import WriteError
+from tensorcap_formats.output_path import build_beside, put_in_place, resolved
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,17 +67,15 @@ def write_plots(folder: str | os.PathLike[str], source: ReportSource) -> tuple[P
             f"{folder}: is not written: no result was measured, and of no tensor values are at hand, "
             "expected something to draw"
         )
-    try:
-        folder.mkdir(exist_ok=True)
-        if any(folder.iterdir()):
+    place = resolved(folder)
+    with build_beside(place) as building, write_errors(folder):
+        if os.path.lexists(place) and (not place.is_dir() or any(place.iterdir())):
             raise WriteError(f"{folder}: is not empty, expected a new folder")
-        paths = []
+        building.mkdir()
         for name, figure in figures.items():
-            paths.append(folder / f"{name}.png")
-            figure.savefig(paths[-1], dpi=_DPI)
-    except OSError as error:
-        raise WriteError(f"{folder}: cannot be written: {error.strerror or error}") from error
-    return tuple(paths)
+            figure.savefig(building / f"{name}.png", dpi=_DPI)
+        put_in_place(building, place)
+    return tuple(folder / f"{name}.png" for name in figures)
 
 
 def _drawn(source: ReportSource) -> list[tuple[Pair, tuple[Array, Array]]]:
