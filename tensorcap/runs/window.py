@@ -14,9 +14,10 @@ from typing import Final
 import numpy as np
 
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.content import write_errors
 from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.errors import UsageError, WriteError, abbreviate
-from tensorcap_formats.output_path import refuse_overlap, resolved, unique_beside
+from tensorcap_formats.output_path import build_beside, put_in_place, refuse_overlap, resolved
 from tensorcap_formats.records import Record
 from tensorcap_formats.writing import refuse_to_replace_archive
 
@@ -243,8 +244,7 @@ def write_npy(
     refuse_to_replace_archive(path)
     sample = decode(np.zeros(1, record.dtype.storage), record.dtype)
     target = resolved(path)
-    building = unique_beside(target, "building")
-    try:
+    with build_beside(target) as building, write_errors(path):
         with open(building, "xb") as file:
             if window is not None:
                 np.lib.format.write_array(file, read_window(archive, record, window), allow_pickle=False)
@@ -258,10 +258,5 @@ def write_npy(
                 np.lib.format.write_array_header_1_0(file, header)
                 for block in archive.blocks(record):
                     file.write(decode(block, record.dtype).data)
-        os.replace(building, target)
-    except BaseException as error:
-        building.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None:
-            raise WriteError(f"{path}: cannot be written: {error.strerror}") from error
-        raise
+        put_in_place(building, target)
     return sample.dtype

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +122,16 @@ def test_devices_are_those_of_weights_and_inputs() -> None:
     assert [str(ref) for ref in devices_of(modules)] == ["cpu:0", "gpu:1"]
     told = describe(MaxModel(module))
     assert (told["device"], told["dtype"]) == ("gpu:1", "bfloat16")
+
+
+@pytest.mark.slow  # importing MAX takes seconds
+def test_processes_started_later_have_the_packages_of_this_one() -> None:
+    code = "import os, subprocess, sys, tensorcap.adapters.max.engine\n" + (
+        "child = 'import os, sys; print(sys.prefix, os.environ.get(\"PYTHONPATH\"))'\n"
+        "print(sys.prefix, os.environ.get('PYTHONPATH'))\n"
+        "sys.stdout.flush()\n"
+        "subprocess.run([sys.executable, '-c', child], check=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before, after = done.stdout.splitlines()
+    assert before == after

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -69,6 +70,22 @@ __all__ = [
 
 
 _Result = TypeVar("_Result")
+_ENVIRONMENT: Final = ("PYTHONEXECUTABLE", "PYTHONPATH")  # which MAX sets as it is imported, past os.environ
+
+
+def _restore_environment() -> None:
+    """Give processes that are started later the environment that Python knows.
+
+    The interpreter that MAX found in the PATH would take the packages of a virtual environment from them.
+    """
+    for name in _ENVIRONMENT:
+        if name in os.environ:
+            os.putenv(name, os.environ[name])
+        else:
+            os.unsetenv(name)
+
+
+_restore_environment()
 
 
 def _version() -> str:
