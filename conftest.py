@@ -74,6 +74,7 @@ NEEDED_BY = {
         "tests/trained",
         "tests/upgrades",
         "tests/zoo",
+        "tests/max/tiny_folders.py",
     ],
     "transformers": [
         "tests/alignment/ports",
@@ -124,6 +125,7 @@ NEEDED_BY = {
         "tests/trained",
         "tests/upgrades",
         "tests/zoo",
+        "tests/max/tiny_folders.py",
     ],
     "zarr": [
         "tests/cli/test_ls.py",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tensorcap.rerun.own_errors import OwnError
-from tensorcap.wording import counted, some
+from tensorcap.wording import counted, shortened, some
 from tensorcap_formats.json_values import json_value
 
 Way = Literal["self", "reverse", "forward"]
@@ -29,6 +29,7 @@ class Replay:
         unpaired: Modules that the model calls more or less often than the reference did, and which are
             left out.
         misfits: Key texts of what the model has in another shape than the reference's run, likewise.
+        twin_failure: The error with which the model ended in that precision; "" if it did not.
     """
 
     own_errors: tuple[OwnError, ...]
@@ -40,6 +41,7 @@ class Replay:
     lacks_twin: bool = False
     unpaired: tuple[str, ...] = ()
     misfits: tuple[str, ...] = ()
+    twin_failure: str = ""
 
     @property
     def is_self(self) -> bool:
@@ -111,6 +113,11 @@ class Replay:
             )
         if self.lacks_twin:
             notes.append("The reference's model was not named: no twin says how much it rounds itself.")
+        if self.twin_failure:
+            notes.append(
+                f"The reference's model does not run in {self.precision} on the target's values "
+                f"({shortened(self.twin_failure)}): no twin says how much it rounds itself."
+            )
         return tuple(notes)
 
     def to_json(self) -> dict[str, Any]:

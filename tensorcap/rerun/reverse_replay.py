@@ -20,7 +20,9 @@ from tensorcap.rerun.producers import Producers
 from tensorcap.rerun.replay_judge import ReplayRuns, judge_replay, lies_within, unjudged
 from tensorcap.rerun.replay_result import Replay, Way
 from tensorcap.rerun.substitutes import exchangeable, misfits, natural_arguments, unlike_calls
+from tensorcap.wording import one_line
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import TensorcapError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import Source, opened
 from tensorcap_formats.progress import Progress, Silent
@@ -233,9 +235,14 @@ class _ReverseReplays:
         stage = f"replaying the reference's model on {whose} values{left}"
         run = self._run(self.workload, stage, released, params=True)
         natural = tuple(natural_arguments(self.original, self.keys))
-        twin_run = None
+        twin_run, failure = None, ""
         if self.twin is not None and self.precision is not None:
-            twin_run = self._run(self.twin, f"replaying it in {self.precision.name}{left}", released)
+            try:
+                twin_run = self._run(self.twin, f"replaying it in {self.precision.name}{left}", released)
+            except TensorcapError:
+                raise
+            except Exception as error:  # of the model's own code, such as a product of unlike dtypes
+                failure = one_line(f"{type(error).__name__}: {error}")
         runs = ReplayRuns(run, self.tested, twin_run, self.precision, self.compute_dtype, self.producers)
         result = judge_replay(self.fed, runs, self.way, self.keys, natural, released)
         if twin_run is not None and self.twin is not None and self.precision is not None and result.bad:
@@ -247,7 +254,7 @@ class _ReverseReplays:
                 result = _less_severe(
                     result, judge_replay(self.fed, runs, self.way, self.keys, natural, released)
                 )
-        result = _without(result, self.unpaired, self.misfits)
+        result = replace(_without(result, self.unpaired, self.misfits), twin_failure=failure)
         given = given_unlike_on_ranks(self.seen, self.tested)
         return _JudgedReplay(_without_unlike_ranks(result, given), run)
 
