@@ -145,6 +145,7 @@ NEEDED_BY = {
         "tests/max/ports",
         "tests/max/test_capturing.py",
         "tests/max/test_decoder.py",
+        "tests/max/test_compilation.py",
         "tests/max/test_engine.py",
         "tests/max/test_foreign.py",
         "tests/max/test_injecting.py",
