@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tracemalloc
 from collections.abc import Callable
@@ -266,3 +267,15 @@ def test_attributes_of_any_kind_do_not_confuse(foreign: Path) -> None:
         else:
             with open_archive(foreign.parent / "g.zarr") as archive:
                 assert len(archive) == 1
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_pipe_in_the_place_of_a_chunk_of_another_writer_is_refused(version: int, tmp_path: Path) -> None:
+    path = tmp_path / "x.zarr"
+    group = zarr.open_group(str(path), mode="w", zarr_format=version)  # type: ignore[arg-type]
+    group.create_array("a", data=np.arange(24, dtype="f4").reshape(4, 6), chunks=(2, 3))
+    chunk = path / "a" / ("1.1" if version == 2 else "c/1/1")
+    chunk.unlink()
+    os.mkfifo(chunk)  # a reader would wait for ever
+    with pytest.raises(CorruptArchiveError, match="is no regular file, expected a chunk"):
+        read_all(path)

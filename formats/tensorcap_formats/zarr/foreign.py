@@ -179,9 +179,22 @@ class _ForeignArray:
                 hint="If all of it was fill value, write it with write_empty_chunks=True.",
             )
         chunk = math.prod(array.shards or array.chunks) * self.dtype.itemsize
-        stored = sum(p.stat().st_size for p in self._folder.rglob("*") if p.is_file())
-        check_expansion(stored, chunk, str(self._folder))
+        check_expansion(self._stored_bytes(), chunk, str(self._folder))
         return array
+
+    def _stored_bytes(self) -> int:
+        """Count the bytes of all files, which the library opens by name: nothing else may stand there.
+
+        Raises:
+            CorruptArchiveError: There is a pipe or a device, at which it would wait, or a link to none.
+        """
+        stored = 0
+        for path in self._folder.rglob("*"):
+            if path.is_file():
+                stored += path.stat().st_size
+            elif not path.is_dir():
+                raise CorruptArchiveError(f"{path}: is no regular file, expected a chunk or metadata")
+        return stored
 
     def _band_rows(self, array: Any) -> int:
         """How many rows of the first axis to keep decoded; 0 if one chunk's are too many."""

@@ -25,6 +25,7 @@ from tensorcap_formats.open import open_archive
 from tests.hostile.fuzzing.seeds import REFERENCE, SEEDS, Seed, command, write_archive
 
 CPU_SECONDS: Final = 10.0  # an input of some kilobytes takes milliseconds
+WALL_SECONDS: Final = 120.0  # at a pipe it would wait for ever
 MEMORY_BYTES: Final = 2 << 30  # of addresses above those of the process at the start
 _COMMANDS: Final = 0.1  # share of inputs that are given to a command too
 _STYLE: Final = re.compile(r"\x1b\[[0-9;]*m")
@@ -187,15 +188,21 @@ def _require_plain(text: str) -> None:
 @contextmanager
 def _time_limit() -> Iterator[None]:
     def end(*_: object) -> None:
-        raise Forbidden(f"takes more than {CPU_SECONDS} s")
+        raise Forbidden(f"takes more than {CPU_SECONDS} s of a CPU, or than {WALL_SECONDS} s")
 
-    before = signal.signal(signal.SIGPROF, end)
-    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+    timers = (
+        (signal.SIGPROF, signal.ITIMER_PROF, CPU_SECONDS),
+        (signal.SIGALRM, signal.ITIMER_REAL, WALL_SECONDS),
+    )
+    before = [signal.signal(number, end) for number, _, _ in timers]
+    for _, timer, seconds in timers:
+        signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        for (number, timer, _), handler in zip(timers, before, strict=True):
+            signal.setitimer(timer, 0)
+            signal.signal(number, handler)
 
 
 @contextmanager
