@@ -24,7 +24,7 @@ from tensorcap_formats.errors import (
     UsageError,
     abbreviate,
 )
-from tensorcap_formats.folder import OpenFolder, others_below
+from tensorcap_formats.folder import OpenFolder, others_below, refuse_link_out
 from tensorcap_formats.foreign.numpy_files import read_npy_tensor
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import decode_json
@@ -145,6 +145,7 @@ def open_intermediates(path: Path) -> ForeignArchive:
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:
+    refuse_link_out(path / METADATA_FILE, path)
     with closing(InputFile(path / METADATA_FILE)) as file:
         return decode_json(file.read_all(_MAX_METADATA_BYTES), str(file.path))
 

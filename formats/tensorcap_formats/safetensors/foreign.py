@@ -107,16 +107,19 @@ def _inside(folder: Path, name: str) -> Path:
         raise UnsafeFileError(
             f"{folder}: index names the file {abbreviate(name)!r}, expected a plain file name"
         )
-    home = folder.resolve()
+    try:
+        home = folder.resolve()
+        target = (home / name).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a ring; a name that no file can have
+        raise UnsafeFileError(f"{folder}: its file {abbreviate(name)!r} leads nowhere: {error}") from None
     allowed = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
-    target = (home / name).resolve()
     if target.parent not in allowed:
         raise UnsafeFileError(f"{folder / name}: is a link to {target}, expected a file of the folder")
     return folder / name
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    with closing(InputFile(path)) as file:
+    with closing(InputFile(_inside(path.parent, path.name))) as file:
         weight_map = decode_json(file.read_all(MAX_HEADER_BYTES), str(path)).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
         raise CorruptArchiveError(f"{path}: weight_map does not give each tensor a file name")

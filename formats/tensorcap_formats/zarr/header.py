@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, abbreviate, missing_package
 from tensorcap_formats.flat_arrays import Slabs
+from tensorcap_formats.folder import refuse_link_out
 from tensorcap_formats.index import decode_json, parse_shape
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.keys import Key
@@ -63,7 +64,9 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
     Raises:
         CorruptArchiveError: It is missing, absurdly long, or no JSON object.
+        UnsafeFileError: It is a link that leads out of its folder.
     """
+    refuse_link_out(path, path.parent)
     with closing(open_part(path, "metadata of the array is missing")) as file:
         return decode_json(file.read_all(MAX_METADATA_BYTES), str(path))
 

@@ -105,7 +105,8 @@ def change_folder(path: Path, draw: Draw) -> None:
         return
     file.unlink()
     if kind == 0:
-        file.symlink_to(draw.choice(("/etc/hostname", "../../outside", "/dev/zero", file.name, ".")))
+        outside = os.path.abspath(path.parent.parent / "outside")
+        file.symlink_to(draw.choice(("/etc/hostname", outside, "/dev/zero", file.name, ".")))
     elif kind == 1:
         os.mkfifo(file)
     elif kind == 2:

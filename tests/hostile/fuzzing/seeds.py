@@ -298,7 +298,18 @@ SEEDS: Final[Mapping[str, Seed]] = {
     "hdf5": Seed("x.h5", _write_hdf5, (_BYTES,)),
     "keras": Seed("x.keras", _write_keras, (_BYTES, mutations.change_zip_member)),
     "safetensors": Seed("x.safetensors", _write_safetensors, (_BYTES, mutations.change_safetensors)),
-    "shards": Seed("x", _write_shards, (_BYTES, mutations.change_json, mutations.change_folder)),
+    "shards": Seed(
+        "x",
+        _write_shards,
+        (_BYTES, mutations.change_json, mutations.change_folder),
+        (
+            "ls {}",
+            "show {}",
+            "check {}",
+            "compare good.h5 {}",
+            "align good.h5 {}",
+        ),  # no model for transformers
+    ),
     "torch": Seed("x.pt", _write_torch, (_BYTES, mutations.change_zip_member)),
     "zarr2": Seed(
         "x.zarr",
