@@ -283,7 +283,7 @@ def _result(document: Mapping[str, Any]) -> Result:
         ),
     )
     classes = {
-        module_of(pair.reference.key.site): entry["class"]
+        module_of(pair.reference.key.site): decode_as(str, entry["class"])
         for pair, entry in zip(pairs, entries, strict=True)
         if pair.reference and entry["class"]
     }
