@@ -269,7 +269,9 @@ def _result(document: Mapping[str, Any]) -> Result:
     divergence, account = document["first_divergence"], document["account"]
     comparison = Comparison(
         **{name: decode_as(_HINTS[name], document[name], converter) for name in _AS_THEY_ARE},
-        tolerance=None if document["rtol"] is None else Tolerance(document["rtol"], document["atol"]),
+        tolerance=None
+        if document["rtol"] is None
+        else Tolerance(decode_as(float, document["rtol"]), decode_as(float, document["atol"])),
         pairs=pairs,
         account=None if account is None else decode_as(RunSummary, _members(RunSummary, account), converter),
         divergence=None

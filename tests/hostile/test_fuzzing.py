@@ -28,6 +28,6 @@ def test_what_inputs_are_made_of_is_read(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_no_hostile_input_does_what_none_may() -> None:
-    command = [sys.executable, "-m", "tests.hostile.fuzzing", "--count", "20000", "--jobs", "1"]
+    command = [sys.executable, "-m", "tests.hostile.fuzzing", "--count", "20000", "--jobs", "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-8000:]
