@@ -15,7 +15,17 @@ from tensorcap.comparison.node_flow import NodeFlow
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
 from tensorcap.comparison.pairing import Absences, Selection
 from tensorcap.comparison.ranking import error_of
-from tensorcap.runs import calls_of, enclosing_sites, is_gradient, is_inner, is_parameter, is_result, ops_of
+from tensorcap.runs import (
+    calls_of,
+    contents_of,
+    enclosing_sites,
+    is_gradient,
+    is_inner,
+    is_parameter,
+    is_result,
+    is_telling,
+    ops_of,
+)
 from tensorcap.wording import some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key, module_of, unescape
@@ -26,7 +36,6 @@ if TYPE_CHECKING:
 
 _MISSING: Final[tuple[Status, ...]] = ("missing-in-target", "never-called", "not-capturable", "unmapped")
 _DIFFERENT: Final[tuple[Status, ...]] = ("suspect", "diverged", "shape-mismatch")
-_LEAST: Final = 16  # elements; fewer are equal by chance
 _FUSED_ATTENTION: Final = ("sdpa", "flash", "flex")  # implementations that keep no attention weights
 # How much smaller a result's relative error must be than that of what it is computed from
 _UNDONE: Final = 8.0  # by the call that is given it: a matrix product hands errors on nearly whole
@@ -160,8 +169,8 @@ class _Agreement:
             if is_result(key):
                 self._results.setdefault((key.rank, key.step, key.site), []).append(pair)
                 self._of_call.setdefault(key.where, []).append(pair)
-            elif _is_argument(key) and self._has_digests and _is_telling(record):
-                self._takers.setdefault(_contents(record), []).append(pair)
+            elif _is_argument(key) and self._has_digests and is_telling(record):
+                self._takers.setdefault(contents_of(record), []).append(pair)
 
     def why_missing(self, record: Record) -> str:
         """Why the target may lack a record of the reference; "" if it may not."""
@@ -219,7 +228,7 @@ class _Agreement:
             return self._why_undone(takers, error_of(pair)) if all(map(self._hides_nothing, takers)) else ""
         module = module_of(key.site)
         around = self._nearest(
-            key, module if is_inner(key) else _enclosing(module), besides=_contents(record)
+            key, module if is_inner(key) else _enclosing(module), besides=contents_of(record)
         )
         if around is None or not _agree(around[1]):
             return ""
@@ -241,7 +250,7 @@ class _Agreement:
         record, tested = pair.reference, pair.target
         if record is None or tested is None or not tested.digest or not is_result(record.key):
             return ""
-        takers = self._takers.get(_contents(record), [])
+        takers = self._takers.get(contents_of(record), [])
         results = [r for t in takers if t.reference for r in self._of_call.get(t.reference.key.where, [])]
         if not results or not all(taker.is_absent or not taker.is_compared for taker in takers):
             return ""
@@ -251,7 +260,7 @@ class _Agreement:
             taker
             for result in results
             if result.reference is not None
-            for taker in self._takers.get(_contents(result.reference), [])
+            for taker in self._takers.get(contents_of(result.reference), [])
             if taker.is_compared
         ]
         is_handed_on = all(t.target is not None and t.target.digest == tested.digest for t in further)
@@ -271,7 +280,7 @@ class _Agreement:
         record, tested = pair.reference, pair.target
         if record is None or tested is None or record.key.site != ROOT_SITE or not is_result(record.key):
             return ""
-        ours, theirs = self._equal_and_agreeing(record), self._agreeing_in_target.get(_contents(tested))
+        ours, theirs = self._equal_and_agreeing(record), self._agreeing_in_target.get(contents_of(tested))
         if not (ours and theirs and self._has_digests):
             return ""
         return f"the reference returns {ours[0].key} there, the target what {theirs} holds, and both agree"
@@ -281,15 +290,15 @@ class _Agreement:
         """Keys of pairs that agree by what their record of the target holds."""
         agreeing: dict[tuple[object, ...], str] = {}
         for pair in self._pairs if self._target.trusts_digests else ():
-            if pair.target is not None and pair.is_green and _is_telling(pair.target):
-                agreeing.setdefault(_contents(pair.target), pair.key)
+            if pair.target is not None and pair.is_green and is_telling(pair.target):
+                agreeing.setdefault(contents_of(pair.target), pair.key)
         return agreeing
 
     def _takers_of(self, pair: Pair) -> Sequence[Pair]:
         """Arguments that hold a tensor: itself, if it is one."""
         record = pair.reference
         assert record is not None
-        return [pair] if _is_argument(record.key) else self._takers.get(_contents(record), [])
+        return [pair] if _is_argument(record.key) else self._takers.get(contents_of(record), [])
 
     def _why_undone(self, takers: Sequence[Pair], error: float | None) -> str:
         """By which calls an error of their argument is undone; "" if it is not."""
@@ -325,14 +334,14 @@ class _Agreement:
         """Pairs that agree, in order, by what their record of the reference holds."""
         agreeing: dict[tuple[object, ...], list[Pair]] = {}
         for pair in self._pairs:
-            if pair.reference is not None and pair.is_green and _is_telling(pair.reference):
-                agreeing.setdefault(_contents(pair.reference), []).append(pair)
+            if pair.reference is not None and pair.is_green and is_telling(pair.reference):
+                agreeing.setdefault(contents_of(pair.reference), []).append(pair)
         return agreeing
 
     def _equal_and_agreeing(self, record: Record) -> list[Pair]:
         """Pairs whose record of the reference holds the same, and that agree."""
-        is_known = self._has_digests and _is_telling(record)
-        return self._agreeing.get(_contents(record), []) if is_known else []
+        is_known = self._has_digests and is_telling(record)
+        return self._agreeing.get(contents_of(record), []) if is_known else []
 
     def _agreeing_later(self, pair: Pair) -> str:
         """Key of a later pair that agrees, equal in the reference and not in the target; "" if none is."""
@@ -375,7 +384,7 @@ class _Agreement:
         equal = [
             pair.reference.key.site
             for pair in self._pairs
-            if pair.reference is not None and _contents(pair.reference) == _contents(record)
+            if pair.reference is not None and contents_of(pair.reference) == contents_of(record)
         ]
         for head in dict.fromkeys(site.partition(".")[0] for site in equal if site != ROOT_SITE):
             weights = self._weights_below(head)
@@ -471,7 +480,7 @@ class _Agreement:
         """
         for module in (site, *enclosing_sites(site)):
             results = self._results.get((key.rank, key.step, module), ())
-            others = [p for p in results if p.reference and _contents(p.reference) != besides]
+            others = [p for p in results if p.reference and contents_of(p.reference) != besides]
             if results and others[:1] != [results[0]] and module != ROOT_SITE:
                 continue  # its main result is what is looked at
             if any(pair.is_compared for pair in others):
@@ -509,14 +518,3 @@ def _enclosing(site: str) -> str:
 
 def _name(site: str) -> str:
     return "the model" if site == ROOT_SITE else site
-
-
-def _contents(record: Record) -> tuple[object, ...]:
-    return record.key.rank, record.key.step, record.digest, record.dtype.name, record.shape
-
-
-def _is_telling(record: Record) -> bool:
-    """Whether a record of equal contents holds the same by no chance."""
-    statistics = record.statistics
-    is_varied = statistics is not None and statistics.minimum != statistics.maximum
-    return record.digest != "" and record.size >= _LEAST and is_varied

@@ -20,13 +20,12 @@ from typing import Final
 import numpy as np
 
 from tensorcap.comparison import POLICY, Finding, GivenValues, Pair, Precision, error_of, sample
-from tensorcap.runs import Call, calls_of, enclosing_sites, is_state
+from tensorcap.runs import Call, calls_of, enclosing_sites, is_state, is_telling
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.records import Record
 
-_LEAST: Final = 16  # elements of a tensor that holds the same as another one by no chance
 _FEWEST_ROWS: Final = 16  # below, a median of rows may be that of tokens with other experts
 _HEALED: Final = 8.0  # times smaller an error is that does not come of another one, as in CMP-55
 _DEPENDS: Final = 0.3  # correlation of two tensors of many elements of which one is made of the other
@@ -92,7 +91,7 @@ class ErrorOrigins:
                 self._children.setdefault(parent.place, []).append(call)
         self._alike: dict[tuple[object, ...], list[Record]] = {}
         for record in sorted(self._records(), key=lambda record: record.order):
-            if _is_telling(record):
+            if is_telling(record):
                 self._alike.setdefault(_contents(record), []).append(record)
         self._undone: dict[str, bool] = {}
         self._find_undone(pairs)
@@ -395,12 +394,6 @@ def _parents(calls: Sequence[Call]) -> Iterator[tuple[tuple[int, int, str, int],
 
 def _contents(record: Record) -> tuple[object, ...]:
     return record.key.rank, record.digest, record.dtype.name, record.shape
-
-
-def _is_telling(record: Record) -> bool:
-    statistics = record.statistics
-    is_varied = statistics is not None and statistics.minimum != statistics.maximum
-    return record.digest != "" and record.size >= _LEAST and is_varied
 
 
 def _judge(

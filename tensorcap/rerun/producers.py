@@ -11,17 +11,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from tensorcap.comparison import called_sites, caller_of
-from tensorcap.runs import Calls, enclosing_sites, is_inner
+from tensorcap.runs import Calls, Contents, contents_of, enclosing_sites, is_inner, is_telling
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
-
-_LEAST: Final = 16  # elements; fewer are equal by chance
-
-_Contents = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +77,17 @@ class _Flow:
     calls: Calls
     called: set[str]
     target: Archive
-    alike: Mapping[_Contents, Sequence[Record]]
+    alike: Mapping[Contents, Sequence[Record]]
     inputs: Mapping[tuple[int, int, str, int], Sequence[Record]]
-    results: set[_Contents]
+    results: set[Contents]
 
     @classmethod
     def of(cls, reference: Archive, target: Archive) -> _Flow:
         calls = Calls(reference)
-        alike: dict[_Contents, list[Record]] = defaultdict(list)
+        alike: dict[Contents, list[Record]] = defaultdict(list)
         for record in sorted(reference.records, key=lambda record: record.order):
-            if _is_float(record) and _is_telling(record):
-                alike[_contents(record)].append(record)
+            if _is_float(record) and is_telling(record):
+                alike[contents_of(record)].append(record)
         results = {
             contents
             for contents, records in alike.items()
@@ -108,14 +103,14 @@ class _Flow:
         """What a call was given that the target has no tensor for."""
         around = {contents for site in enclosing_sites(key.site) for contents in self._known_of(key, site)}
         for record in self.inputs_of(key):
-            contents = _contents(record)
+            contents = contents_of(record)
             if record.key.text not in self.target and contents not in self.results | around:
                 yield record
 
-    def _known_of(self, key: Key, site: str) -> Iterator[_Contents]:
+    def _known_of(self, key: Key, site: str) -> Iterator[Contents]:
         for record in self.inputs.get((key.rank, key.step, site, key.call), ()):
             if record.key.text in self.target:
-                yield _contents(record)
+                yield contents_of(record)
 
 
 def _find_results(flow: _Flow) -> Iterator[tuple[str, Record]]:
@@ -124,7 +119,7 @@ def _find_results(flow: _Flow) -> Iterator[tuple[str, Record]]:
         if not key.slot.startswith("output") or key.site == ROOT_SITE or key.text in flow.target:
             continue
         given = flow.inputs_of(key)
-        if not given or contents in map(_contents, given) or any(flow.unknown(key)):
+        if not given or contents in map(contents_of, given) or any(flow.unknown(key)):
             continue
         for user in users:
             if user.key.text in flow.target:
@@ -141,9 +136,9 @@ def _find_spans(flow: _Flow) -> Iterator[tuple[str, str]]:
         waiting = list(flow.unknown(key))
         if not waiting:
             continue
-        modules, seen = {caller_of(key.site, flow.called)}, set[_Contents]()
+        modules, seen = {caller_of(key.site, flow.called)}, set[Contents]()
         while waiting:
-            contents = _contents(waiting.pop())
+            contents = contents_of(waiting.pop())
             if contents in seen or contents not in flow.alike:
                 continue
             seen.add(contents)
@@ -167,18 +162,7 @@ def _find_common(modules: set[str], called: set[str]) -> str:
     return ROOT_SITE
 
 
-def _is_telling(record: Record) -> bool:
-    """Whether another record holds the same by no chance."""
-    statistics = record.statistics
-    is_varied = statistics is not None and statistics.minimum != statistics.maximum
-    return record.digest != "" and record.size >= _LEAST and is_varied
-
-
 def _is_float(record: Record) -> bool:
     key = record.key
     is_slot = key.slot.startswith(("input", "output")) and not is_inner(key) and not key.is_bare
     return is_slot and record.dtype.kind == "float"
-
-
-def _contents(record: Record) -> _Contents:
-    return record.key.rank, record.key.step, record.digest, record.dtype.name, record.shape

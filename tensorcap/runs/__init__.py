@@ -1,14 +1,15 @@
 """What an archive says of its run, beyond single tensors: calls, ops, data flow, module tree.
 
 An open archive goes in. Read `record_kinds` (results, gradients, parameters, inner points, and kinds of
-modules), `calls` (calls of modules, attention cores, depth), `state_writers` (which of them wrote a cache),
-`graph` and `ops` (ops within modules), `tree` (the module tree, also as text), `window` (a part of a tensor:
-read, printed, written), `value_histogram`, `views` (archives made of another one), and `archive_summary` (an
-archive in a line).
+modules), `contents` (records of equal digests), `calls` (calls of modules, attention cores, depth),
+`state_writers` (which of them wrote a cache), `graph` and `ops` (ops within modules), `tree` (the module
+tree, also as text), `window` (a part of a tensor: read, printed, written), `value_histogram`, `views`
+(archives made of another one), and `archive_summary` (an archive in a line).
 """
 
 from tensorcap.runs.archive_summary import ArchiveSummary
 from tensorcap.runs.calls import Call, Calls, calls_of, enclosing_sites, is_state
+from tensorcap.runs.contents import Contents, contents_of, is_telling
 from tensorcap.runs.graph import Graph, GraphEnds, Node, Value, View
 from tensorcap.runs.ops import FACTS, Ops, forget_ops, is_fact, ops_of, passed_in
 from tensorcap.runs.record_kinds import component_of, is_gradient, is_inner, is_parameter, is_result
@@ -35,6 +36,7 @@ __all__ = [
     "ArrayArchive",
     "Call",
     "Calls",
+    "Contents",
     "Graph",
     "GraphEnds",
     "Node",
@@ -53,6 +55,7 @@ __all__ = [
     "calls_of",
     "component_of",
     "compressed",
+    "contents_of",
     "enclosing_sites",
     "find_tensor",
     "forget_ops",
@@ -64,6 +67,7 @@ __all__ = [
     "is_parameter",
     "is_result",
     "is_state",
+    "is_telling",
     "ops_of",
     "parse_window",
     "passed_in",

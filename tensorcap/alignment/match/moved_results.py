@@ -16,14 +16,11 @@ from typing import Final
 from tensorcap.alignment.links import place_of
 from tensorcap.alignment.mapping import Alignment, Entry
 from tensorcap.alignment.resolution import ResolvedMapping, resolve
-from tensorcap.runs import is_result
+from tensorcap.runs import Contents, contents_of, is_result, is_telling
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record
 
-_LEAST: Final = 16  # elements; fewer are equal by chance
 _REASON: Final = "equal bit for bit, which the records of equal names are not"
-
-_Contents = tuple[object, ...]
 
 
 def pair_moved_results(
@@ -87,26 +84,26 @@ def _moved(
     by_key = {record.key.text: record for record in target.records if record.key.text not in used}
     settled = {r.key.text for link in links if not link.is_renaming for r in link.target}
     named: set[str] = set()  # the target's records that differ from the reference's of their name
-    witnesses: set[_Contents] = set()
-    free: dict[_Contents, list[Record]] = defaultdict(list)
+    witnesses: set[Contents] = set()
+    free: dict[Contents, list[Record]] = defaultdict(list)
     for record in reference.records:
-        text, contents = record.key.text, _contents(record)
+        text, contents = record.key.text, contents_of(record)
         if text in computed:
             continue
         partner = linked.get(text) or by_key.get(text) or by_key.get(target.canonical(text))
-        is_equal = partner is not None and _contents(partner) == contents
+        is_equal = partner is not None and contents_of(partner) == contents
         if is_equal:
             witnesses.add(contents)
         if partner is not None and is_equal and is_result(partner.key) == is_result(record.key):
             settled.add(partner.key.text)
-        elif is_result(record.key) and _is_telling(record):
+        elif is_result(record.key) and is_telling(record):
             free[contents].append(record)
             if partner is not None and not is_equal:
                 named |= {text, partner.key.text}
-    candidates: dict[_Contents, list[Record]] = defaultdict(list)
+    candidates: dict[Contents, list[Record]] = defaultdict(list)
     for record in target.records if free else ():
-        if is_result(record.key) and record.key.text not in settled and _contents(record) in free:
-            candidates[_contents(record)].append(record)
+        if is_result(record.key) and record.key.text not in settled and contents_of(record) in free:
+            candidates[contents_of(record)].append(record)
     for contents, ours in free.items():
         theirs = candidates.get(contents, [])
         is_named = any(record.key.text in named for record in (*ours, *theirs))
@@ -151,14 +148,3 @@ def _place(record: Record, *, is_whole: bool) -> str:
     site, _, slot = place_of(record).rpartition("/")
     call = f"{site}@{record.key.call}"
     return call if is_whole else f"{call}/{slot}"
-
-
-def _contents(record: Record) -> _Contents:
-    return record.key.rank, record.key.step, record.digest, record.dtype.name, record.shape
-
-
-def _is_telling(record: Record) -> bool:
-    """Whether another record holds the same by no chance."""
-    statistics = record.statistics
-    is_varied = statistics is not None and statistics.minimum != statistics.maximum
-    return record.digest != "" and record.size >= _LEAST and is_varied
