@@ -34,6 +34,8 @@ def main(count: int, first: int, readers: tuple[str, ...], jobs: int, keep: Path
         python -m tests.hostile.fuzzing -n 1 --reader torch --first 4711 --keep failing
     """
     names = readers or tuple(available())
+    for name in () if readers else sorted(SEEDS.keys() - set(names)):
+        click.echo(f"{name}: left out, as the package that writes its seed is not installed")
     each = -(-count // len(names))
     place = keep or Path(tempfile.mkdtemp(prefix="fuzz-"))
     outcomes = {name: Outcomes() for name in names}
