@@ -159,3 +159,14 @@ def test_a_damaged_model_is_an_error_or_opens(tmp_path: Path) -> None:
                     archive.load(record)
         except ReadError:
             pass
+
+
+def test_a_name_that_is_no_text_is_escaped_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(model(numpy_helper.from_array(WEIGHT, "name")), path)
+    path.write_bytes(path.read_bytes().replace(b"name", b"n\xffme"))
+    try:
+        with open_archive(path) as archive:
+            assert [record.key.text for record in archive.records] == ["n%5Cxffme"]  # NAM-4
+    except CorruptArchiveError as error:  # by versions of protobuf that check it
+        assert "is no valid ONNX model" in str(error)  # noqa: PT017

@@ -106,6 +106,10 @@ def test_a_compact_log_is_read_as_far_as_it_is_printed(tmp_path: Path) -> None:
             "odd": "dtype q4",
             "cut": "its print is cut short, or holds something else",
         }
+        assert not archive.is_complete
+        assert archive.run["error"] == {
+            "message": "damaged in the log: 'cut' (its print is cut short, or holds something else)"
+        }
         assert archive.info.dump == "abbreviated log"
 
 
@@ -119,6 +123,7 @@ def test_a_full_log_has_all_elements_and_each_print_of_a_label_is_a_step(tmp_pat
         assert archive.load(archive.get("1/norm/output")).tolist() == [np.float32(3.141593), np.float32(1e10)]
         assert archive.load(archive.get("0/probe:dbl/value")).tolist() == [0.3333333, 2e-300]
         assert archive.skipped == {}
+        assert archive.is_complete
         assert (archive.info.dump, archive.info.framework) == ("log", "max")
 
 
@@ -144,3 +149,13 @@ def test_values_are_judged_in_the_precision_in_which_they_were_printed(
 def test_a_text_without_prints_is_none_of_these_logs(tmp_path: Path) -> None:
     with pytest.raises(NotAnArchiveError, match="is a text file"):
         open_archive(log(tmp_path, "x = torch.tensor([1.0])\n"))
+
+
+@pytest.mark.spec("MXF-110")
+def test_a_damaged_print_leaves_the_others_their_steps(tmp_path: Path) -> None:
+    numbers = ("1.000000e+00", "2.x00000e+00", "3.000000e+00")
+    text = "".join(f"model.norm-output = tensor<1xf32> [{number}]\n" for number in numbers)
+    with open_archive(log(tmp_path, text)) as archive:
+        values = {record.key.text: archive.load(record).tolist() for record in archive.records}
+        assert values == {"0/norm/output": [1.0], "2/norm/output": [3.0]}
+        assert not archive.is_complete

@@ -57,7 +57,7 @@ def open_onnx(path: Path) -> Archive:
         else:
             tensors.append(_tensor(path, name, stored))
     for sparse in model.graph.sparse_initializer:
-        skipped[sparse.values.name] = "a sparse tensor"
+        skipped[_text(sparse.values.name)] = "a sparse tensor"
     if not tensors:
         raise NotAnArchiveError(
             f"{path}: is an ONNX model without initialisers",
@@ -68,12 +68,17 @@ def open_onnx(path: Path) -> Archive:
 
 def _named_tensors(graph: Any) -> Iterator[tuple[str, Any]]:
     for stored in graph.initializer:
-        yield stored.name, stored
+        yield _text(stored.name), stored
     for node in graph.node:
         if node.op_type == "Constant" and len(node.output) == 1:
             for attribute in node.attribute:
                 if attribute.name == "value":
-                    yield node.output[0], attribute.t
+                    yield _text(node.output[0]), attribute.t
+
+
+def _text(value: str | bytes) -> str:
+    """A text of the model; of one that is no UTF-8, versions of protobuf give the bytes."""
+    return value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
 
 
 def _tensor(path: Path, name: str, stored: Any) -> ForeignTensor:
@@ -129,7 +134,7 @@ class _ExternalData:
     @classmethod
     def of(cls, model: Path, stored: Any, where: str) -> _ExternalData:
         """Check what a tensor says of its place."""
-        entries = {entry.key: entry.value for entry in stored.external_data}
+        entries = {_text(entry.key): _text(entry.value) for entry in stored.external_data}
         location = entries.get("location", "")
         parts = Path(location).parts
         if not parts or Path(location).is_absolute() or ".." in parts or "\0" in location:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,11 +23,10 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap_formats.dtypes import DTYPES, Array, DType, encode
-from tensorcap_formats.errors import NotAnArchiveError, ReadError
+from tensorcap_formats.errors import NotAnArchiveError, ReadError, abbreviate
 from tensorcap_formats.foreign.dump_labels import Label, parse_label, probe_key, remove_root, undouble_names
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.input_file import InputFile
-from tensorcap_formats.keys import Key
 
 _MAX_BYTES: Final = 1 << 28  # of text; .max files are for more
 _MAX_DIGITS: Final = 18  # of a size
@@ -49,6 +49,7 @@ class _Print:
     """A tensor as it was printed: the elements that are there, in the shape that they make."""
 
     label: str
+    step: int
     dtype: DType
     shape: tuple[int, ...]
     values: Array
@@ -65,7 +66,8 @@ def is_print_log(path: Path) -> bool:
 def open_print_log(path: Path) -> ForeignArchive:
     """Open a log as an archive whose keys are what the labels of its prints mean.
 
-    The n-th print of a label is of step n - 1. Tensors of which it shows too little are in `skipped`.
+    The n-th print of a label is of step n - 1. Tensors of which it shows too little are in `skipped`; so are
+    damaged prints, which make it incomplete.
 
     Raises:
         NotAnArchiveError: There is no print in it.
@@ -78,32 +80,52 @@ def open_print_log(path: Path) -> ForeignArchive:
             )
         text = file.read_all(_MAX_BYTES)
     skipped: dict[str, str] = {}
-    prints = list(_prints(text, skipped))
+    damaged: dict[str, str] = {}
+    prints = list(_prints(text, skipped, damaged))
+    skipped |= damaged
     if not prints and not skipped:
         raise NotAnArchiveError(f"{path}: holds no line 'LABEL = tensor(…' of a print of MAX")
-    counts: dict[str, int] = {}
-    keyed: list[tuple[Key, _Print]] = []
-    for one, label in zip(prints, _labels(prints), strict=True):
-        step = counts[one.label] = counts.get(one.label, -1) + 1
-        keyed.append((probe_key(one.label, step) if label is None else label.key(step), one))
+    keyed = [
+        (probe_key(one.label, one.step) if label is None else label.key(one.step), one)
+        for one, label in zip(prints, _labels(prints), strict=True)
+    ]
     keyed.sort(key=lambda pair: pair[0].step)
     tensors = [ForeignTensor(key.text, p.dtype, p.shape, partial(_copy, p.values)) for key, p in keyed]
-    return ForeignArchive(path, "print-log", tensors, skipped=skipped, run=_run(prints), is_ordered=True)
+    run = _run(prints)
+    if damaged:
+        label, reason = next(iter(damaged.items()))
+        rest = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+        run["error"] = {"message": f"damaged in the log: {abbreviate(label)!r} ({reason}){rest}"}
+    return ForeignArchive(
+        path,
+        "print-log",
+        tensors,
+        skipped=skipped,
+        run=run,
+        is_ordered=True,
+        is_complete=not damaged,
+    )
 
 
-def _prints(text: bytes, skipped: dict[str, str]) -> Iterator[_Print]:
-    """The prints in a log, in order; why others are not read goes into `skipped`."""
+def _prints(text: bytes, skipped: dict[str, str], damaged: dict[str, str]) -> Iterator[_Print]:
+    """The prints in a log, in order.
+
+    Why others are not read goes into `skipped`, or into `damaged` if they are not as MAX prints.
+    """
+    counts: Counter[str] = Counter()
     for start in _START.finditer(text):
         label = start[1].decode("utf-8", "backslashreplace")
+        step = counts[label]
+        counts[label] += 1
         is_full = start[2] == b"<"
         match = (_FULL if is_full else _COMPACT).match(text, start.end())
         if match is None:
-            skipped[label] = "its print is cut short, or holds something else"
+            damaged[label] = "its print is cut short, or holds something else"
             continue
         sizes, name, elements = match.groups() if is_full else (match[3], match[2], match[1])
         texts = re.findall(rb"\d+", sizes)
         if any(len(size) > _MAX_DIGITS for size in texts):
-            skipped[label] = f"a size has more than {_MAX_DIGITS} digits"
+            damaged[label] = f"a size has more than {_MAX_DIGITS} digits"
             continue
         shape, dtype = tuple(map(int, texts)), _dtype_named(name.decode())
         if dtype is None:
@@ -115,18 +137,18 @@ def _prints(text: bytes, skipped: dict[str, str]) -> Iterator[_Print]:
             continue
         numbers = _NUMBER.findall(elements)
         if len(numbers) != math.prod(printed):
-            skipped[label] = f"shows {len(numbers)} elements, expected {math.prod(printed)}"
+            damaged[label] = f"shows {len(numbers)} elements, expected {math.prod(printed)}"
             continue
         try:
             values = _values(numbers, dtype)
         except (ValueError, OverflowError):
-            skipped[label] = f"an element is no {dtype.name}"
+            damaged[label] = f"an element is no {dtype.name}"
             continue
         error = _error(numbers, values, is_full=is_full) if dtype.kind == "float" else 0.0
         if error > _PRECISIONS[-1][1]:
             skipped[label] = "is printed with too few digits for values as small as its own"
             continue
-        yield _Print(label, dtype, printed, encode(values, dtype).reshape(-1), error, printed != shape)
+        yield _Print(label, step, dtype, printed, encode(values, dtype).reshape(-1), error, printed != shape)
 
 
 def _printed_shape(shape: tuple[int, ...]) -> tuple[int, ...] | None:

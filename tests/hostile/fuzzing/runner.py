@@ -85,7 +85,10 @@ class Guard:
         real = os.path.realpath(path)
         is_inside = real == self._folder or real.startswith(self._folder + os.sep)
         given = os.path.abspath(path)
-        leads_out = given.startswith(self._folder + os.sep) and not is_inside
+        is_near = given.startswith(
+            os.path.dirname(self._folder) + os.sep
+        )  # of the input, or beside its folder
+        leads_out = is_near and not is_inside
         writes = bool(flags & (os.O_WRONLY | os.O_RDWR))
         is_outside = real in ("/etc/hostname", "/dev/zero")
         if leads_out or is_outside or (writes and not is_inside and not real.startswith("/dev/null")):

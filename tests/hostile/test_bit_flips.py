@@ -1,0 +1,51 @@
+"""A bit of a tensor that flips on a disk makes no comparison green, whatever the container."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tensorcap.comparison import compare
+from tensorcap.testing import assert_matches
+from tests.hostile.containers import CONTAINERS, Container, available
+
+
+def flip(container: Container, folder: Path, share: float, bit: int) -> None:
+    """Flip a bit of the large tensor.
+
+    If it is compressed, it is the longest piece without eight zeros, and the bit is in the middle of that.
+    """
+    contents = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    if container.stored is None:
+        piece = max((part for data in contents.values() for part in data.split(bytes(8))), key=len)
+        start, size = 0.4, 0.2
+    else:
+        piece, start, size = container.stored, 0.0, 1.0
+    file = next(path for path, data in contents.items() if piece in data)
+    changed = bytearray(contents[file])
+    changed[changed.index(piece) + int((start + size * share) * (len(piece) - 1))] ^= 1 << bit
+    file.write_bytes(changed)
+
+
+@pytest.mark.spec("ARC-38", "CMP-2", "CMP-70")
+@pytest.mark.parametrize("name", available())
+def test_no_flipped_bit_is_green(name: str, tmp_path: Path) -> None:
+    container = CONTAINERS[name]
+    (tmp_path / "reference").mkdir()
+    container.write(tmp_path / "reference")
+    reference, target = (str(tmp_path / side / container.name) for side in ("reference", "target"))
+    shutil.copytree(tmp_path / "reference", tmp_path / "target")
+    whole = compare(reference, target, rtol=0, atol=0)
+    assert {pair.status for pair in whole.pairs} == {"identical"}
+    assert whole.exit_status == 0
+    for share, bit in ((0.0, 0), (0.5, 2), (1.0, 3)):
+        shutil.rmtree(tmp_path / "target")
+        shutil.copytree(tmp_path / "reference", tmp_path / "target")
+        flip(container, tmp_path / "target", share, bit)
+        for sides in ((reference, target), (target, reference)):
+            found = compare(*sides, rtol=0, atol=0)
+            assert found.exit_status == 3 if container.is_sealed else found.exit_status in {1, 3}
+            with pytest.raises(AssertionError):
+                assert_matches(*sides, rtol=0, atol=0)
