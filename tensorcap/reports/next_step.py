@@ -249,6 +249,18 @@ def after_errors(sides: Sides, *, is_bad: bool) -> NextStep:
     return step if is_bad else NextStep(NOTHING)
 
 
+def after_pipeline_errors(sides: Sequence[str], options: Sequence[str], *, is_bad: bool) -> NextStep:
+    """The step after a bisection that made both sides itself, and kept no archive.
+
+    Args:
+        sides: The models, as `tcap verify` takes them.
+        options: The words of the options that say what is run.
+        is_bad: Whether there are errors.
+    """
+    command = shlex.join(["tcap", "verify", *sides, *options, "-o", "report"])
+    return NextStep("which mistake explains it", command) if is_bad else NextStep(NOTHING)
+
+
 def after_diagnosis(diagnosis: Diagnosis, sides: Sides) -> NextStep:
     """The step after a diagnosis of one pair: without an explanation the models may tell more."""
     if diagnosis.status == "identical":

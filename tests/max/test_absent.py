@@ -24,7 +24,13 @@ HIDDEN = (
 
 @pytest.mark.spec("MAX-22")
 @pytest.mark.parametrize(
-    "command", ["capture max port.py:target --dry-run", "verify port.py:target a.h5 -o r"]
+    "command",
+    [
+        "capture max port.py:target --dry-run",
+        "verify port.py:target a.h5 -o r",
+        "inject max:model --prompt Hi -o own.h5",
+        "bisect max:model --prompt Hi",
+    ],
 )
 def test_a_workload_that_needs_it_is_a_line_too(tmp_path: Path, command: str) -> None:
     (tmp_path / "port.py").write_text("from max.nn import Linear\n")

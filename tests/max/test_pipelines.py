@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -81,6 +82,47 @@ def test_a_weight_that_differs_in_the_targets_folder_is_named(tmp_path: Path, fa
     assert [key.split("/")[1] for key in verification["weights"]["unlike"]] == [name.rpartition(".")[0]]
     assert [suspect["module"] for suspect in verification["suspects"]] == [name.rpartition(".")[0]]
     assert verification["suspects"][0]["target"]["keys"] == [f"0/{module}/output"]
+
+
+@pytest.mark.entries
+@pytest.mark.xdist_group("bert")
+@pytest.mark.spec("MAX-100", "MAX-102", "MAX-112", "MAX-31")
+def test_a_pipeline_by_name_is_captured_injected_and_bisected_with_the_graphs_compiled_ahead(
+    tmp_path: Path,
+) -> None:
+    tiny_folders.bert(tmp_path / "model")
+    options = ("--encoding", "float32")
+    warmed = json.loads(tcap(tmp_path, "max", "warm", "model", *options, "--json").stdout)["graphs"]
+    texts = [graph["text"] for graph in warmed]
+    assert len(texts) == 2
+
+    run = (*options, "--prompt", tiny_folders.PROMPT)
+    tcap(tmp_path, "capture", "max", "model", *run, "-o", "free.h5")
+    injection = tcap(tmp_path, "inject", "max:model", *run, "-o", "own.h5", status=1)
+    assert "not in the archive: encoder.layer.0" in injection.stderr  # masks, which torch makes within
+    for name in ("free.h5", "own.h5"):
+        with open_archive(tmp_path / name) as archive:
+            graph = archive.run["graph"]
+            assert f"BertModel with {graph['taps']} taps and switches at {graph['switches']} values" in texts
+    tcap(tmp_path, "compare", "own.reference.h5", "own.h5")
+
+    name, module = PLANTED["bert"]
+    tiny_folders.with_changed(tmp_path / "model", tmp_path / "wrong", name, lambda weight: weight * 1.5)
+    bisection = tcap(tmp_path, "bisect", "max:model", "--target-model", "max:wrong", *run, status=1)
+    assert f"GUILTY  {module}: its own result is wrong" in bisection.stdout
+    assert f"tcap verify model max:wrong {shlex.join(run)} -o report" in bisection.stdout + bisection.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["inject", "bisect"])
+def test_what_max_refuses_of_a_pipeline_is_a_line_before_the_reference_is_run(
+    tmp_path: Path, verb: str
+) -> None:
+    tiny_folders.mixtral(tmp_path / "model")
+    output = ("-o", "own.h5") if verb == "inject" else ()
+    done = tcap(tmp_path, verb, "max:model", "--prompt", tiny_folders.PROMPT, *output, status=2)
+    assert "MAX has no pipeline for MixtralForCausalLM" in done.stderr
+    assert not (tmp_path / "own.reference.h5").exists()
 
 
 @pytest.mark.slow

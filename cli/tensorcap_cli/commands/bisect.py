@@ -14,10 +14,16 @@ from tensorcap_cli.options.archives import (
     rtol_option,
 )
 from tensorcap_cli.options.neuron_sources import neuron_sources_option
-from tensorcap_cli.options.run import make_target, run_options, target_model_option
+from tensorcap_cli.options.run import (
+    both_sides,
+    make_target,
+    open_reference,
+    run_options,
+    target_model_option,
+)
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.options.time_limit import time_limit_option
-from tensorcap_cli.text.output import print_result
+from tensorcap_cli.text.output import option_words, print_result
 from tensorcap_cli.text.progress import Bar, spinner
 
 if TYPE_CHECKING:
@@ -75,6 +81,12 @@ def command(
         tcap bisect ref.h5 --target-model port.py:target --level op
         tcap bisect ref.h5 --target-model port.py:target --check ./good.sh
 
+    max:ID alone, of a Hugging Face model, makes both sides: the model of transformers, and MAX's own pipeline
+    for it, which is run.
+
+    \b
+        tcap bisect max:google/gemma-3-1b-it --prompt Hi
+
     Exit status: 0 no result is bad; 1 one is, or TGT lacks one; 2 wrong usage; 3 an archive or a tensor
     cannot be read.
     """
@@ -122,27 +134,27 @@ def _bisect_live(
     as_json: bool,
 ) -> None:
     from tensorcap.localization import bisect_live
-    from tensorcap.reports.next_step import Sides, after_errors
+    from tensorcap.reports.next_step import Sides, after_errors, after_pipeline_errors
     from tensorcap_cli.text.bisection import print_live_bisection
-    from tensorcap_formats.open import open_archive
 
-    with open_archive(reference) as trusted, spinner("bisecting") as bar:
+    with open_reference(reference, target_model, options) as (trusted, model), spinner("bisecting") as bar:
         bisection = bisect_live(
             trusted,
-            make_target(target_model, trusted, options),
+            make_target(model, trusted, options),
             mapping=mapping,
             reference_ops=lambda path, sites: _reference_ops(trusted, path, sites),
             progress=bar and _Counted(bar),
             **live,
         )
-    sides = Sides(reference, mapping=mapping or "", options={"target_model": target_model})
     is_bad = bisection.exit_status != 0
-    print_result(
-        bisection,
-        print_live_bisection,
-        as_json=as_json,
-        next_step=lambda _: after_errors(sides, is_bad=is_bad),
-    )
+    trusted_model, pipeline = both_sides(reference)
+    if pipeline is None:
+        sides = Sides(reference, mapping=mapping or "", options={"target_model": target_model})
+        step = after_errors(sides, is_bad=is_bad)
+    else:
+        models = [reference] if target_model is None else [trusted_model, target_model]
+        step = after_pipeline_errors(models, option_words(options), is_bad=is_bad)
+    print_result(bisection, print_live_bisection, as_json=as_json, next_step=lambda _: step)
 
 
 class _Counted:

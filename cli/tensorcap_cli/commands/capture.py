@@ -295,6 +295,8 @@ def _capture(
         recipe, inputs = make_recipe(model, before, options, framework=framework)
     if framework != "torch":  # also a torch model of an archive, which is converted, or has a pipeline
         recipe = replace(recipe, framework=framework)
+    if framework == "max" and not recording["only"] and not recording["exclude"]:
+        recording["injectable"] = ("input", "output")  # the graph that verify, inject and bisect need
     workload = recipe.build(inputs)
     if keep is not None:
         workload.model.check_path(keep)

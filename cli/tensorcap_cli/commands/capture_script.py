@@ -46,8 +46,8 @@ def script_command(
         tcap capture script -o unet.h5 --root UNet2DConditionModel -- pipeline.py
         tcap capture script -o second.h5 --root LlamaForCausalLM@1 -- two_llamas.py
         tcap capture script -o tgt.h5 --framework max -- serve_once.py
-        tcap capture script -o tgt.h5 -- -m max._entrypoints.pipelines encode --model-path ./bert \\
-            --devices cpu --prompt "Hello"
+        tcap capture script -o tgt.h5 -- "$(which max)" generate --model-path ./llama --devices cpu \\
+            --prompt "Hello" --max-new-tokens 3
 
     The model is the outermost module with parameters that is called, or the larger one that it is a part
     of; its calls are the steps, those of its `forward` included. Other models that were called are listed at

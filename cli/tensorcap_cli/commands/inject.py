@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import click
 
 from tensorcap_cli.options.archives import exclude_option, json_option, map_option, only_option, output_option
 from tensorcap_cli.options.neuron_sources import neuron_sources_option
-from tensorcap_cli.options.run import like_option, make_target_recipe, run_options, target_model_option
+from tensorcap_cli.options.run import (
+    like_option,
+    make_target_recipe,
+    open_reference,
+    run_options,
+    target_model_option,
+)
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.options.time_limit import time_limit_option
 from tensorcap_cli.text.progress import StageLines
@@ -69,6 +76,13 @@ def command(
         tcap inject ref.h5 --target-model port.py:target -o graft.h5 \\
             --inject-outputs '*layers.7'
 
+    max:ID alone, of a Hugging Face model, makes both sides: the model of transformers, whose archive is kept
+    as own.reference.h5, and MAX's own pipeline, which is given its tensors.
+
+    \b
+        tcap inject max:google/gemma-3-1b-it --prompt Hi -o own.h5
+        tcap compare own.reference.h5 own.h5
+
     If the target has other names or layouts, a mapping is used in reverse: --map, or a computed one. For that
     the target is run once more without injection, unless TGT is the archive of that run.
 
@@ -90,7 +104,8 @@ def command(
     }
     recording = {name: options.pop(name) for name in ("only", "exclude", "eager")}
     with ExitStack() as files:
-        trusted = files.enter_context(open_archive(reference))
+        keep = None if output is None else Path(output).with_suffix(f".reference{Path(output).suffix}")
+        trusted, target_model = files.enter_context(open_reference(reference, target_model, options, keep))
         before = trusted if like is None else files.enter_context(open_archive(like))
         recipe, inputs = make_target_recipe(target_model, before, options)
         capture = inject(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tensorcap_cli.options.archives import json_option
-from tensorcap_cli.options.run import function_options, make_recipe
+from tensorcap_cli.options.run import make_recipe, pipeline_options, port_options
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.options.time_limit import time_limit_option
 from tensorcap_cli.text.output import print_json
@@ -29,20 +29,23 @@ def command() -> None:
 
 @command.command("warm", cls=Command, short_help="Compile what verify, inject and bisect will need.")
 @click.argument("model", metavar="MODEL")
-@function_options
+@pipeline_options
 @time_limit_option
 @json_option
 def warm(model: str, *, as_json: bool, **options: Any) -> None:
     """Compile what verify, inject and bisect of MODEL will need, so that they start in seconds.
 
-    MODEL is FILE.py:FUNCTION, which returns tensorcap.Workload, or FILE.py:NAME of a tensorcap.Port, whose
-    target is compiled. Two graphs are: one that returns every tensor and takes any in the place of its own,
-    and the model as it is. MAX keeps both, for other weights of the same shapes too. Options as for the
-    command that follows: another dtype, or count of layers, is another graph.
+    MODEL is FILE.py:FUNCTION, which returns tensorcap.Workload; or FILE.py:NAME of a tensorcap.Port, whose
+    target is compiled; or a folder or an id of a Hugging Face model, for which MAX has a pipeline. Two graphs
+    are compiled: one that returns every tensor and takes any in the place of its own, and the model as it is.
+    MAX keeps both, for other weights of the same shapes too. Options as for the command that follows: another
+    dtype, or count of layers, is another graph. tcap capture max takes the same ones, unless it is of some
+    modules only.
 
     \b
         tcap max warm port.py:target
         tcap max warm examples/max_decoder.py:llama --num-hidden-layers 1 --timeout 3600
+        tcap max warm google/gemma-3-1b-it --encoding bfloat16 --devices gpu
 
     While MAX compiles, a line every few seconds says for how long. Ctrl-C ends it; what it has compiled by
     then is kept.
@@ -64,12 +67,15 @@ def warm(model: str, *, as_json: bool, **options: Any) -> None:
 
 
 def _workload(path: str, options: dict[str, Any]) -> Workload:
-    from tensorcap.session import make_side
+    from tensorcap.session import INPUT_OPTIONS, make_side
     from tensorcap.workload import load_port
 
     port = load_port(path)
     if port is not None:
-        port.allow(options["dtype"], None)
-        return make_side(port, "target", **options)
+        own = port_options(options)
+        port.allow(own["dtype"], None)
+        return make_side(port, "target", **own)
     recipe, _ = make_recipe(path, None, options, framework="max")
+    if recipe.runs_archived_inputs and recipe.options.keys().isdisjoint(INPUT_OPTIONS):
+        recipe = recipe.changed(input_ids="0")  # the graph is for any count of tokens
     return recipe.build()

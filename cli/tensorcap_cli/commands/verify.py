@@ -11,10 +11,19 @@ import click
 from tensorcap.wording import one_line
 from tensorcap_cli.options.archives import map_option, rules_option
 from tensorcap_cli.options.neuron_sources import neuron_sources_option
-from tensorcap_cli.options.run import is_workload, make_recipe, make_target_recipe, run_options
+from tensorcap_cli.options.run import (
+    OF_TARGET,
+    both_sides,
+    is_given,
+    is_workload,
+    make_recipe,
+    make_target_recipe,
+    port_options,
+    run_options,
+)
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.options.time_limit import time_limit_option
-from tensorcap_cli.text.output import option_text, print_json_pieces, print_next
+from tensorcap_cli.text.output import print_json_pieces, print_next
 from tensorcap_cli.text.progress import StageLines
 
 if TYPE_CHECKING:
@@ -23,14 +32,6 @@ if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive
 
 _OF_FUNCTIONS: Final = ("dtype", "device", "num_hidden_layers", "perturb", "seed")
-_OF_TARGET: Final = (  # the reference runs as it is
-    "dtype",
-    "device",
-    "encoding",
-    "devices",
-    "perturb",
-    "teacher_forced",
-)
 
 
 @click.command(
@@ -104,7 +105,7 @@ def command(
         rules = rules or _text(port.rules)
     else:
         if target is None:
-            reference, target = _both_sides(reference)
+            reference, target = both_sides(reference)
         ours, theirs = _sides(reference, target, Path(output), options)
     verification = verify(
         ours,
@@ -126,33 +127,19 @@ def command(
     click.get_current_context().exit(verification.exit_status)
 
 
-def _both_sides(path: str) -> tuple[str, str | None]:
-    """The sides of one path: of a pipeline of MAX, `max:ID`, the model of transformers and itself."""
-    from tensorcap.session import Recipe
-
-    recipe = Recipe.named(path, {})
-    is_pipeline = recipe.kind == "file" and recipe.runs_archived_inputs
-    return (recipe.path, path) if is_pipeline else (path, None)
-
-
 def _of_port(port: Port, options: dict[str, Any]) -> tuple[Runnable, Runnable]:
     from tensorcap.port_verification import Runnable
     from tensorcap.session import make_side
 
-    dtype, device, seed, layers = (
-        options.pop(name) for name in ("dtype", "device", "seed", "num_hidden_layers")
-    )
-    for name, value in options.items():
-        if _is_given(value):
-            raise click.UsageError(f"{option_text(name)} is not for a Port, which says what it runs.")
-    port.allow(dtype, device)
+    own = port_options(options)
+    port.allow(own["dtype"], own["device"])
+    common = {name: own[name] for name in ("num_hidden_layers", "seed")}
 
     def make_reference(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
-        return make_side(port, "reference", num_hidden_layers=layers, seed=seed), {}
+        return make_side(port, "reference", **common), {}
 
     def make_target(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
-        target = make_side(port, "target", dtype=dtype, device=device, num_hidden_layers=layers, seed=seed)
-        return target, {}
+        return make_side(port, "target", **own), {}
 
     return Runnable(make_reference), Runnable(make_target)
 
@@ -161,7 +148,7 @@ def _sides(reference: str, target: str | None, output: Path, options: dict[str, 
     """What each side is: a path of an archive, or how to make a workload."""
     from tensorcap.port_verification import Runnable
 
-    changes = {name: value for name, value in options.items() if _is_given(value)}
+    changes = {name: value for name, value in options.items() if is_given(value)}
     if target is None and not changes:
         raise click.UsageError("Missing argument: expected TGT, or what to change of the reference's run.")
 
@@ -169,7 +156,7 @@ def _sides(reference: str, target: str | None, output: Path, options: dict[str, 
         make_recipe(target, None, _for(target, options))[0].check()
 
     def make_reference(_: Archive | None) -> tuple[Workload, Mapping[str, Any]]:
-        own = {name: value for name, value in options.items() if name not in _OF_TARGET}
+        own = {name: value for name, value in options.items() if name not in OF_TARGET}
         recipe, inputs = make_recipe(reference, None, _for(reference, own))
         return recipe.build(inputs), {"workload": recipe.describe()}
 
@@ -188,11 +175,6 @@ def _sides(reference: str, target: str | None, output: Path, options: dict[str, 
     ours = Runnable(make_reference) if is_workload(reference) else reference
     theirs = Runnable(make_target) if target is None or is_workload(target) else target
     return ours, theirs
-
-
-def _is_given(value: Any) -> bool:
-    """Whether an option was given: not left out, a flag that is not set, or a list of none; 0 is a number."""
-    return value is not None and value is not False and value != ()
 
 
 def _generates(reference: Archive, options: Mapping[str, Any]) -> bool:

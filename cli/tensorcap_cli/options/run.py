@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from tensorcap_cli.options.sections import run_option, with_options
+from tensorcap_cli.text.output import option_text
 
 if TYPE_CHECKING:
     from tensorcap.session import Recipe
@@ -61,6 +66,15 @@ _OF_FUNCTIONS: Final = (
     ),
     layers_option,
     _SEED,
+)
+_OF_PORTS: Final = ("dtype", "device", "seed", "num_hidden_layers")
+OF_TARGET: Final = (  # the reference runs as it is
+    "dtype",
+    "device",
+    "encoding",
+    "devices",
+    "perturb",
+    "teacher_forced",
 )
 like_option: Final = run_option(
     "--like",
@@ -147,6 +161,23 @@ def is_workload(path: str) -> bool:
     return not os.path.exists(path) and path.count("/") <= 1 and not path.endswith(_ARCHIVES)
 
 
+def is_given(value: Any) -> bool:
+    """Whether an option was given: not left out, a flag that is not set, or a list of none; 0 is a number."""
+    return value is not None and value is not False and value != ()
+
+
+def port_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that a `Port` takes, of those that say what is run.
+
+    Raises:
+        click.UsageError: Another one was given.
+    """
+    for name, value in options.items():
+        if name not in _OF_PORTS and is_given(value):
+            raise click.UsageError(f"{option_text(name)} is not for a Port, which says what it runs.")
+    return {name: options.get(name) for name in _OF_PORTS}
+
+
 def make_recipe(
     model: str | None, before: Archive | None, options: dict[str, Any], *, framework: str | None = None
 ) -> tuple[Recipe, dict[str, StoredInput] | None]:
@@ -168,11 +199,7 @@ def make_recipe(
     from tensorcap.workload import archived_inputs
     from tensorcap_formats.errors import UsageError
 
-    changes = {
-        name: value
-        for name, value in options.items()
-        if value is not None and value is not False and value != ()
-    }
+    changes = {name: value for name, value in options.items() if is_given(value)}
     if "config" in changes:
         changes["config"] = dict(map(parse_setting, changes["config"]))
     if model is not None:
@@ -192,15 +219,16 @@ def make_target_recipe(
 
     1. Without a model the archive's own run is repeated, with changes.
     2. A Hugging Face model, or MAX's pipeline for one, runs on the archive's inputs, unless the options have
-       others.
+       others. A pipeline does so too if these are the options that the archive's token ids were made of.
     3. A function's workload has inputs of its own.
     """
     from tensorcap.session import INPUT_OPTIONS
     from tensorcap.workload import archived_inputs
 
     recipe, inputs = make_recipe(model, before if model is None else None, options)
-    is_given = any(options.get(name) for name in INPUT_OPTIONS)
-    if model is not None and recipe.runs_archived_inputs and not is_given:
+    given = {name: options[name] for name in INPUT_OPTIONS if options.get(name)}
+    is_archived = recipe.kind == "file" and given.items() <= before.info.workload.options.items()
+    if model is not None and recipe.runs_archived_inputs and (not given or is_archived):
         inputs = archived_inputs(before)
     return recipe, inputs
 
@@ -209,6 +237,52 @@ def make_target(model: str | None, before: Archive, options: dict[str, Any]) -> 
     """Make the workload of `make_target_recipe`."""
     recipe, inputs = make_target_recipe(model, before, options)
     return recipe.build(inputs)
+
+
+def both_sides(path: str) -> tuple[str, str | None]:
+    """The sides that one path names: of MAX's pipeline `max:PATH`, the model of transformers and itself.
+
+    Returns:
+        The reference, and the target; None if the path is of the reference alone.
+    """
+    from tensorcap.session import Recipe
+
+    recipe = Recipe.named(path, {})
+    is_pipeline = recipe.kind == "file" and recipe.runs_archived_inputs
+    return (recipe.path, path) if is_pipeline else (path, None)
+
+
+@contextmanager
+def open_reference(
+    path: str, target_model: str | None, options: dict[str, Any], keep: Path | None = None
+) -> Iterator[tuple[Archive, str | None]]:
+    """Open the reference of a run of the target; of `max:PATH` it is captured first, of transformers' model.
+
+    Args:
+        path: An archive, or `max:PATH`.
+        target_model: The target as the command line names it; None for the pipeline, of `max:PATH`.
+        options: The workload options.
+        keep: Where to put a captured reference; None keeps none.
+
+    Yields:
+        The archive, and the target.
+    """
+    from tensorcap.session import capture_workload
+    from tensorcap_formats.open import open_archive
+
+    reference, pipeline = both_sides(path)
+    with ExitStack() as stack:
+        if pipeline is None:
+            yield stack.enter_context(open_archive(path)), target_model
+            return
+        target_model = target_model or pipeline
+        make_recipe(target_model, None, options)[0].check()  # before the reference is run
+        own = {name: value for name, value in options.items() if name not in OF_TARGET}
+        recipe, _ = make_recipe(reference, None, own)
+        if keep is None:
+            keep = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "reference.h5"
+        capture_workload(recipe.build(), keep, run={"workload": recipe.describe()})
+        yield stack.enter_context(open_archive(keep)), target_model
 
 
 def _recipe_like(before: Archive, changes: dict[str, Any]) -> Recipe:

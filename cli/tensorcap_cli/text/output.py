@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar
 
@@ -231,6 +231,23 @@ def option_text(name: str) -> str:
         ('--reference-repeat', '--map')
     """
     return "--map" if name == "mapping" else f"--{name.replace('_', '-')}"
+
+
+def option_words(options: Mapping[str, Any]) -> list[str]:
+    """The words of those options of a command that were given.
+
+    Example:
+        >>> option_words({"prompt": "the sky", "seed": None, "config": ("a=1", "b=2"), "eager": True})
+        ['--prompt', 'the sky', '--config', 'a=1', '--config', 'b=2', '--eager']
+    """
+    words = []
+    for name, value in options.items():
+        if value is True:
+            words.append(option_text(name))
+        elif value is not None and value is not False:
+            values = value if isinstance(value, tuple) else (value,)
+            words += [word for each in values for word in (option_text(name), str(each))]
+    return words
 
 
 def print_result(

@@ -71,7 +71,7 @@ class _UncompiledModel:
         if self._spec is None:
             raise UsageError(
                 "runs a graph that it does not list in graph_specs",
-                hint="tcap capture script captures such a pipeline, from max._entrypoints.pipelines.",
+                hint='tcap capture script -- "$(which max)" generate … captures what MAX runs itself.',
             )
         raise _GraphTaken(PipelineGraph(self._spec, self._session, buffers))
 
