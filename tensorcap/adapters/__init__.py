@@ -4,7 +4,7 @@ In comes a model or a workload of a framework; out go recorded values, by the me
 Read `protocol` first, then a framework's folder. All folders name the same subject alike: `adapter`, `model`,
 `modules`, `parameters`, `model_inputs`, `description`, `tensors`, `tap`, `injector`, `roots`, `rerun`.
 `edits` describes changes of a module's call for the diagnosis; `dumps` and `graph_dump` write archives as
-other tools do.
+other tools do. Runtimes of graphs in files share `input_arrays`, `array_records` and `control_run`.
 """
 
 from tensorcap.adapters.dumps import export

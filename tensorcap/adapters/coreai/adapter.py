@@ -17,9 +17,9 @@ from tensorcap.adapters.coreai.conversion import decompose
 from tensorcap.adapters.coreai.description import describe, modules_of
 from tensorcap.adapters.coreai.engine import AIProgram
 from tensorcap.adapters.coreai.model import ASSET_SUFFIX, CoreAIModel
-from tensorcap.adapters.coreai.model_inputs import InputKind, as_array, make_arrays
 from tensorcap.adapters.coreai.operation_map import mappings_of
 from tensorcap.adapters.coreai.tap import input_kinds, name_of, tapped
+from tensorcap.adapters.input_arrays import InputKind, as_array, make_arrays
 from tensorcap.adapters.protocol import Adapter, CalledRoot, ProgramOperation, Site
 from tensorcap.recording import Call, CaptureOptions, Recorder, Substitution
 from tensorcap.workload import StoredInput, Workload, class_name

@@ -12,20 +12,21 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
+from tensorcap.adapters.array_records import record_array
 from tensorcap.adapters.coreai.conversion import Converted, converted
 from tensorcap.adapters.coreai.description import modules_of
 from tensorcap.adapters.coreai.engine import MissingValue, NDArray, quiet
 from tensorcap.adapters.coreai.model import CoreAIModel
-from tensorcap.adapters.coreai.model_inputs import InputKind, named_arrays
 from tensorcap.adapters.coreai.op_recorder import OpRecorder, parameters_of, value_of
 from tensorcap.adapters.coreai.operation_map import MappedOutput, OperationMap
 from tensorcap.adapters.coreai.output_order import OrderedInspector
 from tensorcap.adapters.coreai.runtime_log import without_runtime_log
+from tensorcap.adapters.input_arrays import InputKind, named_arrays
 from tensorcap.adapters.torch.graph_nodes import graph_nodes
-from tensorcap.recording import Call, NothingLeftError, Recorder
+from tensorcap.recording import Recorder
 from tensorcap.wording import counted, some
 from tensorcap.workload import class_name
-from tensorcap_formats.dtypes import Array, bits_of, dtype_of
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CaptureError, UsageError, abbreviate
 from tensorcap_formats.keys import escape
 
@@ -34,6 +35,7 @@ _NO_NAMES: Final = (
     "the asset was converted in release mode: which node of the model each operation is, and its module, "
     "file and line, are not known, and the runtime gives the values of no operations, only inputs and outputs"
 )
+_SHAPES: Final = "It was converted for the shapes of its first inputs; make a CoreAIModel for each."
 _UNORDERED: Final = "no target value: the runtime gives the outputs of the operation in no known order"
 _NAMESAKE: Final = (
     "no target value: {} has the number {} too, and the value that the runtime gives may be of that"
@@ -91,7 +93,8 @@ def _execute(
     async def execute() -> _Values:
         async with known.asset.executable() as executable:
             function = _function(model, executable)
-            inputs = named_arrays(name, function.desc, args, kwargs, is_converted=known.program is not None)
+            hint = None if known.program is None else _SHAPES
+            inputs = named_arrays(name, _kinds(function.desc), args, kwargs, shape_hint=hint)
             results = await function({key: NDArray(array) for key, array in inputs.items()})
             names = function.desc.output_names  # in whose order the runtime does not give them
             outputs = {key: results[key].numpy().copy() for key in names}
@@ -112,10 +115,20 @@ def input_kinds(model: CoreAIModel) -> dict[str, InputKind]:
 
     async def describe() -> dict[str, InputKind]:
         async with converted(model, (), {}).asset.executable() as executable:
-            descriptor = _function(model, executable).desc
-            return {name: InputKind.of(descriptor, name) for name in descriptor.input_names}
+            return _kinds(_function(model, executable).desc)
 
     return _in_runtime(name_of(model), describe)
+
+
+def _kinds(descriptor: Any) -> dict[str, InputKind]:
+    """Parse the descriptors of a function's inputs, of which one has the text `[2, -1], float32, bytes`."""
+    kinds = {}
+    for name in descriptor.input_names:
+        shape, _, rest = str(descriptor.input_descriptor(name)).partition("], ")
+        sizes = [part.strip() for part in shape.lstrip("[").split(",") if part.strip()]
+        lengths = tuple(int(size) if size.isdigit() else None for size in sizes)
+        kinds[name] = InputKind(lengths, rest.partition(",")[0].strip())
+    return kinds
 
 
 def name_of(model: CoreAIModel) -> str:
@@ -172,7 +185,7 @@ def _record(
     if root is None:
         return
     for name, array in values.inputs.items():
-        _record_array(recorder, root, f"input.{escape(name)}", array, required=True)
+        record_array(recorder, root, f"input.{escape(name)}", array, required=True)
     ops = OpRecorder(recorder, root, operation_map, parameters_of(program), classes)
     names = {op_id: row.node for row in operation_map.outputs for op_id in row.op_ids}
 
@@ -182,18 +195,16 @@ def _record(
             return _NAMESAKE.format(namesakes.text, row.op_id)
         return _UNORDERED if row.op_id in values.unordered else _reason(values.explain(row.op_id), names)
 
-    ops.record(
-        partial(value_of, values.operations, operation_map), partial(_record_array, recorder), why_lost
-    )
+    ops.record(partial(value_of, values.operations, operation_map), partial(record_array, recorder), why_lost)
     for op_id, op_name in operation_map.unmapped.items():
         results = [array for array in values.operations.get(op_id) or () if array is not None]
         call = recorder.inner(f"{op_name.rpartition('.')[2]}_{op_id}", "op", outer=root) if results else None
         if call is not None:
             for i, array in enumerate(results):
-                _record_array(recorder, call, "output" if len(results) == 1 else f"output.{i}", array)
+                record_array(recorder, call, "output" if len(results) == 1 else f"output.{i}", array)
     is_single = len(values.outputs) == 1
     for name, array in values.outputs.items():
-        _record_array(recorder, root, "output" if is_single else f"output.{escape(name)}", array)
+        record_array(recorder, root, "output" if is_single else f"output.{escape(name)}", array)
     recorder.leave(point, id(values))
     recorder.finish(root)
     for each in recorder.points.values():
@@ -232,18 +243,3 @@ def _reason(explanation: Any, names: Mapping[int, str]) -> str:
         f"no target value: computed in one kernel with {counted(others, 'other operation')}, of which "
         f"operation {holder}{node} has the value"
     )
-
-
-def _record_array(recorder: Recorder, call: Call, slot: str, array: Array, *, required: bool = False) -> str:
-    """Record an array; return why it was not recorded as a whole, "" if it was."""
-    if not recorder.wants(call, slot, required=required):
-        return "not asked for"
-    array = np.array(array, order="C")
-    try:
-        part = recorder.part(call, slot, array.shape) if recorder.has_slices and not required else None
-    except NothingLeftError as error:
-        recorder.lose(call.point, slot, str(error), call=call, required=required)
-        return str(error)
-    bits = bits_of(array if part is None else np.array(array[part], order="C"))
-    recorder.tensor(call, slot, bits, dtype_of(array), bits.shape, required=required)
-    return "" if part is None else "recorded only in part"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from tensorcap.adapters.control_run import compare_with_control, describe_control
 from tensorcap.adapters.max.engine import BufferType, init_model
 from tensorcap.adapters.max.foreign_program import ForeignProgram
 from tensorcap.adapters.max.graph_builder import build
@@ -16,9 +15,7 @@ from tensorcap.adapters.max.model_inputs import ModelInputs
 from tensorcap.adapters.max.parameters import load_weights
 from tensorcap.adapters.max.playback import capture_prints, play_back, symbolic_shapes
 from tensorcap.adapters.max.tensors import stored
-from tensorcap.adapters.protocol import NotCapturableError
 from tensorcap.recording import CaptureOptions, Recorder, Substitution
-from tensorcap_formats.dtypes import decode
 
 
 def run(model: GraphSource, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -148,8 +145,8 @@ class ModelTap:
         if control is not None:
             self._is_controlled = True
             entries = [
-                compare_with_control(slot, *pair)
-                for slot, *pair in zip(graph.own_slots, control, outputs[:own], strict=True)
+                compare_with_control(slot, without, tapped, stored)
+                for slot, without, tapped in zip(graph.own_slots, control, outputs[:own], strict=True)
             ]
             recorder.facts["control"] = entries
             recorder.facts.setdefault("notes", []).append(describe_control(entries))
@@ -188,39 +185,3 @@ def compile_ahead(
     finally:
         model.compiled.tapped_run = None
     return model.compiled.graphs
-
-
-def compare_with_control(slot: str, control: Any, tapped: Any) -> dict[str, Any]:
-    """Measure how far an output of the instrumented graph lies from that of the graph without taps."""
-    entry: dict[str, Any] = {"slot": slot}
-    try:
-        (control_bits, dtype), (tapped_bits, _) = stored(control), stored(tapped)
-    except NotCapturableError as error:
-        return {**entry, "reason": str(error)}
-    if control_bits.tobytes() == tapped_bits.tobytes():
-        return {**entry, "identical": True, "max_abs": 0.0}
-    expected, actual = (decode(bits, dtype).astype(np.float64) for bits in (control_bits, tapped_bits))
-    is_finite = np.isfinite(expected) & np.isfinite(actual)
-    entry["identical"] = False
-    entry["max_abs"] = float(np.abs(expected - actual)[is_finite].max(initial=0.0))
-    entry["largest"] = float(np.abs(expected)[is_finite].max(initial=0.0))
-    is_equal = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
-    mismatches = int((~is_finite & ~is_equal).sum())
-    if mismatches:
-        entry["nonfinite_mismatches"] = mismatches
-    return entry
-
-
-def describe_control(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Summarize in a sentence what the taps changed, from the entries of `compare_with_control`."""
-    if all(entry.get("identical") for entry in entries):
-        return "a run without taps gave the same bits"
-    worst = max((e for e in entries if "max_abs" in e), key=lambda e: e["max_abs"], default=None)
-    if worst is None:
-        return "a run without taps could not be compared with this one"
-    text = (
-        f"taps end the fusion of kernels: a run without them gave {worst['slot']} that differs by up to "
-        f"{worst['max_abs']:.3g}, of values up to {worst.get('largest', 0.0):.3g}"
-    )
-    mismatches = sum(int(entry.get("nonfinite_mismatches", 0)) for entry in entries)
-    return f"{text}; and {mismatches} of its elements are not finite in one of both" if mismatches else text

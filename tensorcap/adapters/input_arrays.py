@@ -1,4 +1,4 @@
-"""The inputs of a Core AI model: numpy arrays by the names of its function's inputs, given or made."""
+"""The inputs of a model in a file: numpy arrays by the names of its inputs, given or made."""
 
 from __future__ import annotations
 
@@ -23,41 +23,47 @@ def as_array(value: Any) -> Array:
 
 def named_arrays(
     model_name: str,
-    descriptor: Any,
+    kinds: Mapping[str, InputKind],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
-    is_converted: bool = False,
+    shape_hint: str | None = None,
 ) -> dict[str, Array]:
-    """The arrays of a run by name, floating ones in the precision of the function.
+    """The arrays of a run by name, floating ones in the precision of the model.
+
+    Args:
+        model_name: The model, for messages.
+        kinds: What each input has to be.
+        args: Inputs in the order of `kinds`.
+        kwargs: Inputs by name.
+        shape_hint: What to do about another shape or kind.
 
     Raises:
-        UsageError: They are not those that the function takes, or of another shape or kind.
+        UsageError: They are not those that the model takes, or of another shape or kind.
     """
-    names = list(descriptor.input_names)
+    names = list(kinds)
     values = {**dict(zip(names, args, strict=False)), **kwargs}
     if sorted(values) != sorted(names) or len(args) + len(kwargs) != len(names):
         count = f"{len(args)} by position and {', '.join(kwargs) or 'none'} by name"
         raise UsageError(f"{model_name}: inputs: found {count}, expected {', '.join(names)}")
     inputs = {}
-    for name in names:
-        array, kind = as_array(values[name]), InputKind.of(descriptor, name)
+    for name, kind in kinds.items():
+        array = as_array(values[name])
         if not kind.fits(array):
             raise UsageError(
                 f"{model_name}: input {name}: found {array.dtype.name}{list(array.shape)}, expected {kind}",
-                hint=_SHAPES if is_converted else None,
+                hint=shape_hint,
             )
         inputs[name] = np.ascontiguousarray(array.astype(kind.dtype, copy=False))
     return inputs
 
 
-_SHAPES: Final = "It was converted for the shapes of its first inputs; make a CoreAIModel for each."
 _FLOATS: Final = ("bfloat16", "float16", "float32", "float64")
 _INTEGERS: Final = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
 class InputKind(NamedTuple):
-    """What an input of a function has to be.
+    """What an input of a model has to be.
 
     Attributes:
         shape: Its shape; None for an axis of any length.
@@ -66,15 +72,6 @@ class InputKind(NamedTuple):
 
     shape: tuple[int | None, ...]
     dtype: str
-
-    @classmethod
-    def of(cls, descriptor: Any, name: str) -> InputKind:
-        """Parse the descriptor of an input, which has the text `[2, -1], float32, bytes`."""
-        shape, _, rest = str(descriptor.input_descriptor(name)).partition("], ")
-        sizes = [part.strip() for part in shape.lstrip("[").split(",") if part.strip()]
-        return cls(
-            tuple(int(size) if size.isdigit() else None for size in sizes), rest.partition(",")[0].strip()
-        )
 
     @classmethod
     def like(cls, array: Array) -> InputKind:
@@ -89,7 +86,7 @@ class InputKind(NamedTuple):
         return fits_shape and (array.dtype.name == self.dtype or self._has_room(array))
 
     def _has_room(self, array: Array) -> bool:
-        """Whether numbers of another dtype can be converted; Core AI takes int64 of torch as int32."""
+        """Whether numbers of another dtype can be converted, as int64 of torch to int32."""
         kind = array.dtype.kind
         if self.dtype in _FLOATS:
             return kind == "f"
