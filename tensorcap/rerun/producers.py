@@ -36,7 +36,7 @@ class Producers:
         """Find them.
 
         1. A call is given what is known if the target has each tensor of floats of it: the argument, that of
-           a module around, or the result of these contents.
+           a module around, or an earlier result of these contents.
         2. A tensor that the target has is the result of a call, and not of the code that hands it on, if that
            result is the first appearance of its contents in the reference, the call was not given the same,
            and what it was given is known. So is the first result of a module around, with arguments before.
@@ -71,7 +71,7 @@ class _Flow:
         target: The target.
         alike: Records of the same contents, in order of execution.
         inputs: Tensors of floats that each call was given.
-        results: Contents of results that the target has.
+        results: When the first result of some contents came that the target has.
     """
 
     calls: Calls
@@ -79,7 +79,7 @@ class _Flow:
     target: Archive
     alike: Mapping[Contents, Sequence[Record]]
     inputs: Mapping[tuple[int, int, str, int], Sequence[Record]]
-    results: set[Contents]
+    results: Mapping[Contents, int]
 
     @classmethod
     def of(cls, reference: Archive, target: Archive) -> _Flow:
@@ -88,11 +88,11 @@ class _Flow:
         for record in sorted(reference.records, key=lambda record: record.order):
             if _is_float(record) and is_telling(record):
                 alike[contents_of(record)].append(record)
-        results = {
-            contents
-            for contents, records in alike.items()
-            if any(r.key.slot.startswith("output") and r.key.text in target for r in records)
-        }
+        results: dict[Contents, int] = {}
+        for contents, records in alike.items():
+            for record in records:
+                if record.key.slot.startswith("output") and record.key.text in target:
+                    results.setdefault(contents, record.order)
         inputs = {call.place: [one for one in call.inputs if _is_float(one)] for call in calls.calls}
         return cls(calls, called_sites(reference), target, alike, inputs, results)
 
@@ -104,7 +104,8 @@ class _Flow:
         around = {contents for site in enclosing_sites(key.site) for contents in self._known_of(key, site)}
         for record in self.inputs_of(key):
             contents = contents_of(record)
-            if record.key.text not in self.target and contents not in self.results | around:
+            is_result = self.results.get(contents, record.order) < record.order  # and not what is made of it
+            if record.key.text not in self.target and not is_result and contents not in around:
                 yield record
 
     def _known_of(self, key: Key, site: str) -> Iterator[Contents]:

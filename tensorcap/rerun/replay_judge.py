@@ -54,8 +54,9 @@ from tensorcap.rerun.substitutes import is_slot
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
+from tensorcap_formats.run_info import ModuleInfo
 
-_FOLDED: Final = 2.0  # R that several modules may have as one, whose weights are rounded anew where folded
+_ROUNDED_ANEW: Final = 2.0  # R of weights that were rounded, and are again where they are made or folded
 _NO_ROUNDINGS: Final = frozenset({"outlier_element", "range"})  # tests whose findings no twin excuses
 
 
@@ -166,7 +167,8 @@ class ReplayJudge:
                 ranks=self._ranks_that_add.get(pair.key, 1),
             )
         )
-        rounds_as_much = _FOLDED if self._makers.is_of_span(reference.key) else POLICY.twin_ratio.green
+        is_anew = self._makers.is_of_span(reference.key) or (is_leaf and self._makes_weight(reference.key))
+        rounds_as_much = _ROUNDED_ANEW if is_anew else POLICY.twin_ratio.green
         if ratio is not None and ratio <= rounds_as_much:  # the model itself rounds as much
             own = [replace(f, status="within-rounding") for f in own]
         elif ratio is not None and math.isfinite(ratio) and self._is_judged_by_twin(pair, is_leaf=is_leaf):
@@ -184,6 +186,12 @@ class ReplayJudge:
         """Whether a leaf of known kind made a tensor of what was put in its arguments' place, and alone."""
         is_alone = all(record.key.text not in self._released for record in self._makers.inputs(key))
         return is_alone and self._makers.is_leaf(key)
+
+    def _makes_weight(self, key: Key) -> bool:
+        """Whether the target's module makes, at each call, the weight that the reference's holds."""
+        sides = (self._runs.exact, self._runs.target)
+        ours, theirs = (run.info.modules.get(key.site) for run in (self._runs.exact, self._runs.target))
+        return ours is not None and theirs is not None and _has_matrix(ours) and not _has_matrix(theirs)
 
     def _noise(self, pair: Pair) -> float:
         """The relative error of a row of a pair that rounding alone makes."""
@@ -251,6 +259,11 @@ class ReplayJudge:
             return False
         inputs = self._makers.inputs(key)
         return len(inputs) == 1 and inputs[0].shape == record.shape
+
+
+def _has_matrix(module: ModuleInfo) -> bool:
+    """Whether one of a module's own parameters has two axes or more."""
+    return any(len(parameter.shape or ()) > 1 for parameter in module.parameters.values())
 
 
 def judge_replay(

@@ -121,7 +121,11 @@ class Matching(Pairs):
                     candidate, place = self._get_candidate(candidates, left, right)
                     candidate.agreeing[place] = agreement
         for candidate in candidates.values():
-            candidate.places = tuple(p for p in candidate.places if not self.contradicts(candidate, p))
+            candidate.places = tuple(
+                p
+                for p in candidate.places
+                if not self.contradicts(candidate, p) and not self._grows_apart(candidate, p)
+            )
         return candidates
 
     def _get_candidate(
@@ -217,7 +221,14 @@ class Matching(Pairs):
     def sizes_fit(self, candidate: Candidate, place: Place) -> bool:
         """Whether two members gave as many elements; ranks together, or each of them."""
         left, right = self.records_of(candidate, place)
-        return bool(sizes_of(left) & sizes_of(right))
+        return bool(sizes_of(left) & sizes_of(right)) and not self._grows_apart(candidate, place)
+
+    def _grows_apart(self, candidate: Candidate, place: Place) -> bool:
+        """Whether one of two members of unlike names holds more in each step, and the other does not."""
+        if candidate.is_named:
+            return False
+        left, right = self.sites_of(candidate, place)
+        return (left in self.sides[0].growing) != (right in self.sides[1].growing)
 
     def is_refuted(self, candidate: Candidate, place: Place) -> bool:
         """Whether two members cannot belong together: their values differ, and what comes of them agrees."""

@@ -31,6 +31,7 @@ class Side:
         by_l2: The fingerprints by the logarithm of their l2.
         group_of: The number of each site's group.
         rounding: Of the coarsest dtype.
+        growing: Sites whose results grow from step to step, as what a cache holds.
     """
 
     def __init__(self, survey: Survey, fingerprints: Fingerprints) -> None:
@@ -56,6 +57,9 @@ class Side:
                 self.fingerprints[site] = fingerprint
         self.by_l2 = NearestFingerprints(self.fingerprints, lambda one: math.log(one.l2))
         self.rounding = fingerprints.rounding
+        self.growing = {
+            s for s in self.by_site if (self.module(s), self.result(s).key.slot) in survey.growing
+        }
         self.group(self.rounding)
 
     def group(self, rounding: float) -> None:

@@ -76,10 +76,13 @@ class Survey:
     Attributes:
         members: By site.
         never_called: Why sites that are registered were never called, "" if that is not known.
+        growing: Sites and slots of results that grow from step to step beside their module's main one, as what
+            a cache holds.
     """
 
     members: Mapping[str, Member]
     never_called: Mapping[str, str]
+    growing: frozenset[tuple[str, str]] = frozenset()
 
     @classmethod
     def of(cls, archive: Archive) -> Survey:
@@ -107,7 +110,7 @@ class Survey:
                 other_tensors.get(site, {}),
             )
         never = {site: point.reason for site, point in points.items() if point.status == "never-called"}
-        return cls(members, never)
+        return cls(members, never, frozenset(_growing(archive, members)))
 
 
 def fold(site: str) -> tuple[str, tuple[str, ...]]:
@@ -151,6 +154,29 @@ def _first_calls(
         elif kind == "input" and not key.rank:
             arguments.setdefault(key.site, {})[name] = record
     return {site: _in_rank_order(slots) for site, slots in ranks.items()}, arguments
+
+
+def _growing(archive: Archive, members: Mapping[str, Member]) -> Iterator[tuple[str, str]]:
+    """Sites and slots of results that gain elements from a site's first step to its last, and its main one none."""
+    last: dict[str, int] = {}
+    for record in archive.records:
+        last[record.key.site] = max(record.key.step, last.get(record.key.site, 0))
+    sizes: dict[str, dict[str, int]] = defaultdict(dict)
+    for record in archive.records:
+        key = record.key
+        if key.step == last[key.site] and not key.rank and key.slot.startswith("output"):
+            sizes[key.site].setdefault(key.slot, record.size)
+    for site, member in members.items():
+        main, at_end = member.result, sizes.get(site, {})
+        if (
+            main is None
+            or main.key.step == last[site]
+            or at_end.get(main.key.slot, main.size + 1) > main.size
+        ):
+            continue
+        for slot, records in member.other_results.items():
+            if at_end.get(slot, 0) > records[0].size:
+                yield site, slot
 
 
 def _in_rank_order(slots: Mapping[str, Mapping[int, Record]]) -> dict[str, tuple[Record, ...]]:
