@@ -585,3 +585,23 @@ def test_names_alone_need_no_values(tmp_path: Path) -> None:
     alignment, found = _proposed(tmp_path, one, wrapped, by="names", read_values=False)
     assert found == {site: f"module.{site}" for site in one}
     assert {entry.evidence for entry in alignment.entries} == {"name"}
+
+
+@pytest.mark.spec("ALN-301")
+@pytest.mark.parametrize("grows", [True, False], ids=["cache", "second-result"])
+def test_what_a_cache_holds_is_no_pair_of_what_one_step_makes(tmp_path: Path, grows: bool) -> None:
+    rng = np.random.default_rng(3)
+    keys, mixed = rng.standard_normal((1, S, D), np.float32), rng.standard_normal((1, S, D), np.float32)
+    new_key, new = keys[:, :1] + 1, mixed[:, :1] + 1
+    kept = np.concatenate((keys, new_key), 1) if grows else new_key
+    one = {"0/k/output": keys, "0/out/output": mixed, "1/k/output": new_key, "1/out/output": new}
+    other = {
+        "0/mix/output.0": mixed,
+        "0/mix/output.1": keys,
+        "1/mix/output.0": new,
+        "1/mix/output.1": kept,
+    }
+    reference = new_archive(tmp_path / "ref.h5", one)
+    target = new_archive(tmp_path / "tgt.h5", other)
+    entries = propose(reference, target).alignment.entries
+    assert any("mix/output.1" in entry.target[0] for entry in entries) is not grows

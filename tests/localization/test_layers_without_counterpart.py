@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parametrizations
 
 from tensorcap.alignment import align
 from tensorcap.localization import Localization, localize
+from tensorcap.rerun.producers import Producers
+from tensorcap.runs import PartialArchive
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
+from tensorcap_formats.open import open_archive
 
 WIDTH, LENGTH = 8, 7
 Run = Callable[[Any, Tensor], Tensor]
@@ -455,3 +460,67 @@ def test_a_dropout_is_not_given_what_the_product_before_it_is_given(tmp_path: Pa
     assert [suspect.module for suspect in found.suspects] == (["inner"] if is_wrong else [])
     entries = align(tmp_path / "ref.h5", tmp_path / "tgt.h5").alignment.entries
     assert [entry.reference for entry in entries if "mix" in entry.reference[0]] == [("mix/output",)]
+
+
+class Gained(nn.Module):
+    """A linear, a factor for each channel, and a module that returns what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.pass_on = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+            nn.Dropout(0.1),
+        )
+        self.last, self.gains = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.rand(WIDTH) + 0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        result: Tensor = self.last(hidden + self.pass_on(self.gains * self.inner(hidden)))
+        return result
+
+
+def narrow(folder: Path, reference: nn.Module, target: nn.Module) -> Localization:
+    x = torch.randn(4, 64, WIDTH, generator=torch.Generator().manual_seed(1))
+    capture_workload(Workload(reference.eval(), {"x": x}), folder / "ref.h5")
+    capture_workload(Workload(target.bfloat16().eval(), {"x": x.bfloat16()}), folder / "tgt.h5")
+    return localize(folder / "ref.h5", folder / "tgt.h5", reference_model=Workload(reference, {"x": x}))
+
+
+@pytest.mark.spec("RPL-200", "RPL-201")
+def test_what_a_dropout_returns_does_not_make_known_what_it_was_given(tmp_path: Path) -> None:
+    capture_workload(Workload(Gained().eval(), {"x": torch.randn(2, LENGTH, WIDTH)}), tmp_path / "ref.h5")
+    with open_archive(tmp_path / "ref.h5") as run:
+        lacking = {"0/inner/output", "0/pass_on/input.input"}
+        target = PartialArchive(run, [record for record in run.records if record.key.text not in lacking])
+        assert Producers.of(run, target).spans == {"0/pass_on/output": "@root"}
+
+
+class Cancelling(nn.Module):
+    """Two linears, of which the second is given hardly more than its weight has no sum of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.second(self.first(x).square())
+        return result
+
+
+@pytest.mark.spec("RPL-203")
+@pytest.mark.parametrize("factor", [1.0, 3.0], ids=["right", "wrong"])
+def test_a_weight_of_direction_and_length_is_rounded_twice(tmp_path: Path, factor: float) -> None:
+    torch.manual_seed(4)
+    reference = Cancelling()
+    with torch.no_grad():
+        reference.second.weight -= reference.second.weight.mean(1, keepdim=True)
+        reference.second.bias.zero_()
+        reference.first.weight.mul_(0.02)
+        reference.first.bias.fill_(1.5)
+    target = copy.deepcopy(reference)
+    parametrizations.weight_norm(target.second)
+    with torch.no_grad():
+        target.second.parametrizations.weight.original0.mul_(factor)
+    suspects = narrow(tmp_path, reference, target).suspects
+    assert [suspect.module for suspect in suspects] == ([] if factor == 1 else ["second"])

@@ -57,7 +57,9 @@ class Side:
                 self.fingerprints[site] = fingerprint
         self.by_l2 = NearestFingerprints(self.fingerprints, lambda one: math.log(one.l2))
         self.rounding = fingerprints.rounding
-        self.growing = {s for s in self.by_site if (self.module(s), self.result(s).key.slot) in survey.growing}
+        self.growing = {
+            s for s in self.by_site if (self.module(s), self.result(s).key.slot) in survey.growing
+        }
         self.group(self.rounding)
 
     def group(self, rounding: float) -> None:

@@ -168,7 +168,11 @@ def _growing(archive: Archive, members: Mapping[str, Member]) -> Iterator[tuple[
             sizes[key.site].setdefault(key.slot, record.size)
     for site, member in members.items():
         main, at_end = member.result, sizes.get(site, {})
-        if main is None or main.key.step == last[site] or at_end.get(main.key.slot, main.size + 1) > main.size:
+        if (
+            main is None
+            or main.key.step == last[site]
+            or at_end.get(main.key.slot, main.size + 1) > main.size
+        ):
             continue
         for slot, records in member.other_results.items():
             if at_end.get(slot, 0) > records[0].size:
