@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 
-from tensorcap_formats.errors import CorruptArchiveError, ReadError, UnsafeFileError
+from tensorcap_formats.errors import CorruptArchiveError, ReadError, UnsafeFileError, abbreviate
+from tensorcap_formats.input_file import InputFile
 
 
 def list_folder(folder: Path) -> list[str]:
@@ -26,13 +28,40 @@ def list_folder(folder: Path) -> list[str]:
 
 
 def refuse_link_out(path: Path, folder: Path, *, hint: str | None = None) -> None:
-    """Refuse a link that leads out of a folder.
+    """Refuse a path in a folder that is a link out of it, or lies below one.
 
     Raises:
-        UnsafeFileError: The path is one.
+        UnsafeFileError: It is, or does.
     """
-    if path.is_symlink() and not os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
+    if not _is_below(path, os.path.realpath(folder)):
         raise UnsafeFileError(f"{path}: is a link to a file outside of {folder}", hint=hint)
+
+
+def read_side_file(path: Path, folder: Path, limit: int) -> bytes:
+    """All bytes of a file of a folder that says what the others are.
+
+    Args:
+        path: Of the file.
+        folder: That was opened.
+        limit: Bytes that it may have.
+
+    Raises:
+        UnsafeFileError: It is a link out of the folder.
+        CorruptArchiveError: It has more bytes.
+        NotAnArchiveError: It is no regular file.
+        ReadError: The system cannot read it.
+    """
+    refuse_link_out(path, folder, hint="Put a copy in its place.")
+    with closing(InputFile(path)) as file:
+        return file.read_all(limit)
+
+
+def _is_below(path: Path, folder: str) -> bool:
+    """Whether a path leads to something in a folder, which is given without links."""
+    try:
+        return os.path.realpath(path).startswith(os.path.join(folder, ""))
+    except (OSError, ValueError):
+        raise UnsafeFileError(f"{abbreviate(str(path))}: is no path") from None  # a lone surrogate
 
 
 def files_below(folder: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
@@ -93,16 +122,16 @@ class OpenFolder:
         except OSError as error:
             raise ReadError(f"{path}: cannot be opened: {error.strerror}") from None
         self._identity = os.fstat(self._fd)
-        self._home = os.path.realpath(path) + os.sep
+        self._home = os.path.realpath(path)
 
     def inside(self, path: Path) -> Path:
         """The path, if it leads to something in the folder.
 
         Raises:
-            UnsafeFileError: It is a link that leads out.
+            UnsafeFileError: It is a link that leads out, or no path.
         """
-        if not os.path.realpath(path).startswith(self._home):
-            raise UnsafeFileError(f"{path}: is a link to a file outside of {self._home[:-1]}")
+        if not _is_below(path, self._home):
+            raise UnsafeFileError(f"{path}: is a link to a file outside of {self._home}")
         return path
 
     def require_unreplaced(self) -> None:

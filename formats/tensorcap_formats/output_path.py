@@ -9,6 +9,7 @@ import ctypes
 import errno
 import fcntl
 import hashlib
+import itertools
 import os
 import re
 import secrets
@@ -170,6 +171,22 @@ def build_beside(path: Path) -> Iterator[Path]:
         yield building
     finally:
         remove(building)
+
+
+def open_log(path: Path) -> tuple[Path, int]:
+    """Open a new file for a log: at `path`, or as `NAME.1.log`, `NAME.2.log` … if something is there.
+
+    Returns:
+        Its path, and a file descriptor to write to.
+
+    Raises:
+        OSError: The folder is not there, or cannot be written.
+    """
+    for number in itertools.count():
+        place = path.with_name(f"{path.stem}.{number}{path.suffix}") if number else path
+        with suppress(FileExistsError):
+            return place, os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    raise AssertionError("unreachable")
 
 
 def put_in_place(new: Path, path: Path) -> None:

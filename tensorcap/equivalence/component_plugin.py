@@ -6,7 +6,6 @@ A test asks for its component, reads tensors, compares them, and asserts that it
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from tensorcap.equivalence.component_result import ComponentResult, judge, stage
 from tensorcap.equivalence.component_tensors import EPSILONS, ComponentTensors, Tensors, open_tensors
 from tensorcap.equivalence.experiment import Experiment
 from tensorcap.metrics import ThreeTensors, compare_three
+from tensorcap.reports.equivalence import write_stage
 from tensorcap_formats.errors import TensorcapError
 
 PROPERTY: Final = "tensorcap-component"
@@ -198,7 +198,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     path = session.config.getoption("component_results")
     if path:
         results: list[ComponentResult] = session.config.stash[_RESULTS]
-        Path(path).write_text(json.dumps(stage2_content(results)), encoding="utf-8")
+        write_stage(path, stage2_content(results))
 
 
 def _finished(result: ComponentResult, outcome: str, error: str) -> ComponentResult:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,6 +26,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import MissingPackageError, UsageError, WriteError
 from tensorcap_formats.json_values import json_value
 from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.output_path import build_beside, put_in_place
 
 if TYPE_CHECKING:
     from tensorcap.localization import Verification
@@ -54,27 +53,19 @@ def replace_folder(path: Path, *, force: bool) -> Iterator[Path]:
         WriteError: The folder cannot be made.
     """
     _require_free(path, force=force)
-    try:
-        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    except OSError as error:
-        raise WriteError(f"{path}: {error}") from error
-    old = partial.with_name(f"{partial.name}-old")
-    try:
-        yield partial
-        partial.chmod(0o777 & ~_umask())
+    with build_beside(path) as building:
+        try:
+            building.mkdir()
+        except OSError as error:
+            raise WriteError(f"{path}: {error}") from error
+        try:
+            yield building
+        except BaseException as error:
+            notes = getattr(error, "__notes__", [])
+            notes[:] = [note for note in notes if str(building) not in note]  # of archives that are removed
+            raise
         _require_free(path, force=force)
-        if path.exists():
-            path.rename(old)
-        partial.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
-    except BaseException as error:
-        if old.exists() and not path.exists():
-            old.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
-        notes = getattr(error, "__notes__", [])
-        notes[:] = [note for note in notes if str(partial) not in note]  # of archives that are removed here
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+        put_in_place(building, path)
 
 
 def _require_free(path: Path, *, force: bool) -> None:
@@ -86,12 +77,6 @@ def _require_free(path: Path, *, force: bool) -> None:
         raise UsageError(f"{path}: exists and is no report, expected a new folder")
     if not force:
         raise UsageError(f"{path}: exists", hint="--force replaces it.")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def write_files(

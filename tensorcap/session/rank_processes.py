@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tensorcap_formats.errors import CaptureError, abbreviate
+from tensorcap_formats.output_path import open_log
 
 _POLL_SECONDS: Final = 0.05
 _NO_ERRORS: Final = ("Hint:", "tensorcap:", "capturing ")
@@ -29,7 +30,7 @@ def run_on_ranks(command: Sequence[str], logs: Sequence[Path], outputs: Sequence
 
     Args:
         command: The program and its arguments, the same on each rank.
-        logs: Where each rank's log lies, by rank.
+        logs: Where each rank's log lies, by rank; beside that if something is there.
         outputs: What each rank writes, by rank; () if that is not known.
 
     Raises:
@@ -45,28 +46,31 @@ def run_on_ranks(command: Sequence[str], logs: Sequence[Path], outputs: Sequence
         "MASTER_PORT": str(_free_port()),
     }
     processes: list[subprocess.Popen[bytes]] = []
+    opened: list[Path] = []
     failed: dict[int, int] = {}
     try:
         with ExitStack() as files:
-            for rank, log in enumerate(logs):
+            for rank, path in enumerate(logs):
                 own = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                file = files.enter_context(log.open("wb"))
+                log, descriptor = open_log(path)
+                opened.append(log)
+                file = files.enter_context(os.fdopen(descriptor, "wb"))
                 processes.append(
                     subprocess.Popen(
                         command, env=own, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
                     )
                 )
-        failed = _first_failure(processes, logs, lambda rank: _is_written(outputs, rank, start))
+        failed = _first_failure(processes, opened, lambda rank: _is_written(outputs, rank, start))
     finally:
         _end(processes)
-        for rank, log in enumerate(logs):
+        for rank, log in enumerate(opened):
             if rank not in failed:
                 log.unlink(missing_ok=True)
     if failed:
         rank, status = next(iter(failed.items()))
         raise CaptureError(
-            f"rank {rank} of {len(logs)} {_ended(status)}: {_last_line(logs[rank])}",
-            hint=f"The other ranks were ended; its log is {logs[rank]}.",
+            f"rank {rank} of {len(logs)} {_ended(status)}: {_last_line(opened[rank])}",
+            hint=f"The other ranks were ended; its log is {opened[rank]}.",
         )
 
 

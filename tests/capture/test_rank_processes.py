@@ -38,6 +38,16 @@ def test_each_process_has_the_environment_of_a_launcher(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("NRN-154")
+def test_what_has_the_name_of_a_log_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "tgt.rank1.log").write_text("precious")
+    run_on_ranks(python("print('chatter')"), logs(tmp_path, 2))
+    with pytest.raises(CaptureError, match="no shard") as refused:
+        run_on_ranks(python("time.sleep(60) if rank == 0 else sys.exit('no shard')"), logs(tmp_path, 2))
+    assert str(tmp_path / "tgt.rank1.1.log") in (refused.value.hint or "")
+    assert (tmp_path / "tgt.rank1.log").read_text() == "precious"
+
+
+@pytest.mark.spec("NRN-154")
 @pytest.mark.parametrize(
     ("end", "text"),
     [

@@ -82,6 +82,18 @@ def test_the_log_of_a_folder_lies_beside_it(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["report.log"]
 
 
+def test_what_has_the_name_of_the_log_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "report.log").write_text("precious")
+    run(tmp_path, "pass", "-o", "report", "--timeout", "600")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.log"]
+    done = run(
+        tmp_path, "os.write(2, b'no such op'); sys.exit(1)", "-o", "report", "--timeout", "600", status=1
+    )
+    assert done.stderr == "log: report.1.log\n"
+    assert (tmp_path / "report.log").read_text() == "precious"
+    assert (tmp_path / "report.1.log").read_text() == "no such op"
+
+
 def test_what_takes_too_long_is_ended_and_its_log_says_where_it_was(tmp_path: Path) -> None:
     code = "def compiling():\n    time.sleep(600)\ncompiling()"
     done = run(tmp_path, code, "-o", "x.h5", "--timeout", "5", status=1)

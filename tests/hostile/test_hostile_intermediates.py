@@ -73,6 +73,8 @@ CASES: dict[str, tuple[Change, type[ReadError], str]] = {
     "shape-true": (entry(shape=[True, 2]), CorruptArchiveError, "expected a list of sizes"),
     "name-in-two-objects": (_twice, CorruptArchiveError, "two tensors are named '0/@root:mul/output'"),
     "data-linked-out": (_linked_data, UnsafeFileError, "outside of"),
+    "surrogate": (entry(data_file="data/\ud800.npy"), UnsafeFileError, "is no path"),
+    "nul": (entry(data_file="data/a\0b.npy"), CorruptArchiveError, "no path"),
     "proc": (entry(data_file="/proc/self/environ"), UnsafeFileError, "outside of"),
     "pipe": (_pipe, ReadError, "mul_0000.npy: is no regular file"),
 }

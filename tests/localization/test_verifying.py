@@ -192,7 +192,7 @@ def test_the_folder_holds_what_the_specification_lists(tmp_path: Path) -> None:
     }
     assert " ".join(told["summary"]).split() == (folder / "summary.txt").read_text().split()
     assert list(tmp_path.iterdir()) == [folder]
-    assert ".report-" not in (folder / "verify.json").read_text()
+    assert ".building" not in (folder / "verify.json").read_text()
     with tensorcap.open_archive(folder / "with_injection" / "target.h5") as archive:
         assert archive.run["injected"]["source"] == str(folder / "reference.h5")
 
@@ -297,7 +297,7 @@ def test_what_other_inputs_do_is_told_once(tmp_path: Path) -> None:
     text = (tmp_path / "report" / "summary.txt").read_text()
     assert text.count("fed different inputs") == 1
     assert text.count("no module is accused") == 1
-    assert ".report-" not in text
+    assert ".building" not in text
 
 
 @pytest.mark.spec("VER-33", "ALN-41", "ALN-80")

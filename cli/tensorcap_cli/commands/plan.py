@@ -68,6 +68,6 @@ def command(
     wanted = [*only, *(read_points(points) if points else ())]
     result = plan(modules, points=wanted, mapping=mapping, neuron_config=neuron_config)
     if output is not None:
-        with publish_text(output, beginning="{") as file:
+        with publish_text(output, beginning='{"tensor_capture_config":') as file:
             file.write(json.dumps(result.config(), indent=2) + "\n")
     print_result(result, print_plan, as_json=as_json)

@@ -86,11 +86,13 @@ def continue_in_child(seconds: float, log: Path | None) -> None:
 
 
 def _open_log(path: Path | None) -> tuple[Path, int]:
+    from tensorcap_formats.output_path import open_log
+
     if path is None:
         file, name = tempfile.mkstemp(prefix="tcap-", suffix=".log")
         return Path(name), file
     try:
-        return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        return open_log(path)
     except OSError as error:
         raise click.UsageError(
             f"--timeout: {path}: {error.strerror}, expected a place for the log."

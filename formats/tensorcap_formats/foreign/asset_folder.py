@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError
+from tensorcap_formats.folder import read_side_file, refuse_link_out
 from tensorcap_formats.index import decode_json
 from tensorcap_formats.input_file import InputFile
 
@@ -89,8 +90,8 @@ def read_asset(path: str | os.PathLike[str]) -> AssetInfo:
         created = "{}-{}-{}T{}:{}:{}Z".format(*match.groups())
     digest = ""
     if (folder / _HASH_FILE).is_file():
-        with closing(InputFile(folder / _HASH_FILE)) as file:
-            digest = file.read(0, min(file.size, 64)).hex()
+        digest = read_side_file(folder / _HASH_FILE, folder, _MAX_METADATA_BYTES)[:64].hex()
+    refuse_link_out(folder / PROGRAM_FILE, folder)
     with closing(InputFile(folder / PROGRAM_FILE)) as file:
         hasher = hashlib.sha256()
         for start in range(0, file.size, _BLOCK_BYTES):
@@ -110,8 +111,7 @@ def read_asset(path: str | os.PathLike[str]) -> AssetInfo:
 def _metadata(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    with closing(InputFile(path)) as file:
-        metadata = decode_json(file.read_all(_MAX_METADATA_BYTES), str(path))
+    metadata = decode_json(read_side_file(path, path.parent, _MAX_METADATA_BYTES), str(path))
     for name in ("producer", "assetVersion", "creationDate"):
         if not isinstance(metadata.get(name, ""), str):
             raise CorruptArchiveError(f"{path}: {name} is {metadata[name]!r}, expected a text")

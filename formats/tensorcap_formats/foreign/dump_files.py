@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tensorcap_formats.folder import refuse_link_out
+from tensorcap_formats.folder import read_side_file, refuse_link_out
 from tensorcap_formats.foreign.dump_labels import Label, probe_key, remove_root, undouble_names
 from tensorcap_formats.foreign.max_file import MAX_SUFFIX
 from tensorcap_formats.foreign.raw_file import RawSpec
-from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.keys import Key
 
 TORCH: Final = ".pt"
@@ -118,10 +116,9 @@ def tensor_files(
             yield file
 
 
-def read_list(path: Path) -> bytes:
+def read_list(dump: DumpContents, path: Path) -> bytes:
     """Read a list of names."""
-    with closing(InputFile(path)) as file:
-        return file.read_all(_MAX_BYTES)
+    return read_side_file(path, dump.path, _MAX_BYTES)
 
 
 def note_unlisted(dump: DumpContents, files: Sequence[DumpFile]) -> None:

@@ -163,7 +163,7 @@ def _order_by_names(dump: DumpContents, folder: str, files: Sequence[DumpFile]) 
     """Put the files in the order of the list of names, and report files and names without the other."""
     path = dump.path / folder / NAMES_FILE
     try:
-        text = read_list(path).decode()
+        text = read_list(dump, path).decode()
     except UnicodeDecodeError:
         raise CorruptArchiveError(f"{path}: is no UTF-8 text") from None
     lines = [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
@@ -287,7 +287,7 @@ def _add_verification(dump: DumpContents, names: Sequence[str]) -> list[Key]:
         The keys of tensors that replaced the model's own.
     """
     path = dump.path / METADATA
-    layers = decode_json(read_list(path), str(path))
+    layers = decode_json(read_list(dump, path), str(path))
     files = list(tensor_files(dump, "", names, parse_file_name))
     expected: dict[str, int] = {}
     for name, layer in layers.items():

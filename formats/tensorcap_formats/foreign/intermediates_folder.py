@@ -24,11 +24,10 @@ from tensorcap_formats.errors import (
     UsageError,
     abbreviate,
 )
-from tensorcap_formats.folder import OpenFolder, others_below, refuse_link_out
+from tensorcap_formats.folder import OpenFolder, others_below, read_side_file
 from tensorcap_formats.foreign.numpy_files import read_npy_tensor
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import decode_json
-from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.keys import ROOT_SITE, Key, escape, module_site
 
 INTERMEDIATES_SUFFIX: Final = ".aimodelintermediates"
@@ -145,9 +144,8 @@ def open_intermediates(path: Path) -> ForeignArchive:
 
 
 def _read_metadata(path: Path) -> dict[str, Any]:
-    refuse_link_out(path / METADATA_FILE, path)
-    with closing(InputFile(path / METADATA_FILE)) as file:
-        return decode_json(file.read_all(_MAX_METADATA_BYTES), str(file.path))
+    file = path / METADATA_FILE
+    return decode_json(read_side_file(file, path, _MAX_METADATA_BYTES), str(file))
 
 
 def _entries(folder: OpenFolder, metadata: Mapping[str, Any]) -> Iterator[_NodeEntry]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,13 +15,12 @@ from typing import Any, Final
 from tensorcap_formats.dtypes import DTYPES
 from tensorcap_formats.errors import CorruptArchiveError, ReadError, abbreviate
 from tensorcap_formats.flat_arrays import Bands
-from tensorcap_formats.folder import list_folder, refuse_link_out
+from tensorcap_formats.folder import list_folder, read_side_file, refuse_link_out
 from tensorcap_formats.foreign.neuron.archive import NeuronArchive, NeuronContents
 from tensorcap_formats.foreign.numpy_files import read_npy_tensor
 from tensorcap_formats.foreign.torch_file import read_contents
 from tensorcap_formats.foreign_archive import ForeignTensor
 from tensorcap_formats.index import decode_json
-from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.keys import ROOT_SITE, Key, natural
 
 METADATA: Final = "meta.json"
@@ -122,8 +120,7 @@ def _calls(contents: NeuronContents, path: Path) -> Iterator[_Call]:
 def _metadata(contents: NeuronContents, folder: Path) -> dict[str, Any]:
     path = folder / METADATA
     try:
-        with closing(InputFile(path)) as file:
-            return decode_json(file.read_all(_MAX_METADATA_BYTES), str(path))
+        return decode_json(read_side_file(path, contents.path, _MAX_METADATA_BYTES), str(path))
     except (ReadError, OSError) as error:
         contents.problems[contents.shown(path)] = str(error).removeprefix(f"{path}: ")
         return {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,13 +17,12 @@ import numpy as np
 from tensorcap_formats.dtypes import decode
 from tensorcap_formats.errors import CorruptArchiveError, ReadError, abbreviate
 from tensorcap_formats.flat_arrays import Bands
-from tensorcap_formats.folder import list_folder, refuse_link_out
+from tensorcap_formats.folder import list_folder, read_side_file, refuse_link_out
 from tensorcap_formats.foreign.neuron.archive import PHASES, NeuronArchive, NeuronContents
 from tensorcap_formats.foreign.neuron.saved_inputs import add_saved_inputs
 from tensorcap_formats.foreign.torch_file import read_contents
 from tensorcap_formats.foreign_archive import ForeignTensor
 from tensorcap_formats.index import decode_json
-from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.keys import PROBES, Key, escape, inner_site, module_site, natural
 
 CAPTURE_METADATA: Final = "capture_metadata.json"
@@ -110,8 +108,8 @@ def open_captures(path: Path) -> NeuronArchive:
 
 
 def _entries(path: Path) -> dict[str, Mapping[str, Any]]:
-    with closing(InputFile(path)) as file:
-        tensors = decode_json(file.read_all(_MAX_METADATA_BYTES), str(path)).get("tensors")
+    text = read_side_file(path, path.parent, _MAX_METADATA_BYTES)
+    tensors = decode_json(text, str(path)).get("tensors")
     if not isinstance(tensors, dict) or not all(isinstance(entry, dict) for entry in tensors.values()):
         raise CorruptArchiveError(f"{path}: has no JSON object 'tensors' of objects")
     return tensors

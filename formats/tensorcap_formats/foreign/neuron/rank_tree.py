@@ -9,18 +9,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from tensorcap_formats.errors import NotAnArchiveError, ReadError
 from tensorcap_formats.flat_arrays import Bands
-from tensorcap_formats.folder import list_folder, refuse_link_out
+from tensorcap_formats.folder import list_folder, read_side_file, refuse_link_out
 from tensorcap_formats.foreign.neuron.archive import NeuronArchive, NeuronContents
 from tensorcap_formats.foreign.torch_file import read_contents
 from tensorcap_formats.index import decode_json
-from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.keys import PROBES, Key, inner_site, module_site, natural
 
 _REPLICA: Final = re.compile(r"dp\d{1,9}")
@@ -150,8 +148,7 @@ def _metadata(contents: NeuronContents, path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        with closing(InputFile(path)) as file:
-            return decode_json(file.read_all(_MAX_METADATA_BYTES), str(path))
+        return decode_json(read_side_file(path, contents.path, _MAX_METADATA_BYTES), str(path))
     except ReadError as error:
         contents.problems[contents.shown(path)] = str(error).removeprefix(f"{path}: ")
         return {}
