@@ -96,6 +96,31 @@ def _explained_once(
     return [explained(pair) for pair in pairs]
 
 
+def explain_left_out_heads(
+    reference: Archive, target: Archive, pairs: Sequence[Pair], selection: Selection
+) -> list[Pair]:
+    """Make `explained` results of the model whose head's weights the target leaves out, as CMP-220 has them.
+
+    This holds in runs with replaced values too: it goes by what the target is made of, and not by what
+    follows.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test.
+        pairs: Their pairs, judged.
+        selection: What a user asked for; nothing explains that a required record is missing.
+    """
+    agreement = _Agreement(reference, target, pairs)
+
+    def explained(pair: Pair) -> Pair:
+        if pair.reference is None or pair.status not in _MISSING or selection.is_required(pair.key):
+            return pair
+        reason = agreement.why_head_is_missing(pair.reference.key)
+        return decide(pair, Decision("agreement", "explained", reason, pair.findings)) if reason else pair
+
+    return [explained(pair) for pair in pairs]
+
+
 def _named(pair: Pair, places: str) -> Pair:
     """A pair that stays what it is, with the names of what both sides hold in its place."""
     if places in pair.reason:
@@ -370,6 +395,13 @@ class _Agreement:
         if implementation.startswith(_FUSED_ATTENTION):
             return f"the target's call returns no such value ({implementation} keeps no attention weights)"
         return "the target's call returns no such value, and its other results agree"
+
+    def why_head_is_missing(self, key: Key) -> str:
+        """Why the target may lack a result of the model that a head makes; "" if it may not, or is none."""
+        if key.site != ROOT_SITE or not is_result(key):
+            return ""
+        results = [pair for pair in self._of_call.get(key.where, ()) if pair.is_compared]
+        return self._made_by_left_out(key, results) if results else ""
 
     def _made_by_left_out(self, key: Key, results: Sequence[Pair]) -> str:
         """Of a result of the model that a head makes whose weights the target's own code leaves out.

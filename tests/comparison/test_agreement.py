@@ -154,6 +154,29 @@ class TestMissing:
         )
         assert statuses(found, "0/@root/output.1") == [status]
 
+    @pytest.mark.spec("CMP-220")
+    @pytest.mark.parametrize(
+        ("left_out", "status"),
+        [(["pooler.weight"], "explained"), ([], "missing-in-target")],
+        ids=["left-out", "forgotten"],
+    )
+    def test_a_head_that_is_left_out_is_explained_in_an_injected_run_and_nothing_else_is(
+        self, run_of: Make, left_out: list[str], status: str
+    ) -> None:
+        sites = (*SITES, "pooler")
+        pooled = {"0/pooler/output": WEIGHTS * 2, "0/@root/output.1": WEIGHTS * 2, "0/@root/output.0": LOGITS}
+        modules: list[dict[str, Any]] = [{"path": site, "class": "my.Module"} for site in sites]
+        modules[-1]["parameters"] = {"weight": {"shape": [16, 16]}}
+        slots = [{"site": "block", "slot": "input.x", "status": "injected", "calls": {"0": "0"}}]
+        target = run_of(
+            "block.attn.q/output",
+            other={"0/@root/output.0": LOGITS},
+            model={"left_out_weights": left_out},
+            injected={"source": "ref.h5", "root": "", "mapping": "", "slots": slots},
+        )
+        found = compare(run_of(other=pooled, sites=sites, modules=modules), target, mapping="none")
+        assert statuses(found, "0/@root/output.1", "0/block.attn.q/output") == [status, "missing-in-target"]
+
     @pytest.mark.spec("CMP-54")
     @pytest.mark.parametrize(
         "run",

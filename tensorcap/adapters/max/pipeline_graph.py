@@ -71,7 +71,7 @@ class _UncompiledModel:
         if self._spec is None:
             raise UsageError(
                 "runs a graph that it does not list in graph_specs",
-                hint='tcap capture script -- "$(which max)" generate … captures what MAX\'s own command runs.',
+                hint='tcap capture script -- "$(which max)" generate … captures what MAX runs itself.',
             )
         raise _GraphTaken(PipelineGraph(self._spec, self._session, buffers))
 
