@@ -36,7 +36,7 @@ from tensorcap.comparison.exact import judge_by_metadata
 from tensorcap.comparison.examination import Examination
 from tensorcap.comparison.exchanged_operations import ExchangedOperations, exchanged_operations
 from tensorcap.comparison.explanation import Explanation, explain
-from tensorcap.comparison.injected import Injected
+from tensorcap.comparison.injected import Injected, injection_text
 from tensorcap.comparison.mapping_provenance import BY_VALUES
 from tensorcap.comparison.near_ties import NearTies
 from tensorcap.comparison.padding import Padding
@@ -151,6 +151,7 @@ __all__ = [
     "first_divergence",
     "given_unlike_on_ranks",
     "has_sync_points",
+    "injection_text",
     "is_better_if_higher",
     "is_circumstance",
     "json_pieces",

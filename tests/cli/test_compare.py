@@ -56,10 +56,11 @@ def test_the_first_diverging_module_is_named(tcap: Callable[..., Any], pair: Cal
     output = tcap("compare", "ref.h5", "tgt.h5", "--rtol", "0.01", status=1).stdout
     lines = output.splitlines()
     at = lines.index("FIRST DIVERGENCE  0/layers.2.mlp/output  (diverged)")
-    assert lines[at + 1 : at + 7] == [
+    assert lines[at + 1 : at + 8] == [
         "  module layers.2.mlp (MLP)",
         "  8 of 8 elements are outside rtol 0.01, atol 0",
         "  max abs 1 at [0, 0] (reference 4, target 5)",
+        "  max rel 0.25 at [0, 0]",
         "  mean abs 1, relative Frobenius 0.25, cosine 1, PSNR 12.04 dB, 8 of 8 unequal",
         "  would pass with rtol 0.2501 alone, or with atol 1 alone",
         "  where the squared error lies: even over all axes",
@@ -259,7 +260,7 @@ def test_one_record_against_another(tcap: Callable[..., Any], pair: Callable[...
     pair({"0/a/output": np.ones(2), "0/b/output": np.zeros(2)}, {"0/c/output": np.array([1.0, 1.5])})
     output = tcap("compare", "ref.h5::a", "tgt.h5::0/c/output", "--atol", "0.5").stdout
     assert "target     0/c/output: float64 [2]\n  0 of 2 elements are outside" in output
-    assert "\n  max abs 0.5 at [1] (reference 1, target 1.5)\n" in output
+    assert "\n  max abs 0.5 at [1] (reference 1, target 1.5)\n  max rel 0.5 at [1]\n" in output
     assert tcap("compare", "ref.h5::a", "ref.h5").stdout.endswith(
         "1 identical\nNo divergence.\nNext: nothing has to be done.\n"
     )

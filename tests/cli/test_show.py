@@ -50,6 +50,14 @@ def test_without_a_key_the_run_is_described(tcap: Callable[..., Any]) -> None:
     ]
 
 
+def test_what_was_injected_into_the_run_is_told(tcap: Callable[..., Any], write: Callable[..., Path]) -> None:
+    slots = [{"site": site, "slot": "input.x", "status": "injected"} for site in ("a", "b")]
+    slots.append({"site": "b", "slot": "output", "status": "left", "reason": "held"})
+    write("own.h5", {"0/a/output": VALUES}, run={"injected": {"source": "ref.h5", "slots": slots}})
+    expected = "2 inputs of 2 modules were replaced by those of ref.h5, after they were recorded"
+    assert f"  injected      {expected}" in tcap("show", "own.h5").stdout.splitlines()
+
+
 @pytest.mark.usefixtures("archive")
 def test_json_of_the_run_is_all_of_it(tcap_json: Callable[..., Any]) -> None:
     assert tcap_json("show", "a.h5") == {

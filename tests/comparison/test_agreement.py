@@ -167,7 +167,7 @@ class TestMissing:
         pooled = {"0/pooler/output": WEIGHTS * 2, "0/@root/output.1": WEIGHTS * 2, "0/@root/output.0": LOGITS}
         modules: list[dict[str, Any]] = [{"path": site, "class": "my.Module"} for site in sites]
         modules[-1]["parameters"] = {"weight": {"shape": [16, 16]}}
-        slots = [{"site": "block", "slot": "input.x", "status": "injected", "injected": 1, "archived": 1}]
+        slots = [{"site": "block", "slot": "input.x", "status": "injected", "calls": {"0": "0"}}]
         target = run_of(
             "block.attn.q/output",
             other={"0/@root/output.0": LOGITS},

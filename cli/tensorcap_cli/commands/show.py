@@ -156,6 +156,10 @@ def _describe_run(archive: Archive) -> list[tuple[str, str]]:
         lines.insert(1, ("settings", _join({k: _by_input(v) for k, v in info.settings.items()})))
     if info.duration_seconds is not None:
         lines.append(("duration", f"{info.duration_seconds:.3g} s"))
+    if info.injected is not None:
+        from tensorcap.comparison import injection_text
+
+        lines.append(("injected", injection_text(info.injected)))
     lines += RankTexts(archive).run_lines()
     if info.modules:
         lines.append(("modules", f"{len(info.modules)} in the tree"))

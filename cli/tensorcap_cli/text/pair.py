@@ -53,6 +53,8 @@ def _print_difference(d: Difference) -> None:
             f"  max abs {number_text(d.max_abs)} at {list(d.max_abs_index)} "
             f"(reference {number_text(d.max_abs_reference, 7)}, target {number_text(d.max_abs_target, 7)})"
         )
+    if d.max_rel_index is not None:
+        click.echo(f"  max rel {number_text(d.max_rel)} at {list(d.max_rel_index)}")
     if d.mismatch_index not in (None, d.max_abs_index):
         click.echo(
             f"  within the tolerance there; the first element outside it is at {list(d.mismatch_index)}"
