@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tensorcap.adapters.coreai.model import CoreAIModel
     from tensorcap.adapters.max.model import MaxModel
+    from tensorcap.adapters.onnx.model import OnnxModel
     from tensorcap.alignment import Aligned, Alignment, align
     from tensorcap.capture_plan import CapturePlan, plan
     from tensorcap.comparison import (
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "tensorcap.adapters.coreai.model": ("CoreAIModel",),
     "tensorcap.adapters.max.model": ("MaxModel",),
+    "tensorcap.adapters.onnx.model": ("OnnxModel",),
     "tensorcap.alignment": ("Aligned", "Alignment", "align"),
     "tensorcap.capture_plan": ("CapturePlan", "plan"),
     "tensorcap.comparison": (
@@ -118,6 +120,7 @@ __all__ = [
     "Localization",
     "MaxModel",
     "Merged",
+    "OnnxModel",
     "Pair",
     "PlainLog",
     "Port",

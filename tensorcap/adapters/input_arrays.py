@@ -66,11 +66,11 @@ class InputKind(NamedTuple):
     """What an input of a model has to be.
 
     Attributes:
-        shape: Its shape; None for an axis of any length.
+        shape: Its shape; None for an axis of any length, or in its place for any shape.
         dtype: Its dtype, as numpy names it.
     """
 
-    shape: tuple[int | None, ...]
+    shape: tuple[int | None, ...] | None
     dtype: str
 
     @classmethod
@@ -80,8 +80,9 @@ class InputKind(NamedTuple):
 
     def fits(self, array: Array) -> bool:
         """Whether an array is of this shape and kind; floats, and integers that have room, are converted."""
-        fits_shape = len(self.shape) == array.ndim and all(
-            size in (None, own) for size, own in zip(self.shape, array.shape, strict=True)
+        fits_shape = self.shape is None or (
+            len(self.shape) == array.ndim
+            and all(size in (None, own) for size, own in zip(self.shape, array.shape, strict=True))
         )
         return fits_shape and (array.dtype.name == self.dtype or self._has_room(array))
 
@@ -97,6 +98,8 @@ class InputKind(NamedTuple):
         return not array.size or bool(limits.min <= array.min() and array.max() <= limits.max)
 
     def __str__(self) -> str:
+        if self.shape is None:
+            return f"{self.dtype} of any shape"
         sizes = ", ".join("any" if size is None else str(size) for size in self.shape)
         return f"{self.dtype}[{sizes}]"
 
@@ -189,8 +192,8 @@ def _of_file(file: str, stored: Mapping[str, Array], name: str, inputs: int) -> 
 
 
 def _made(model_name: str, name: str, kind: InputKind, how: str, generator: np.random.Generator) -> Array:
-    shape = tuple(size for size in kind.shape if size is not None)
-    if len(shape) < len(kind.shape):
+    shape = tuple(size for size in kind.shape or (None,) if size is not None)
+    if kind.shape is None or len(shape) < len(kind.shape):
         raise UsageError(
             f"{model_name}: input {name}: {how} of {kind}, which has an axis of any length, expected a file"
         )

@@ -34,6 +34,7 @@ _Module = TypeVar("_Module")
 _ADAPTERS: Final = {  # root package of the model's class, or of a base class; sorted
     "coreai": "tensorcap.adapters.coreai.adapter:CoreAIAdapter",
     "max": "tensorcap.adapters.max.adapter:MaxAdapter",
+    "onnx": "tensorcap.adapters.onnx.adapter:OnnxAdapter",
     "torch": "tensorcap.adapters.torch.adapter:TorchAdapter",
 }
 _OF_TORCH: Final = {  # what runs as models of torch, by its name, and by the root package of its classes
@@ -463,7 +464,7 @@ def adapter_named(framework: str) -> Adapter:
     try:
         return cast("Adapter", getattr(import_module(module), name)())
     except ModuleNotFoundError as error:
-        if error.name not in (package, "torch"):  # which some frameworks convert models of
+        if error.name not in (package, "torch", "onnxruntime"):  # torch: of which some convert models
             raise
         raise missing_package(f"capturing a {framework} model", error.name, extra=package) from None
 

@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 # Options of the inputs; if one of them is given anew, archived inputs are not used.
 INPUT_OPTIONS: Final = ("prompt", "input_ids", "inputs")
 BY_NAME: Final = ("max",)  # frameworks that have Hugging Face models of their own, as `max:ID`
+BY_SUFFIX: Final = {".onnx": "onnx"}  # frameworks that run files, by the suffix of these
 _OF_ANY_RUN: Final = ("seed", "perturb")  # options that are no setting of a model
 _NEVER_INHERITED: Final = ("trust_remote_code",)  # an archive must not decide that code is run
 
@@ -39,22 +41,24 @@ class Recipe:
 
     @classmethod
     def named(cls, text: str, options: Mapping[str, Any], framework: str | None = None) -> Recipe:
-        """The recipe of a path on the command line; `max:PATH` is a path of MAX.
+        """The recipe of a path on the command line; `max:PATH` is one of MAX, NAME.onnx of ONNX Runtime.
 
         Raises:
             UsageError: The path is of another framework than the command.
         """
         prefix, _, path = text.partition(":")
         if prefix not in BY_NAME or not path:
-            return cls(text, options, framework)
+            return cls(text, options, framework or BY_SUFFIX.get(PurePath(text).suffix))
         if framework not in (None, prefix):
             raise UsageError(f"{text}: a model of {prefix}, expected one of {framework}")
         return cls(path, options, prefix)
 
     @property
     def runs_archived_inputs(self) -> bool:
-        """Whether a target is run on the inputs of its reference: it is a model by folder or id."""
-        return self.kind == "huggingface" or (self.kind == "file" and self.framework in BY_NAME)
+        """Whether a target is run on the inputs of its reference: it is a model by folder, id or file."""
+        return self.kind == "huggingface" or (
+            self.kind == "file" and self.framework in (*BY_NAME, *BY_SUFFIX.values())
+        )
 
     @property
     def kind(self) -> str:

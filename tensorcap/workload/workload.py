@@ -22,7 +22,7 @@ MODEL_MODULES: Final = {  # a program that imports one of these may have models 
     "max": "max.nn",
     "torch": "torch",
 }
-FRAMEWORKS: Final = ("coreai", *MODEL_MODULES)
+FRAMEWORKS: Final = ("coreai", "onnx", *MODEL_MODULES)
 
 
 @dataclass(frozen=True)

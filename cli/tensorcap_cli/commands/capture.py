@@ -22,6 +22,7 @@ from tensorcap_cli.options.recording import (
 from tensorcap_cli.options.run import (
     asset_options,
     function_options,
+    graph_file_options,
     like_option,
     make_recipe,
     pipeline_options,
@@ -46,6 +47,7 @@ def command() -> None:
         tcap capture torch MODEL --prompt "Hello" -o ref.h5
         tcap capture max port.py:target -o tgt.h5
         tcap capture coreai net.aimodel --inputs inputs.npz -o tgt.h5
+        tcap capture onnx net.onnx --inputs inputs.npz -o tgt.h5
         tcap capture neuron port.py:target --tp 2 -o tgt.h5
         tcap capture script -o ref.h5 -- generate.py --prompt "Hello"
 
@@ -215,6 +217,42 @@ def coreai_command(
     _capture("coreai", model or source, like, options, as_json=as_json, keep=keep)
 
 
+@command.command("onnx", cls=Command)
+@click.argument("model", metavar="[MODEL]", required=False)
+@recording_options_of_assets
+@like_option
+@graph_file_options
+@time_limit_option
+def onnx_command(
+    model: str | None,
+    *,
+    like: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Capture one run of MODEL, a file NAME.onnx, in ONNX Runtime; or FILE.py:FUNCTION.
+
+    The function returns tensorcap.Workload(tensorcap.OnnxModel("net.onnx"), inputs). The values of each node
+    are recorded, and the arguments and results of each module of the model that was exported, whose names the
+    graph keeps (torch.export, TorchScript, optimum): a reference is captured by tcap capture torch.
+
+    \b
+        tcap capture onnx net.onnx --inputs inputs.npz -o tgt.h5
+        tcap capture onnx net.onnx --inputs random --inputs mask=ones --seed 1 -o tgt.h5
+        tcap capture onnx net.onnx --like ref.h5 --optimization none -o tgt.h5
+        tcap compare ref.h5 tgt.h5
+
+    --like takes the inputs of an archive. Random integers are 0 or 1. The graph is run in sections, so that
+    not all values are in memory at once. A graph that returns all its values is not optimised as one that
+    does not: the model is run without taps too, and the distance between both is printed, and what was fused.
+
+    Branches and bodies of loops (If, Loop, Scan) are listed, and not entered.
+
+    Exit status: as for tcap capture torch.
+    """
+    _capture("onnx", model, like, options, as_json=as_json)
+
+
 @command.command("neuron", cls=RanksCommand)
 @click.argument("model", metavar="[MODEL]", required=False)
 @tp_option
@@ -289,7 +327,7 @@ def _capture(
     with ExitStack() as files:
         before = None if like is None else files.enter_context(open_archive(like))
         kept = None if before is None else before.info.scope
-        if kept is not None and framework == "coreai":
+        if kept is not None and framework in ("coreai", "onnx"):
             kept = _outermost(kept)
         recording = recording_arguments(options, kept, as_json=as_json)
         recipe, inputs = make_recipe(model, before, options, framework=framework)

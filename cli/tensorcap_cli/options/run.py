@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive
 
 _PREFIXES: Final = ("max:",)  # of paths of models, by framework
+_MODELS: Final = (".onnx",)  # suffixes of files that are models
 _ARCHIVES: Final = (".h5", ".hdf5", ".zarr", ".safetensors", ".npz", ".npy", ".pt")
 
 layers_option: Final = run_option(
@@ -137,6 +138,28 @@ asset_options: Final = with_options(  # how an asset is run, and made
     layers_option,
     _SEED,
 )
+graph_file_options: Final = with_options(  # how a model in a file is run
+    run_option(
+        "--inputs",
+        metavar="[NAME=]FILE",
+        multiple=True,
+        help="zeros, ones, random or a file of tensors named as the inputs; with NAME= for that input alone.",
+    ),
+    run_option(
+        "--provider",
+        "providers",
+        metavar="NAME",
+        multiple=True,
+        help="Execution provider, such as CUDAExecutionProvider, in order of preference; by default the CPU.",
+    ),
+    run_option(
+        "--optimization",
+        type=click.Choice(["none", "basic", "extended", "all"]),
+        help="Of the graph by the runtime; by default all.",
+    ),
+    layers_option,
+    _SEED,
+)
 reference_model_option: Final = click.option(
     "--reference-model",
     metavar="MODEL",
@@ -145,13 +168,13 @@ reference_model_option: Final = click.option(
 target_model_option: Final = click.option(
     "--target-model",
     metavar="MODEL",
-    help="The target: FILE.py:FUNCTION, or a Hugging Face model.",
+    help="The target: FILE.py:FUNCTION, a Hugging Face model, or NAME.onnx.",
 )
 
 
 def is_workload(path: str) -> bool:
     """Whether a path is of a model: a function, a folder with a configuration, or an id that is no path."""
-    if path.startswith(_PREFIXES):
+    if path.startswith(_PREFIXES) or path.endswith(_MODELS):
         return True
     file, _, function = path.rpartition(":")
     if file.endswith(".py") and function.isidentifier():

@@ -44,26 +44,45 @@ def open_onnx(path: Path) -> Archive:
         NotAnArchiveError: It has no tensors.
         UnsafeFileError: It names a file outside of its folder.
     """
+    tensors, skipped = initialisers(path, load_onnx(path))
+    if not tensors:
+        raise NotAnArchiveError(
+            f"{path}: is an ONNX model without initialisers",
+            hint="For what it computes, capture a run of it: tcap capture onnx.",
+        )
+    return ForeignArchive(path, "onnx", tensors, skipped=skipped)
+
+
+def load_onnx(path: Path) -> Any:
+    """Parse a model, without what it keeps in files beside it.
+
+    Raises:
+        CorruptArchiveError: It is no model, or is cut short.
+    """
     with closing(InputFile(path)):  # with our messages if it cannot be opened
         pass
     try:
-        model = onnx.load(path, load_external_data=False)
+        return onnx.load(path, load_external_data=False)
     except (DecodeError, ValueError, MemoryError) as error:
         raise CorruptArchiveError(f"{path}: is no valid ONNX model: {' '.join(str(error).split())}") from None
+
+
+def initialisers(path: Path, model: Any) -> tuple[list[ForeignTensor], dict[str, str]]:
+    """The initialisers of a graph and the tensors of its Constant nodes; and, by name, why others are none.
+
+    Raises:
+        CorruptArchiveError: One contradicts itself, or its file is not there or too short.
+        UnsafeFileError: One names a file outside of the model's folder.
+    """
     tensors, skipped = [], {}
     for name, stored in _named_tensors(model.graph):
         if stored.data_type == onnx.TensorProto.STRING:
             skipped[name] = "an array of text"
         else:
-            tensors.append(_tensor(path, name, stored))
+            tensors.append(foreign_tensor(path, name, stored))
     for sparse in model.graph.sparse_initializer:
         skipped[_text(sparse.values.name)] = "a sparse tensor"
-    if not tensors:
-        raise NotAnArchiveError(
-            f"{path}: is an ONNX model without initialisers",
-            hint="For what it computes, run it and save its results as .npz (numpy.savez).",
-        )
-    return ForeignArchive(path, "onnx", tensors, skipped=skipped)
+    return tensors, skipped
 
 
 def _named_tensors(graph: Any) -> Iterator[tuple[str, Any]]:
@@ -81,7 +100,8 @@ def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
 
 
-def _tensor(path: Path, name: str, stored: Any) -> ForeignTensor:
+def foreign_tensor(path: Path, name: str, stored: Any) -> ForeignTensor:
+    """A tensor of a model, in the file itself or beside it; raises as `initialisers` does."""
     where, shape = f"{path}: {abbreviate(name)!r}", tuple(int(size) for size in stored.dims)
     try:
         type_name = onnx.TensorProto.DataType.Name(stored.data_type)

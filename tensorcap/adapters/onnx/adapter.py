@@ -1,0 +1,192 @@
+"""The adapter for ONNX models, which ONNX Runtime runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from tensorcap.adapters.array_records import record_array
+from tensorcap.adapters.input_arrays import as_array, make_arrays
+from tensorcap.adapters.onnx.description import describe
+from tensorcap.adapters.onnx.model import OnnxModel
+from tensorcap.adapters.onnx.parameters import record_parameters
+from tensorcap.adapters.onnx.tap import LoadedModel, ModelTap
+from tensorcap.adapters.protocol import Adapter, CalledRoot, Site
+from tensorcap.recording import Call, CaptureOptions, Recorder, Substitution
+from tensorcap.workload import StoredInput, Workload
+from tensorcap_formats.dtypes import decode
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.keys import escape
+
+_OF_MODEL: Final = ("providers", "optimization")
+
+
+class OnnxAdapter(Adapter):
+    """Sites are the modules of the source model, as far as names in the graph tell them."""
+
+    settings: ClassVar[tuple[str, ...]] = ("inputs", *_OF_MODEL)
+
+    def list_sites(self, model: Any, *, eager: bool = False) -> list[Site]:
+        """The modules that nodes lie in, the model itself first."""
+        scopes = LoadedModel.of(model).scopes
+        called = {call.path for call in scopes.nodes_of}
+        return [Site(path, (), "" if path in called else _A_LIST) for path in scopes.classes]
+
+    def describe(self, model: Any, *, digests: bool = False) -> dict[str, Any]:
+        """Versions, settings, modules and initialisers."""
+        return describe(model, digests=digests)
+
+    def read_sources(self, model: Any, names: Iterable[str]) -> dict[str, Any]:
+        """None: a file has lines of its source at most."""
+        return {}
+
+    def load(
+        self,
+        path: str,
+        settings: Mapping[str, Any],
+        inputs: Mapping[str, StoredInput] | None = None,
+        *,
+        seed: int = 0,
+    ) -> Workload:
+        """The workload of a file, on inputs that are made, read from a file, or archived.
+
+        Raises:
+            UsageError: It is no model that the runtime has; there are no inputs for it; a setting is unknown.
+        """
+        for name in settings:
+            if name not in self.settings:
+                raise UsageError(f"{path}: takes no --{name.replace('_', '-')}, which is for torch models")
+        if Path(path).suffix != ".onnx":
+            raise UsageError(f"{path}: expected NAME.onnx or FILE.py:FUNCTION")
+        model = OnnxModel(path, **{name: settings[name] for name in _OF_MODEL if name in settings})
+        kinds = LoadedModel.of(model).graph.inputs
+        if inputs is not None:
+            return self.prepare(Workload(model, {}), inputs=inputs)
+        arrays, model.inputs = make_arrays(path, kinds, settings.get("inputs", ()), seed)
+        return Workload(model, arrays)
+
+    def adopt(self, workload: Workload, settings: Mapping[str, Any], *, seed: int = 0) -> Workload:
+        """The workload with other settings of its sessions.
+
+        Raises:
+            UsageError: Its model is no `OnnxModel`.
+        """
+        if not isinstance(workload.model, OnnxModel):
+            raise UsageError(f"a {type(workload.model).__name__}: expected a tensorcap.OnnxModel")
+        own = {name: settings[name] for name in _OF_MODEL if name in settings}
+        model = replace(workload.model, **own)
+        if "inputs" not in settings:
+            return replace(workload, model=model)
+        kinds = LoadedModel.of(model).graph.inputs
+        arrays, model.inputs = make_arrays(str(model.source), kinds, settings["inputs"], seed)
+        return replace(workload, model=model, inputs=arrays)
+
+    def seed(self, seed: int) -> None:
+        """Do nothing: a graph holds the seeds of its random operators."""
+
+    def dtype_named(self, name: str) -> str:
+        """The name itself, for a function of the user's."""
+        return name
+
+    def prepare(
+        self,
+        workload: Workload,
+        *,
+        dtype: str | None = None,
+        input_dtype: str | None = None,
+        device: str | None = None,
+        inputs: Mapping[str, StoredInput] | None = None,
+    ) -> Workload:
+        """Put archived inputs in: those that the model has, by name.
+
+        Raises:
+            UsageError: A dtype or a device is wanted; the archive has none of the model's inputs.
+        """
+        if dtype is not None:
+            raise UsageError(f"dtype {dtype}: an ONNX model has its dtype from where it was exported")
+        if device is not None:
+            raise UsageError(f"device {device}: expected --provider NAME, which says where a model runs")
+        if not inputs:
+            return workload
+        model = workload.model
+        kinds = LoadedModel.of(model).graph.inputs
+        arrays = _for_inputs(str(model.source), list(kinds), inputs)
+        known = workload.inputs if isinstance(workload.inputs, Mapping) else {}
+        lacking = [name for name in kinds if name not in {**known, **arrays}]
+        if lacking:
+            raise UsageError(
+                f"{model.source}: input {lacking[0]!r} is none of the archive's: {', '.join(inputs)}",
+                hint="Give it with --inputs FILE.",
+            )
+        model.inputs = dict.fromkeys(arrays, "of the archive")
+        return replace(workload, inputs={**known, **arrays})
+
+    def perturb(self, workload: Workload, dtype: str) -> Workload:
+        """Refuse: the reference's run is the one to perturb."""
+        raise UsageError("perturb: not to be had of ONNX Runtime, expected a torch model")
+
+    def run(self, workload: Workload, *, grads: bool = False) -> None:
+        """Call the model, or the workload's own function, once."""
+        workload.call(workload.model)
+
+    @contextmanager
+    def tap(
+        self,
+        model: Any,
+        names: Collection[str],
+        recorder: Recorder,
+        plan: CaptureOptions,
+        substitution: Substitution | None = None,
+    ) -> Iterator[None]:
+        """Record the nodes and the calls of modules of each run."""
+        for request, is_asked in (
+            (f"level {plan.level}", plan.level == "export"),
+            ("watched functions", bool(plan.watch)),
+            ("gradients", plan.grads),
+        ):
+            if is_asked:
+                raise UsageError(f"{request}: not to be had of ONNX Runtime, which runs graphs")
+        if plan.params:
+            record_parameters(LoadedModel.of(model), recorder)
+        model.tapped_run = ModelTap(model, names, recorder, plan, substitution).run
+        try:
+            yield
+        finally:
+            model.tapped_run = None
+
+    def record_inputs(self, inputs: Any, recorder: Recorder) -> None:
+        """Record the arrays among `inputs`."""
+        named = inputs if isinstance(inputs, Mapping) else {str(i): value for i, value in enumerate(inputs)}
+        call = Call(recorder.points[""], 0, 0)
+        for name, value in named.items():
+            array = np.array(as_array(value), order="C")
+            record_array(recorder, call, f"given.{escape(name)}", array, required=True)
+
+    def watch_roots(
+        self, pattern: str | None, take: Callable[[Any], bool]
+    ) -> AbstractContextManager[list[CalledRoot]]:
+        """None: a program's own sessions are not watched."""
+        return nullcontext([])
+
+
+_A_LIST: Final = "no node lies in it but those of modules within it"
+
+
+def _for_inputs(name: str, own: list[str], inputs: Mapping[str, StoredInput]) -> dict[str, Any]:
+    """Archived inputs by the names of the model's own.
+
+    If it has as many and none of its names is an archived one, they are the same in order: an exporter may
+    call an argument `onnx::MatMul_0`.
+    """
+    arrays = {key: decode(value.bits, value.dtype) for key, value in inputs.items()}
+    if len(own) == len(arrays) and not set(own) & set(arrays):
+        return dict(zip(own, arrays.values(), strict=True))
+    taken = {key: value for key, value in arrays.items() if key in own}
+    if not taken:
+        raise UsageError(f"{name}: found the inputs {', '.join(arrays)}, expected {', '.join(own)}")
+    return taken

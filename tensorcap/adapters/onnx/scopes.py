@@ -1,0 +1,318 @@
+"""The module of the source model that each node lies in, and which call of it, by what exporters write.
+
+torch.export keeps the path of modules of each node in its metadata; TorchScript makes names of it,
+`/encoder/layer.0/dense/MatMul`, which optimisers leave on the values that a fused node makes. A node without
+either lies in the module whose parameters it takes. A module that is called again has, with TorchScript, a
+number behind its name, `/act_1/Relu`; with torch.export, nodes that repeat.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tensorcap.adapters.onnx.graph import GraphNode, OnnxGraph
+
+_SCOPES: Final = "pkg.torch.onnx.name_scopes"
+_CLASSES: Final = "pkg.torch.onnx.class_hierarchy"
+_NAMESPACE: Final = "namespace"
+_TRACE: Final = "pkg.torch.onnx.stack_trace"
+_FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_FRAMEWORK: Final = re.compile(r"[/\\]torch[/\\](?:nn|_|export|fx|onnx|utils)")
+_AGAIN: Final = re.compile(r"(.+)_([1-9]\d*)")
+_PARAMETER: Final = re.compile(r"(.+)\.([A-Za-z_]\w*)")
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """A call of a module.
+
+    Attributes:
+        path: The module's path, as torch names it; "" for the model itself.
+        number: Which call of it, from 0.
+    """
+
+    path: str
+    number: int = 0
+
+
+ROOT: Final = ModuleCall("")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeScope:
+    """Where a node lies.
+
+    Attributes:
+        calls: The calls of modules around it, outermost first, without the model itself.
+        name: Its name within the innermost module: that of the value that it makes, or its own.
+        file: Source file, "" if it is not known.
+        line: Line in it; None if it is not known.
+        function: The function that the line is in; "" if it is not known.
+    """
+
+    calls: tuple[ModuleCall, ...]
+    name: str
+    file: str = ""
+    line: int | None = None
+    function: str = ""
+
+
+class Scopes:
+    """The modules of a graph.
+
+    Attributes:
+        nodes: Where each node lies, by its place.
+        classes: The class of each module by its path, the model first; "" if it is not known.
+        nodes_of: The nodes of each call of a module, those of modules within it too.
+        parameters: Initialisers that each module takes, by its name for them.
+    """
+
+    def __init__(self, graph: OnnxGraph) -> None:
+        """Find the modules.
+
+        1. Paths of nodes: by metadata, by names, by parameters.
+        2. Calls: by numbers in names; else by parameters that several alike runs of nodes take.
+        3. Parameters: initialisers named within their module, or taken there in a usual place of a node.
+        """
+        self._graph = graph
+        located = [_located(node) for node in graph.nodes]
+        owners = _owners(graph)
+        for node in graph.nodes:
+            if located[node.index] is None:
+                located[node.index] = _by_parameters(node, graph, owners, located)
+        paths = [path or ((), node.name or node.op) for path, node in zip(located, graph.nodes, strict=True)]
+        calls = _calls([path for path, _ in paths], set(owners.values()), graph)
+        self.nodes = tuple(
+            NodeScope(calls[node.index], _op_name(node, paths[node.index][1]), *_source(node))
+            for node in graph.nodes
+        )
+        self.nodes_of: dict[ModuleCall, list[GraphNode]] = {ROOT: list(graph.nodes)}
+        for node in graph.nodes:
+            for call in self.nodes[node.index].calls:
+                self.nodes_of.setdefault(call, []).append(node)
+        self.classes = self._find_classes()
+        self.parameters = self._find_parameters(owners)
+
+    def _find_classes(self) -> dict[str, str]:
+        classes = {"": ""}
+        for node in self._graph.nodes:
+            for path, name in _class_names(node):
+                classes[path] = classes.get(path) or name
+        known = {"": classes[""] or "onnx.Graph"}
+        for call in sorted(self.nodes_of, key=lambda call: self.nodes_of[call][0].index):
+            parts = call.path.split(".") if call.path else []
+            for count in range(1, len(parts) + 1):
+                path = ".".join(parts[:count])
+                known.setdefault(path, classes.get(path, ""))
+        return known
+
+    def _find_parameters(self, owners: Mapping[str, str]) -> dict[str, dict[str, str]]:
+        """Initialisers by module and name there; each node's at the innermost module that it lies in."""
+        parameters: dict[str, dict[str, str]] = {}
+        for node in self._graph.nodes:
+            calls = self.nodes[node.index].calls
+            path = calls[-1].path if calls else ""
+            for place, name in enumerate(node.inputs[: node.own_inputs]):
+                own = self._parameter_name(node, place, path, owners) if name in self._graph.weights else ""
+                if own:
+                    parameters.setdefault(path, {}).setdefault(own, name)
+        return parameters
+
+    def _parameter_name(self, node: GraphNode, place: int, path: str, owners: Mapping[str, str]) -> str:
+        """What a module calls an initialiser that a node of it takes; "" if it is no parameter."""
+        name = node.inputs[place]
+        if name in owners:
+            is_within = path and name.startswith(f"{path}.")
+            return name[len(path) + 1 :] if is_within else name.rpartition(".")[2] if path else name
+        tensor = self._graph.weights[name]
+        role = _role(node, place, len(tensor.shape))
+        return role if tensor.dtype.is_inexact else ""
+
+
+def _located(node: GraphNode) -> tuple[tuple[str, ...], str] | None:
+    """The paths of the modules around a node, outermost first, and its name; None if nothing says them."""
+    scopes = _scopes_of(node)
+    if scopes is not None:
+        return tuple(path for path in scopes[:-1] if path), ""
+    for name in (node.name, *node.outputs):
+        if name.startswith("/"):
+            return _of_name(name)
+    return None
+
+
+def _scopes_of(node: GraphNode) -> list[str] | None:
+    """The paths of modules that torch.export kept, and the node's own name behind them."""
+    text = node.metadata.get(_SCOPES)
+    if text is not None:
+        names = _list_of(text)
+        return names or None
+    text = node.metadata.get(_NAMESPACE)
+    return None if not text else [part.partition(": ")[0] for part in text.split("/")]
+
+
+def _class_names(node: GraphNode) -> Iterator[tuple[str, str]]:
+    scopes, classes = node.metadata.get(_SCOPES), node.metadata.get(_CLASSES)
+    if scopes is not None and classes is not None:
+        yield from zip(_list_of(scopes)[:-1], _list_of(classes), strict=False)
+    elif node.metadata.get(_NAMESPACE):
+        for part in node.metadata[_NAMESPACE].split("/")[:-1]:
+            path, _, name = part.partition(": ")
+            yield path, name
+
+
+def _list_of(text: str) -> list[str]:
+    try:
+        values = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return []
+    return [str(value) for value in values] if isinstance(values, list) else []
+
+
+def _of_name(name: str) -> tuple[tuple[str, ...], str]:
+    """Paths of modules in a name of TorchScript.
+
+    A component that begins with the one before it is a child in it: `/layer1/layer1.0/conv/Conv`.
+
+    Example:
+        >>> _of_name("/net/net.0/act/Relu_1")
+        (('net', 'net.0', 'net.0.act'), 'Relu_1')
+    """
+    *components, own = name.strip("/").split("/")
+    paths: list[str] = []
+    before, outer = "", ""
+    for component in components:
+        if before and component.startswith(f"{before}."):
+            paths.append(f"{outer}.{component}" if outer else component)
+        else:
+            outer = paths[-1] if paths else ""
+            paths.append(f"{outer}.{component}" if outer else component)
+        before = component
+    return tuple(paths), own
+
+
+def _op_name(node: GraphNode, own: str) -> str:
+    """The name of a node within its module: of torch.export's, that of its value."""
+    if own:
+        return re.sub(r"_output_\d+$", "", own)
+    first = next((name for name in node.outputs if name), node.name)
+    return first.removeprefix("/")
+
+
+def _source(node: GraphNode) -> tuple[str, int | None, str]:
+    """File, line and function of the innermost frame outside of torch."""
+    frames = _FRAME.findall(node.metadata.get(_TRACE, ""))
+    own = [frame for frame in frames if not _FRAMEWORK.search(frame[0])]
+    if not own:
+        return "", None, ""
+    file, line, function = own[-1]
+    return file, int(line), function
+
+
+def _owners(graph: OnnxGraph) -> dict[str, str]:
+    """The module in the name of each initialiser that has one."""
+    matches = {name: _PARAMETER.fullmatch(name) for name in graph.weights if "::" not in name}
+    return {name: match[1] for name, match in matches.items() if match and "/" not in name}
+
+
+def _by_parameters(
+    node: GraphNode,
+    graph: OnnxGraph,
+    owners: Mapping[str, str],
+    located: Sequence[tuple[tuple[str, ...], str] | None],
+) -> tuple[tuple[str, ...], str] | None:
+    """The module whose parameters a node takes, or the sum behind it that adds a bias; None if none."""
+    modules = {owners[name] for name in node.inputs if name in owners}
+    if not modules and any(graph.is_constant(name) for name in node.inputs):
+        behind = [taker for name in node.outputs for taker in graph.takers.get(name, ())]
+        if len(behind) == 1 and behind[0].op == "Add":
+            modules = {owners[name] for name in behind[0].inputs if name in owners}
+    if len(modules) != 1:
+        return None
+    parts = modules.pop().split(".")
+    return tuple(".".join(parts[:count]) for count in range(1, len(parts) + 1)), node.name or node.op
+
+
+def _calls(
+    paths: Sequence[tuple[str, ...]], owners: set[str], graph: OnnxGraph
+) -> list[tuple[ModuleCall, ...]]:
+    """Each node's calls of modules, by the paths that names say."""
+    raw = {path for each in paths for path in each}
+    modules = {path: _without_numbers(path, raw, owners) for path in raw}
+    instances: dict[str, dict[str, int]] = defaultdict(dict)  # by module: the number of each path
+    for each in paths:
+        for path in each:
+            numbers = instances[modules[path]]
+            numbers.setdefault(path, len(numbers))
+    repeats = _repeats([tuple(dict.fromkeys(modules[path] for path in each)) for each in paths], graph)
+    return [
+        tuple(
+            ModuleCall(modules[path], instances[modules[path]][path] or repeats.get((modules[path], n), 0))
+            for path in each
+        )
+        for n, each in enumerate(paths)
+    ]
+
+
+def _without_numbers(path: str, raw: set[str], owners: set[str]) -> str:
+    """The module of a path in which `_1` behind a component may say that it is called again."""
+    known: list[str] = []
+    for component in path.split("."):
+        match = _AGAIN.fullmatch(component)
+        base = ".".join([*known, match[1]]) if match else ""
+        full = ".".join([*known, component])
+        is_again = base in raw and not any(own == full or own.startswith(f"{full}.") for own in owners)
+        known.append(match[1] if match and is_again else component)
+    return ".".join(known)
+
+
+def _repeats(paths: Sequence[tuple[str, ...]], graph: OnnxGraph) -> dict[tuple[str, int], int]:
+    """The call that a node is of, by module and the node's place, of modules whose nodes repeat.
+
+    The nodes of a module that is called k times take each of its parameters k times, and are k runs of the
+    same operators.
+    """
+    nodes_of: dict[str, list[GraphNode]] = defaultdict(list)
+    for node in graph.nodes:
+        for path in paths[node.index]:
+            nodes_of[path].append(node)
+    repeats: dict[tuple[str, int], int] = {}
+    for path, nodes in nodes_of.items():
+        taken = Counter(name for node in nodes for name in set(node.inputs) if _is_parameter(graph, name))
+        count = min(taken.values(), default=1)
+        size = len(nodes) // count
+        ops = [node.op for node in nodes]
+        if count > 1 and len(nodes) == size * count and ops == ops[:size] * count:
+            repeats.update(((path, node.index), place // size) for place, node in enumerate(nodes))
+    return repeats
+
+
+def _is_parameter(graph: OnnxGraph, name: str) -> bool:
+    tensor = graph.weights.get(name)
+    return tensor is not None and tensor.dtype.is_inexact and len(tensor.shape) > 0 and max(tensor.shape) > 1
+
+
+_ROLES: Final[Mapping[str, Sequence[str]]] = {
+    "Conv": ("", "weight", "bias"),
+    "ConvTranspose": ("", "weight", "bias"),
+    "Gemm": ("", "weight", "bias"),
+    "MatMul": ("weight", "weight"),
+    "Gather": ("weight",),
+    "LayerNormalization": ("", "weight", "bias"),
+    "BatchNormalization": ("", "weight", "bias", "running_mean", "running_var"),
+    "InstanceNormalization": ("", "weight", "bias"),
+    "GroupNormalization": ("", "weight", "bias"),
+    "PRelu": ("", "weight"),
+}
+
+
+def _role(node: GraphNode, place: int, rank: int) -> str:
+    """What modules of torch call what a node takes in a place; "" if that is no parameter of one."""
+    if node.op == "MatMul" and rank < 2:
+        return ""
+    roles: Sequence[Any] = _ROLES.get(node.op, ())
+    return roles[place] if place < len(roles) else ""
