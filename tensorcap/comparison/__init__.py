@@ -65,6 +65,7 @@ from tensorcap.comparison.policy_tests import (
     judge_gain,
     judge_own_error,
 )
+from tensorcap.comparison.quantised_layers import LayerError, QuantisedLayers, measure_layers
 from tensorcap.comparison.quantised_weights import QuantisedModule, quantised_modules
 from tensorcap.comparison.ranking import SHADES, Shade, by_error, by_module, contents, error_of, shade, worst
 from tensorcap.comparison.ranks import given_unlike_on_ranks, rank_text, ranks_that_add, rule_of_ranks
@@ -114,12 +115,14 @@ __all__ = [
     "Injected",
     "Inputs",
     "KeyThresholds",
+    "LayerError",
     "Limits",
     "ModuleShare",
     "NearTies",
     "Padding",
     "Pair",
     "Precision",
+    "QuantisedLayers",
     "QuantisedModule",
     "Ratio",
     "RunSummary",
@@ -161,6 +164,7 @@ __all__ = [
     "judge_own_error",
     "kind_of",
     "label_of",
+    "measure_layers",
     "metric_named",
     "metric_values",
     "paired",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import Final
 
@@ -15,7 +15,15 @@ from tensorcap.comparison.near_ties import NearTies
 from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import Decision, Finding, Pair, decide
 from tensorcap.comparison.policy import POLICY, Precision
-from tensorcap.comparison.policy_tests import TESTS, Context, is_whole, judge_total_error, measured_pair
+from tensorcap.comparison.policy_tests import (
+    TESTS,
+    Context,
+    is_whole,
+    judge_total_error,
+    measured_pair,
+    without_estimates,
+)
+from tensorcap.comparison.quantised_layers import QuantisedLayers
 from tensorcap.comparison.routing import (
     Flips,
     StepsAfterFlips,
@@ -125,6 +133,7 @@ class PolicyJudge:
         thresholds: The user's thresholds; pairs that they apply to are left as they are.
         calibration: Limits that known-good runs gave, in place of the policy's of the same quantity.
         injected: Which values of the target show a module's own error; none if it is no injected run.
+        layers: The quantised layers of the target.
     """
 
     reference: Archive
@@ -133,6 +142,7 @@ class PolicyJudge:
     thresholds: Thresholds
     calibration: Calibration | None
     injected: Injected
+    layers: QuantisedLayers = field(default_factory=QuantisedLayers)
 
     def judge(self, pairs: Sequence[Pair]) -> tuple[list[Pair], RunSummary]:
         """Judge the pairs that are `unjudged`.
@@ -184,6 +194,7 @@ class PolicyJudge:
             choices={key: choices[pair.key] for key, pair in copies.items()},
             after_flips=after_flips,
             injected=self.injected,
+            layers=self.layers,
         )
         judged = self._run_tests(context, pairs)
         summary = summarize_runs(
@@ -208,7 +219,7 @@ class PolicyJudge:
             for key, finding in test.judge(context):
                 findings[key].append(finding)
         return [
-            self._decided(pair, findings[pair.key])
+            self._decided(pair, without_estimates(findings[pair.key]))
             if pair.key in context.open_keys and findings[pair.key]
             else pair
             for pair in pairs

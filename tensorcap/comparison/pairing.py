@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
 from tensorcap.comparison.program_pair import ProgramPair
+from tensorcap.comparison.quantised_weights import kept_beside
 from tensorcap.recording import CaptureOptions, RecordFilter, parse_steps
 from tensorcap.runs import Ops, enclosing_sites, is_gradient, is_inner, is_parameter, is_result, ops_of
 from tensorcap_formats.archive import Archive
@@ -127,13 +128,16 @@ def pair_records(reference: Archive, target: Archive, selection: Selection) -> l
     pairs += _losses(reference, selection, programs)
     known = {pair.key for pair in pairs}
     surplus = _Surplus(reference)
+    beside = kept_beside(target.info)
     pairs += [  # an op of the same key, which is paired with another one, may stand there already
         decide(
             Pair(f"{text} (target)" if text in known else text, "unjudged", None, record),
             surplus.decision(record, is_optional=selection.is_optional(text)),
         )
         for text, record in targets.items()
-        if not selection.why_not(text) and record.key.site not in programs.numbered
+        if not selection.why_not(text)
+        and record.key.site not in programs.numbered
+        and (record.key.site, record.key.slot) not in beside
     ]
     return pairs
 

@@ -37,6 +37,7 @@ from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import Decision, Pair, decide
 from tensorcap.comparison.pairing import Selection, pair_records, partner_texts
 from tensorcap.comparison.policy import POLICY, Precision
+from tensorcap.comparison.quantised_layers import measure_layers
 from tensorcap.comparison.quantised_weights import quantised_precision
 from tensorcap.comparison.ranks import judge_ranks, sums_of_ranks
 from tensorcap.comparison.thresholds import KeyThresholds, Thresholds
@@ -192,16 +193,23 @@ class _Run:
         thresholds.require_hits(pair.key for pair in pairs)
         mapped = target if isinstance(target, MappedArchive) else None
         precision = POLICY.precision_of_runs(reference.info, target.info, self.compute_dtype)
+        injected = Injected(target, reference)
+        layers = measure_layers(reference, target, precision, injected)
         if precision is not None and self.compute_dtype is None:
             precision = quantised_precision(
-                reference.info, target.info, precision, reference.records if reference.is_ordered else ()
+                reference.info,
+                target.info,
+                precision,
+                reference.records if reference.is_ordered else (),
+                predicted=layers.predicted,
             )
         if self.calibration is not None:
             _require_precision(self.calibration, precision)
         pairs = with_hints(self._by_metadata(target, pairs), reference, target)
         pairs = self._measured(pairs)
-        injected = Injected(target, reference)
-        policy_judge = PolicyJudge(reference, target, precision, thresholds, self.calibration, injected)
+        policy_judge = PolicyJudge(
+            reference, target, precision, thresholds, self.calibration, injected, layers
+        )
         pairs, account = policy_judge.judge(pairs)
         if not injected:  # else records that are the same in the reference are not in the target
             padding = Padding(reference, target)

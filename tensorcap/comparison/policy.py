@@ -55,6 +55,8 @@ _PHRASES: Final[Mapping[str, str]] = {
     "wide_error": "row error",
     "integers": "other whole numbers",
     "parameter": "other parameters",
+    "weight_rounding": "errors over those of rounding",
+    "quantisation": "own error over predicted error",
     "rank_part": "share of the error in one rank's part",
     "range": "values beyond the range",
     "routing": "share of other choices",
@@ -182,6 +184,7 @@ class Policy:
         replayed_leaf: Limits of test `own_error_leaf` in a replay, in roundings.
         replayed_composite: Limits of test `own_error_composite` in a replay.
         replayed_tail: Factor on these limits, for the 95th percentile of rows.
+        quantised: Limits of tests `weight_rounding` and `quantisation`.
         twin_ratio: Limits of test `twin_ratio`.
         twin_precise: R below which a target rounds less than the twin, which is no mistake.
         twin_bits: Limits of test `ulp_share`, shares of elements.
@@ -220,6 +223,7 @@ class Policy:
     replayed_leaf: Limits = Limits(2.0, 3.0)
     replayed_composite: Limits = Limits(4.0, 6.0)
     replayed_tail: float = 1.5
+    quantised: Limits = Limits(1.25, 1.5)
     twin_ratio: Limits = Limits(1.2, 1.5)
     twin_precise: float = 0.95
     twin_bits: Limits = Limits(0.001, 0.005)

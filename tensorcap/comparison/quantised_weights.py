@@ -12,19 +12,31 @@ from typing import Final
 
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
+from tensorcap_formats.keys import escape
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import ModuleInfo, RunInfo, TensorInfo
 
 _PACKED: Final = ("qint8", "quint8")  # of a weight that an engine keeps in an order of its own
 _BYTES: Final = ("int8", "uint8", *_PACKED)
 _BITS: Final[Mapping[str, int]] = {"int32": 32, **dict.fromkeys(_BYTES, 8)}  # dtypes that hold weights
+_WHOLE: Final = ("int", "uint")  # beginnings of formats of whole numbers
+_BITS_OF: Final[Mapping[str, int]] = {  # formats of numbers that have fewer than eight bits
+    **{f"{kind}{bits}": bits for kind in _WHOLE for bits in range(2, 8)},
+    **dict.fromkeys(("MXFP4", "nf4", "fp4"), 4),
+}
+_BESIDE: Final = ("_packed", "_step", "_zero")  # behind the slot of a weight: how it is kept
 _COMMON: Final = (8, 4, 3, 2)  # bits of a weight
 _MATRIX: Final = 2  # axes
 _PEAK: Final = 4.0  # largest weight of a group over their RMS: of 64 to 16,384 normal values 2.5 to 4.2
 
 
 def quantised_precision(
-    reference: RunInfo, target: RunInfo, precision: Precision, records: Collection[Record] = ()
+    reference: RunInfo,
+    target: RunInfo,
+    precision: Precision,
+    records: Collection[Record] = (),
+    *,
+    predicted: Mapping[str, float] | None = None,
 ) -> Precision:
     """Return the precision that a target with quantised weights can agree in; the runs' own without any.
 
@@ -37,8 +49,9 @@ def quantised_precision(
         target: What the target's metadata say, with sites under the reference's names.
         precision: What both runs computed in.
         records: The reference's, if they have an order of execution; without them it counts everywhere.
+        predicted: As for `quantised_modules`.
     """
-    modules = quantised_modules(reference, target, records)
+    modules = quantised_modules(reference, target, records, predicted=predicted)
     if not modules:
         return precision
     rounded = max(modules.values(), key=lambda module: module.rounding).precision(precision)
@@ -57,21 +70,28 @@ class QuantisedModule:
         bits: Of a weight.
         rounding: What rounding its weights, and its inputs if it does that, does to its products: RMS of the
             error over that of the result, no unit.
+        number: The format of one weight, if that is no whole number.
     """
 
     bits: int
     rounding: float
+    number: str = ""
 
     def precision(self, runs: Precision) -> Precision:
         """Return the precision of its products; that of the runs if that is coarser."""
         if self.rounding <= runs.rounding:
             return runs
         unit = self.rounding / POLICY.rounding
-        return replace(runs, unit=unit, rounding=self.rounding, weights=f"int{self.bits}", weights_from=())
+        name = self.number or f"int{self.bits}"
+        return replace(runs, unit=unit, rounding=self.rounding, weights=name, weights_from=())
 
 
 def quantised_modules(
-    reference: RunInfo, target: RunInfo, records: Collection[Record] = ()
+    reference: RunInfo,
+    target: RunInfo,
+    records: Collection[Record] = (),
+    *,
+    predicted: Mapping[str, float] | None = None,
 ) -> dict[str, QuantisedModule]:
     """Return the modules of the target that hold whole numbers in the place of floats, by site.
 
@@ -79,6 +99,8 @@ def quantised_modules(
         reference: What the reference's metadata say.
         target: What the target's metadata say, with sites under the reference's names.
         records: The reference's, whose statistics say how large inputs and results are.
+        predicted: The errors of results that values of weights and inputs predict, by site, where both
+            archives hold these (POL-280).
     """
     modules = {}
     calls: dict[str, list[Record]] = {}
@@ -86,12 +108,21 @@ def quantised_modules(
     for record in records if bits_by_site else ():
         if record.key.site in bits_by_site:
             calls.setdefault(record.key.site, []).append(record)
+    for site, error in (predicted or {}).items():
+        if site not in bits_by_site and error:  # it rounds its result alone
+            modules[site] = QuantisedModule(_COMMON[0], error)
     for site, bits in bits_by_site.items():
         weights = _PEAK / ((2 ** (bits - 1) - 1) * math.sqrt(12))
         settings = target.modules[site].settings
+        number = next((name for name in _numbers(target.modules[site]) if not name.startswith(_WHOLE)), "")
+        if number in UNIT_ROUNDOFFS:
+            weights = POLICY.rounding * UNIT_ROUNDOFFS[number]
+        if predicted is not None and predicted.get(site):
+            modules[site] = QuantisedModule(bits, predicted[site], number)
+            continue
         input_bits = settings.get("input_bits")
         if not isinstance(input_bits, int):
-            modules[site] = QuantisedModule(bits, weights)
+            modules[site] = QuantisedModule(bits, weights, number)
             continue
         errors = _product_errors(
             calls.get(site, ()),
@@ -119,6 +150,11 @@ def packed_weights(run: RunInfo) -> set[tuple[str, str]]:
             {(site, name) for name in names if isinstance(name, str)} if isinstance(names, list) else set()
         )
     return packed
+
+
+def kept_beside(run: RunInfo) -> set[tuple[str, str]]:
+    """Return site and slot of what is recorded of weights in few bits beside their floats (CAP-290)."""
+    return {(site, f"param.{escape(name)}{end}") for site, name in packed_weights(run) for end in _BESIDE}
 
 
 def _product_errors(
@@ -180,6 +216,11 @@ def _quantised_bits(reference: RunInfo, target: RunInfo) -> Iterator[tuple[str, 
     A table of indices beside a weight is none, nor is one in a module that has no weight.
     """
     for site, module in target.modules.items():
+        named = [_BITS_OF.get(name, 8) for name in _numbers(module)]
+        trusted = reference.modules.get(site)
+        if named and (trusted is None or any(_matrices(trusted, UNIT_ROUNDOFFS))):
+            yield site, min(named)
+            continue
         integers = max(map(_bits_held, _matrices(module, _BITS)), default=0)
         floats = max(map(_count, _matrices(module, UNIT_ROUNDOFFS)), default=0)
         if site in reference.modules:
@@ -189,6 +230,13 @@ def _quantised_bits(reference: RunInfo, target: RunInfo) -> Iterator[tuple[str, 
                 yield site, min(_COMMON, key=lambda bits: abs(bits - integers / count))
         elif any(_matrices(module, _BYTES)) and floats < integers / _COMMON[0]:
             yield site, _COMMON[0]
+
+
+def _numbers(module: ModuleInfo) -> list[str]:
+    """The formats of numbers that a module says its weights have."""
+    numbers = module.settings.get("numbers")
+    named = numbers.values() if isinstance(numbers, Mapping) else ()
+    return [name for name in named if isinstance(name, str) and name]
 
 
 def _matrices(module: ModuleInfo, dtypes: Container[str]) -> Iterator[TensorInfo]:

@@ -15,7 +15,7 @@ from tensorcap_formats.keys import ROOT_SITE, Key
 
 
 def quantised_sites(
-    reference: Archive, target: Archive, pairs: Sequence[Pair]
+    reference: Archive, target: Archive, pairs: Sequence[Pair], predicted: Mapping[str, float]
 ) -> Mapping[str, QuantisedModule]:
     """Return the modules of the reference that the target computes with weights of few bits.
 
@@ -28,14 +28,16 @@ def quantised_sites(
         reference: The trusted side.
         target: The other side, under the reference's keys.
         pairs: Their comparison.
+        predicted: As for `quantised_modules`.
 
     Returns:
         The modules of the target by those sites, the coarsest of those that count there.
     """
+    modules = quantised_modules(reference.info, target.info, reference.records, predicted=predicted)
     coarsest: dict[str, QuantisedModule] = {}
     users = _users(pairs)
     known = {site for sites in users.values() for site in sites}
-    for module, quantised in quantised_modules(reference.info, target.info, reference.records).items():
+    for module, quantised in modules.items():
         has_name = module in reference.info.modules
         sites = {
             site

@@ -26,6 +26,7 @@ from tensorcap.comparison import (
     Status,
     compare,
     is_circumstance,
+    measure_layers,
     ranks_that_add,
     worst_status,
 )
@@ -105,7 +106,12 @@ class ReplayJudge:
         self._released = released
         self._makers = Makers(reference, runs.producers)
         self._calls = self._makers.calls
-        self._quantised = {} if runs.compute_dtype else quantised_sites(runs.exact, runs.target, pairs)
+        self._layers = measure_layers(reference, runs.target, runs.precision)
+        self._quantised = (
+            {}
+            if runs.compute_dtype
+            else quantised_sites(runs.exact, runs.target, pairs, self._layers.predicted)
+        )
         self._padding = Padding(runs.exact, runs.target)
         self._near_ties = NearTies.of(runs.exact, runs.target, pairs, noise=self._noise)
         self._arguments = Inputs(reference, pairs)
@@ -176,6 +182,8 @@ class ReplayJudge:
         if not self._is_forward and self._is_kept_wide(reference.key, target):
             own.append(judge_narrowing(target.dtype.name))
         own += [finding for finding in pair.findings if finding.test in _NO_ROUNDINGS]
+        if pair.key in self._layers.results:
+            own.append(self._layers.results[pair.key].finding)
         is_precise = ratio is not None and ratio < POLICY.twin_precise
         has_parameters = self._calls.has_parameters(reference.key.site)
         if not (is_precise and (self._is_forward or has_parameters)):

@@ -62,6 +62,13 @@ def limits_table() -> str:
             f"≤ {tail:g} times these limits",
             f"≤ {tail:g} times",
         ),
+        _row("weight_rounding", "a quantised weight", "errors / those of rounding", POLICY.quantised),
+        _row(
+            "quantisation",
+            "the result of a quantised layer",
+            "own error / predicted error",
+            POLICY.quantised,
+        ),
         _row("twin_ratio", "a leaf of a replay, no product with a weight", "R", POLICY.twin_ratio),
         _row("ulp_share", "elements of a replay more than 1 ulp off", "share", POLICY.twin_bits),
         _words("ulp_share", "elements of another value", f"share ≤ {POLICY.twin_values:g}", "more", "never"),

@@ -428,6 +428,7 @@ def test_findings_of_local_tests_speak_of_the_module_itself() -> None:
         "wide_error",
         "statistics",
         "parameter",
+        "weight_rounding",
     }
     assert sorted(LOCAL_TESTS) == [
         "attention_gain",
@@ -442,6 +443,7 @@ def test_findings_of_local_tests_speak_of_the_module_itself() -> None:
         "outlier_element",
         "own_error_composite",
         "own_error_leaf",
+        "quantisation",
         "range",
         "routing",
         "unequal_copies",
@@ -453,7 +455,8 @@ def test_attributes_of_tests_say_what_their_findings_mean() -> None:
     assert {"growth"} == GROWTH_TESTS
     assert {"outlier_element", "input_dependence"} == ROUNDED_INPUT_TESTS
     gains = {"gain", "attention_gain", "gain_tail", "attention_gain_tail", "code_gain"}
-    assert gains | {"outlier_element", "range", "unequal_copies"} == EVIDENCE_TESTS
+    others = {"outlier_element", "quantisation", "range", "unequal_copies"}
+    assert gains | others == EVIDENCE_TESTS
 
 
 def test_the_table_of_limits_in_the_specification_is_that_of_the_policy() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from tensorcap.adapters.torch.module_settings import module_settings
 from tensorcap.adapters.torch.modules import tree, unwrapped
-from tensorcap.adapters.torch.packed_weights import packed_settings, packed_tensors, scaled_weights
+from tensorcap.adapters.torch.packed_weights import packed_settings, packed_tensors, quantised_weights
 from tensorcap.adapters.torch.tensor_leaves import untraced
 from tensorcap.adapters.torch.tensors import PLAIN_CLASSES, dtype_name
 from tensorcap.adapters.torch.weight_digests import WeightDigests
@@ -80,8 +80,9 @@ def _describe_module(name: str, module: nn.Module, weights: WeightDigests | None
         "training": module.training,
     }
     settings = {**module_settings(module), **packed_settings(module, packed)}
-    if scaled := scaled_weights(module):
-        settings["dequantised"] = list(scaled)  # parameters that are recorded in floats too
+    if quantised := quantised_weights(module):
+        settings["dequantised"] = list(quantised)  # parameters that are recorded in floats too
+        settings["numbers"] = {name: weight.number for name, weight in quantised.items()}
     further = {"buffers": tensors(module._buffers), "settings": settings}
     return {**entry, **{name: value for name, value in further.items() if value}}
 

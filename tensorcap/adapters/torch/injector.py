@@ -107,7 +107,7 @@ class _CallInjector:
         try:
             if not isinstance(natural, torch.Tensor):
                 raise NotCapturableError("a numpy array, expected a torch tensor")
-            own = plain(natural)
+            own = plain(natural.dequantize() if natural.is_quantized else natural)
         except NotCapturableError as error:
             self._substitution.note_left(key, str(error))
             return natural
@@ -125,6 +125,8 @@ class _CallInjector:
                 raise
             self._substitution.note_left(key, str(error))
             return natural
+        if natural.is_quantized:
+            replacement, cast = _quantised_like(natural, replacement)
         if torch.is_grad_enabled() and natural.requires_grad:
             replacement = _WithGradientOf.apply(natural, replacement)  # type: ignore[no-untyped-call] # torch's own
         self._copies.setdefault(id(natural), []).append((natural, bits, replacement))
@@ -143,6 +145,20 @@ class _CallInjector:
         except UsageError as error:
             raise UsageError(f"{path}: {key.text}: does not fit: {error}", hint=error.hint) from None
         return (_like(own).copy_(values) if is_alike else values.to(own.device, copy=True)), cast
+
+
+def _quantised_like(natural: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, str]:
+    """Floats rounded to the steps of a quantised tensor; and how they were cast."""
+    how = f"float32 to {dtype_name(natural.dtype)}"
+    if natural.qscheme() == torch.per_tensor_affine:
+        steps = natural.q_scale(), natural.q_zero_point()
+        return torch.quantize_per_tensor(values, *steps, natural.dtype), how
+    by_slice = (
+        natural.q_per_channel_scales(),
+        natural.q_per_channel_zero_points(),
+        natural.q_per_channel_axis(),
+    )
+    return torch.quantize_per_channel(values, *by_slice, natural.dtype), how
 
 
 def _like(own: torch.Tensor) -> torch.Tensor:

@@ -1,17 +1,25 @@
-"""Weights that are kept in few bits: packed for an engine, or beside their scales."""
+"""Weights that are kept in few bits: packed for an engine, beside their scales, or in a class of their own.
+
+Read `quantised_weights` first: which layouts are known, and how numbers, steps and zero points lie in each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import nn
 
+from tensorcap.adapters.torch.tensors import PLAIN_CLASSES, dtype_name
+
 _DYNAMIC: Final = "torch.ao.nn.quantized.dynamic."  # beginning of the modules whose inputs are floats
+_QUANTISERS: Final = "torch.ao.nn.quantized.modules"  # of the module that rounds what enters a model
 _REDUCED_RANGE: Final = 4  # version of a module from which on it leaves out a bit of its inputs
 _BLOCKS: Final = "_blocks"
+_MXFP4: Final = "MXFP4"
 _MXFP4_LEVELS: Final = (
     0.0,
     0.5,
@@ -31,6 +39,12 @@ _MXFP4_LEVELS: Final = (
     -6.0,
 )
 _MXFP4_BIAS: Final = 127
+_NIBBLES: Final = 8  # numbers of four bits in an int32
+_AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # place of each of eight outputs among the nibbles (AutoAWQ)
+_BYTES: Final = {torch.int8: "int8", torch.uint8: "uint8"}
+_SCALES: Final = ("_scale", "_scales", "_scale_inv", "_absmax")  # behind the name of a weight
+_ZEROS: Final = ("_zero_point", "_zero_points", "_zeros")
+_PROBES: Final = 4  # inputs that tell readings of one weight apart
 
 
 def packed_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -43,87 +57,372 @@ def packed_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def packed_settings(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Return how a module with packed tensors rounds: `input_bits`, and `one_scale` of all its weights.
+    """Return how a module rounds its inputs and its result.
 
-    Inputs are rounded to one grid a call, from their smallest to their largest value, if the module is a
-    dynamic one: of 8 bits, or of 7 so that products do not overflow on processors without VNNI.
+    `one_scale` of all its weights; `input_bits` if inputs are rounded at each call, to one grid from their
+    smallest to their largest value, or to one for each row (`input_rows`), which may be symmetric around 0
+    (`input_symmetric`); `output_step` if results are rounded to whole steps. A dynamic module of torch.ao
+    leaves out a bit of its inputs so that products do not overflow on processors without VNNI.
     """
     weight = tensors.get("weight")
-    if weight is None or not weight.is_quantized:
-        return {}
-    settings: dict[str, Any] = {"one_scale": weight.qscheme() == torch.per_tensor_affine}
-    if type(module).__module__.startswith(_DYNAMIC) and weight.dtype == torch.qint8:
-        version = getattr(module, "version", 0)
-        is_reduced = version is None or version >= _REDUCED_RANGE
-        settings["input_bits"] = 7 if is_reduced else 8
+    settings: dict[str, Any] = {}
+    if weight is not None and weight.is_quantized:
+        settings["one_scale"] = weight.qscheme() == torch.per_tensor_affine
+        if type(module).__module__.startswith(_DYNAMIC):
+            if weight.dtype == torch.qint8:
+                version = getattr(module, "version", 0)
+                is_reduced = version is None or version >= _REDUCED_RANGE
+                settings["input_bits"] = 7 if is_reduced else 8
+        elif isinstance(step := getattr(module, "scale", None), float):
+            settings["output_step"] = step
+    if type(module).__module__ == _QUANTISERS and isinstance(
+        step := getattr(module, "scale", None), torch.Tensor
+    ):
+        settings["output_step"] = float(step)
+    for parameter in module._parameters.values():
+        settings |= _rounded_inputs(parameter)
     return settings
 
 
+def _rounded_inputs(weight: object) -> dict[str, Any]:
+    """How torchao rounds what is multiplied by a weight of one of its classes."""
+    how = getattr(weight, "activation_quantization", None)
+    if isinstance(how, str) and how.startswith("int8"):
+        return {"input_bits": 8, "input_rows": "token" in how, "input_symmetric": "_sym" in how}
+    options = getattr(weight, "act_quant_kwargs", None)
+    if options is None or "Int8" not in type(options).__name__:
+        return {}
+    is_symmetric = "ASYM" not in str(getattr(options, "mapping_type", ""))
+    is_by_row = "Row" in type(getattr(options, "granularity", None)).__name__
+    return {"input_bits": 8, "input_rows": is_by_row, "input_symmetric": is_symmetric}
+
+
 @dataclass(frozen=True, slots=True)
-class ScaledWeight:
-    """A weight in few bits beside its scales, which its module makes floats of when it computes.
+class QuantisedWeight:
+    """A weight in few bits, which its module makes floats of when it computes.
 
     Attributes:
-        packed: int8 numbers; or, of MXFP4, uint8 blocks of two numbers each, [..., groups, bytes].
-        scales: Floats by which blocks of the numbers are multiplied; or, of MXFP4, uint8 exponents of 2 with
-            127 added, one for each group.
-        is_mxfp4: Whether it is of OCP's Microscaling Formats.
+        kept: The tensor that the module keeps it in.
+        number: The format of one number: `int8`, `uint4`, `float8_e4m3fn`, `MXFP4`, `nf4`; "" if unknown.
+        values: Returns the weight in float32.
+        steps: Returns what numbers are multiplied by, one for each block along each axis; None if unknown.
+        zeros: Returns the numbers that stand for 0, in the shape of the steps; None if that is 0.
     """
 
-    packed: torch.Tensor
-    scales: torch.Tensor
-    is_mxfp4: bool
-
-    def values(self) -> torch.Tensor:
-        """Return the weight in float32; of MXFP4 groups lie one behind the other along the last axis."""
-        if not self.is_mxfp4:
-            return self.packed.float() * _spread(self.scales.float(), tuple(self.packed.shape))
-        levels = torch.tensor(_MXFP4_LEVELS, device=self.packed.device)
-        halves = torch.stack([self.packed & 0x0F, self.packed >> 4], dim=-1)  # the low one comes first
-        numbers = levels[halves.long()].flatten(-2)
-        exponents = self.scales.to(torch.int32) - _MXFP4_BIAS
-        return torch.ldexp(numbers, exponents[..., None]).flatten(-2)
+    kept: torch.Tensor
+    number: str
+    values: Callable[[], torch.Tensor]
+    steps: Callable[[], torch.Tensor] | None = None
+    zeros: Callable[[], torch.Tensor] | None = None
 
 
-def scaled_weights(module: nn.Module) -> dict[str, ScaledWeight]:
-    """Return weights that a module holds in few bits beside scales, by their name as floats.
+def quantised_weights(module: nn.Module) -> dict[str, QuantisedWeight]:
+    """Return weights that a module holds in few bits, by their name as floats.
 
-    1. `NAME_blocks` and `NAME_scales` of uint8 are MXFP4.
-    2. `NAME` of int8 with floats `NAME_scale` or `NAME_scales`, or `scale` or `scales` if there is one such
-       weight, that fit its shape: one, one for each row, or one for each block along the axes.
+    1. `weight` that a module of torch.ao packs, and parameters of a class with numbers, scales and a method
+       that dequantises them, as those of torchao.
+    2. `NAME_blocks` and `NAME_scales` of uint8 are MXFP4.
+    3. `qweight` of int32 beside `scales`: eight numbers of four bits in each along the inputs (GPTQ) or the
+       outputs (AWQ).
+    4. `NAME` of bytes with a state of blocks (bitsandbytes).
+    5. `NAME` of int8, uint8 or float8 with floats `NAME_scale`, `NAME_scales`, or `scale` or `scales` if
+       there is one such weight, that fit its shape: one, one for each row, or one for each block along the
+       axes. Zero points lie beside them likewise. Two numbers of four bits may be in a byte.
+
+    Where several readings of the same bytes are in use, the one counts by which the module computes.
     """
+    weights: dict[str, QuantisedWeight] = {}
+    packed = packed_tensors(module).get("weight")
+    if packed is not None and packed.is_quantized:
+        weights["weight"] = _of_torch(packed)
     tensors = {n: t for n, t in {**module._parameters, **module._buffers}.items() if t is not None}
-    weights: dict[str, ScaledWeight] = {}
-    for name, packed in tensors.items():
+    for name, tensor in tensors.items():
+        if type(tensor) not in PLAIN_CLASSES and callable(getattr(tensor, "dequantize", None)):
+            if hasattr(tensor, "qdata"):
+                weights[name] = _of_class(tensor)
+        elif (state := getattr(tensor, "quant_state", None)) is not None and hasattr(state, "absmax"):
+            weights[name] = _of_bitsandbytes(tensor, state)
+    for name, tensor in tensors.items():
         base = name.removesuffix(_BLOCKS)
-        scales = tensors.get(f"{base}_scales")
-        is_pair = base != name and scales is not None and packed.dtype == scales.dtype == torch.uint8
-        if is_pair and scales is not None and scales.shape == packed.shape[:-1]:
-            weights[base] = ScaledWeight(packed, scales, is_mxfp4=True)
-    integers = [name for name, tensor in tensors.items() if tensor.dtype == torch.int8 and tensor.ndim > 1]
-    for name in integers:
-        known = [f"{name}_scale", f"{name}_scales", *(("scale", "scales") if len(integers) == 1 else ())]
-        scales = next((tensors[each] for each in known if each in tensors), None)
-        if scales is not None and scales.is_floating_point() and _fits(scales, tensors[name]):
-            weights[name] = ScaledWeight(tensors[name], scales, is_mxfp4=False)
+        exponents = tensors.get(f"{base}_scales")
+        is_pair = base != name and exponents is not None and tensor.dtype == exponents.dtype == torch.uint8
+        if is_pair and exponents is not None and exponents.shape == tensor.shape[:-1]:
+            weights[base] = _of_mxfp4(tensor, exponents)
+    weights |= _of_words(module, tensors)
+    for name, readings in _of_bytes(module, tensors):
+        if name not in weights:
+            weights[name] = _as_computed(module, readings)
     return weights
 
 
-def _fits(scales: torch.Tensor, packed: torch.Tensor) -> bool:
+def _of_torch(packed: torch.Tensor) -> QuantisedWeight:
+    """A quantised tensor of torch, with one scale or one for each slice of an axis."""
+
+    def along(per_channel: Callable[[], torch.Tensor], of_all: Callable[[], float]) -> torch.Tensor:
+        if packed.qscheme() == torch.per_tensor_affine:
+            return torch.full((1,) * packed.ndim, float(of_all()))
+        shape = [1] * packed.ndim
+        shape[packed.q_per_channel_axis()] = -1
+        return per_channel().float().reshape(shape)
+
+    name = dtype_name(packed.dtype).removeprefix("q")
+    return QuantisedWeight(
+        packed,
+        name,
+        packed.dequantize,
+        lambda: along(packed.q_per_channel_scales, packed.q_scale),
+        lambda: along(packed.q_per_channel_zero_points, packed.q_zero_point),
+    )
+
+
+def _of_class(tensor: Any) -> QuantisedWeight:
+    """A tensor of a class with `qdata`, `scale`, perhaps `zero_point`, and `dequantize`, as torchao has."""
+    scale, zeros = getattr(tensor, "scale", None), getattr(tensor, "zero_point", None)
+    numbers = getattr(tensor, "target_dtype", None) or tensor.qdata.dtype
+
+    def values() -> torch.Tensor:
+        floats: torch.Tensor = tensor.dequantize()
+        return floats.detach().float()
+
+    if not isinstance(scale, torch.Tensor) or not tensor.qdata.ndim == scale.ndim == tensor.ndim:
+        return QuantisedWeight(tensor.qdata, "", values)
+    if tensor.qdata.shape != tensor.shape:
+        return QuantisedWeight(tensor.qdata, "", values)
+    offsets = zeros.float if isinstance(zeros, torch.Tensor) and zeros.shape == scale.shape else None
+    return QuantisedWeight(tensor.qdata, dtype_name(numbers), values, scale.float, offsets)
+
+
+def _of_bitsandbytes(tensor: torch.Tensor, state: Any) -> QuantisedWeight:
+    """Numbers of four bits, two in a byte, the high one first, with an absolute maximum for each block."""
+
+    def absmax() -> torch.Tensor:
+        if getattr(state, "nested", False):
+            inner = state.state2
+            codes = inner.code[state.absmax.long()].reshape(-1)
+            sizes = inner.absmax.repeat_interleave(inner.blocksize)[: codes.numel()]
+            nested: torch.Tensor = codes * sizes + state.offset
+            return nested.float()
+        largest: torch.Tensor = state.absmax.float()
+        return largest.reshape(-1)
+
+    def wide() -> torch.Tensor:
+        count = 1
+        for size in state.shape:
+            count *= size
+        return absmax().repeat_interleave(state.blocksize)[:count].reshape(tuple(state.shape))
+
+    def values() -> torch.Tensor:
+        data = tensor.detach().view(torch.uint8).reshape(-1)
+        codes = torch.stack([data >> 4, data & 0x0F], -1).reshape(-1).long()
+        scales = wide()
+        levels: torch.Tensor = state.code.float()[codes][: scales.numel()]
+        return levels.reshape(scales.shape) * scales
+
+    def steps() -> torch.Tensor:
+        shape = tuple(state.shape)
+        if shape[-1] % state.blocksize:
+            return wide()
+        return absmax().reshape(*shape[:-1], -1)
+
+    return QuantisedWeight(tensor, str(getattr(state, "quant_type", "")), values, steps)
+
+
+def _of_mxfp4(packed: torch.Tensor, exponents: torch.Tensor) -> QuantisedWeight:
+    """Blocks along the last axis: two numbers in a byte, the low one first, and one exponent of 2."""
+
+    def steps() -> torch.Tensor:
+        powers = exponents.to(torch.int32) - _MXFP4_BIAS
+        return torch.ldexp(torch.ones(powers.shape, device=powers.device), powers)
+
+    def values() -> torch.Tensor:
+        levels = torch.tensor(_MXFP4_LEVELS, device=packed.device)
+        halves = torch.stack([packed & 0x0F, packed >> 4], dim=-1)
+        return (levels[halves.long()].flatten(-2) * steps()[..., None]).flatten(-2)
+
+    return QuantisedWeight(packed, _MXFP4, values, steps)
+
+
+def _affine(
+    kept: torch.Tensor,
+    number: str,
+    numbers: Callable[[], torch.Tensor],
+    steps: torch.Tensor,
+    zeros: torch.Tensor | None,
+) -> QuantisedWeight:
+    """Numbers less their zero points, times their steps."""
+
+    def values() -> torch.Tensor:
+        whole = numbers().float()
+        shape = tuple(whole.shape)
+        if zeros is not None:
+            whole = whole - _spread(zeros.float(), shape)
+        return whole * _spread(steps.float(), shape)
+
+    return QuantisedWeight(
+        kept, number, values, lambda: steps.float(), None if zeros is None else (lambda: zeros.float())
+    )
+
+
+def _of_words(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, QuantisedWeight]:
+    """`weight` of a layer that holds it as `qweight`, `scales` and perhaps `qzeros` and `g_idx`.
+
+    GPTQ has eight inputs in an int32, `[inputs / 8, outputs]`, and zero points of which some versions store
+    one less; AWQ eight outputs, `[inputs, outputs / 8]`, in an order of its own. Scales are
+    `[groups, outputs]`.
+    """
+    packed, scales = tensors.get("qweight"), tensors.get("scales")
+    if packed is None or scales is None or packed.dtype != torch.int32 or packed.ndim != scales.ndim != 2:
+        return {}
+    zeros, index = tensors.get("qzeros"), tensors.get("g_idx")
+    outputs = scales.shape[1]
+    steps = scales.t()
+    readings: list[torch.Tensor | None]
+    if packed.shape[1] == outputs:
+        inputs = packed.shape[0] * _NIBBLES
+
+        def numbers() -> torch.Tensor:
+            return _nibbles(packed).permute(1, 0, 2).reshape(outputs, inputs)
+
+        held = None if zeros is None else _nibbles(zeros).reshape(len(zeros), -1)[:, :outputs].t()
+        readings = [None] if held is None else [held + 1, held]
+        if index is not None and len(index) == inputs and not _is_in_order(index):
+            groups = index.long()
+            steps = steps[:, groups]
+            readings = [None if one is None else one[:, groups] for one in readings]
+    elif packed.shape[1] * _NIBBLES == outputs:
+
+        def numbers() -> torch.Tensor:
+            return _nibbles(packed)[..., list(_AWQ_ORDER)].reshape(len(packed), outputs).t()
+
+        held = None if zeros is None else _nibbles(zeros)[..., list(_AWQ_ORDER)].reshape(len(zeros), -1).t()
+        readings = [held]
+    else:
+        return {}
+    number = "uint4"
+    middle = torch.full((1, 1), 8.0)
+    candidates = [_affine(packed, number, numbers, steps, middle if one is None else one) for one in readings]
+    return {"weight": _as_computed(module, candidates)}
+
+
+def _is_in_order(index: torch.Tensor) -> bool:
+    """Whether inputs are of groups one after the other, of one size."""
+    groups = int(index.max()) + 1
+    is_whole = len(index) % groups == 0
+    wanted = torch.arange(len(index), device=index.device) // max(1, len(index) // groups)
+    return is_whole and torch.equal(index.long(), wanted)
+
+
+def _nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """The eight numbers of four bits in each int32, the lowest first, along a further axis."""
+    shifts = torch.arange(0, 32, 4, device=packed.device, dtype=torch.int32)
+    return (packed[..., None] >> shifts) & 0x0F
+
+
+def _of_bytes(
+    module: nn.Module, tensors: Mapping[str, torch.Tensor]
+) -> Iterator[tuple[str, Sequence[QuantisedWeight]]]:
+    """Yield the name and the readings of each weight of bytes beside its scales."""
+    held = [n for n, t in tensors.items() if t.ndim > 1 and (t.dtype in _BYTES or _is_float8(t))]
+    held = [name for name in held if not name.endswith((_BLOCKS, *_SCALES, *_ZEROS))]
+    for name in held:
+        packed = tensors[name]
+        alone = ("scale", "scales", "SCB") if len(held) == 1 else ()
+        scales = next((tensors[n] for n in (*(name + end for end in _SCALES), *alone) if n in tensors), None)
+        if scales is None:
+            scales = getattr(packed, "SCB", None)  # of bitsandbytes: the largest of each row
+        if scales is None or not scales.is_floating_point():
+            continue
+        if scales is getattr(packed, "SCB", None) or scales is tensors.get("SCB"):
+            scales = scales / 127
+        alone = ("zero_point", "zero_points", "zeros") if len(held) == 1 else ()
+        zeros = next((tensors[n] for n in (*(name + end for end in _ZEROS), *alone) if n in tensors), None)
+        readings = list(_readings(module, packed, scales, zeros))
+        if readings:
+            yield name, readings
+
+
+def _readings(
+    module: nn.Module, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None
+) -> Iterator[QuantisedWeight]:
+    """Yield what bytes beside scales may mean, the most usual first."""
+    inputs = getattr(module, "in_features", None)
+    is_packed = packed.dtype in _BYTES and packed.ndim == 2 and inputs == 2 * packed.shape[1]
+    shape = (packed.shape[0], 2 * packed.shape[1]) if is_packed else tuple(packed.shape)
+    if not _fits(scales, shape) or (zeros is not None and not _fits(zeros, shape)):
+        return
+    steps, offsets = (_as_blocks(side, len(shape)) for side in (scales, zeros))
+    if steps is None:
+        return
+    if not is_packed:
+        number = dtype_name(packed.dtype)
+        yield _affine(packed, number, lambda: packed, steps, offsets)
+        if packed.dtype == torch.uint8 and offsets is None:
+            yield _affine(packed, number, lambda: packed, steps, torch.full((1,) * len(shape), 128.0))
+        return
+    codes = packed.view(torch.uint8)
+    low, high = codes & 0x0F, codes >> 4
+    middle = torch.full((1, 1), 8.0) if offsets is None else offsets
+    for pair in ((low, high), (high, low)):
+        numbers = torch.stack(pair, -1).flatten(-2)
+        signed = ((numbers.to(torch.int16) + 8) & 15) - 8
+        yield _affine(packed, "uint4", partial(_itself, numbers), steps, middle)
+        yield _affine(packed, "int4", partial(_itself, signed), steps, offsets)
+
+
+def _itself(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers
+
+
+def _as_computed(module: nn.Module, readings: Sequence[QuantisedWeight]) -> QuantisedWeight:
+    """The reading by which the module computes; the first if it cannot be asked."""
+    if len(readings) == 1:
+        return readings[0]
+    weights = [reading.values() for reading in readings]
+    inputs = weights[0].shape[-1]
+    probe = 1 + torch.sin(torch.arange(_PROBES * inputs, dtype=torch.float32)).reshape(_PROBES, inputs) / 2
+    probe = probe.to(weights[0].device)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        try:
+            zero, made = (type(module).forward(module, x.to(dtype)) for x in (torch.zeros_like(probe), probe))
+            result = made.float() - zero.float()
+            errors = [float((result - probe @ weight.t()).norm()) for weight in weights]
+        except Exception:  # of a module that takes other arguments, or another dtype
+            continue
+        return readings[min(range(len(errors)), key=errors.__getitem__)]
+    return readings[0]
+
+
+def _is_float8(tensor: torch.Tensor) -> bool:
+    return dtype_name(tensor.dtype).startswith("float8")
+
+
+def _as_blocks(scales: torch.Tensor | None, ndim: int) -> torch.Tensor | None:
+    """Scales with an axis for each of the weight's."""
+    if scales is None or scales.ndim == ndim:
+        return scales
+    return scales.reshape(-1, *(1,) * (ndim - 1))
+
+
+def _fits(scales: torch.Tensor, shape: tuple[int, ...]) -> bool:
     """Whether scales are one, one for each row, or one for each block along every axis."""
-    if scales.numel() == 1 or tuple(scales.shape) == tuple(packed.shape[:1]):
+    if scales.numel() == 1 or tuple(scales.shape) == shape[:1]:
         return True
-    sizes = zip(scales.shape, packed.shape, strict=False)
-    return scales.ndim == packed.ndim and all(size and whole % size == 0 for size, whole in sizes)
+    sizes = zip(scales.shape, shape, strict=False)
+    return scales.ndim == len(shape) and all(size and _block(size, whole) for size, whole in sizes)
+
+
+def _block(count: int, whole: int) -> int:
+    """How many elements of an axis a block has, of which the last may be cut; 0 if none fits."""
+    if whole % count == 0:
+        return whole // count
+    return next((size for size in (128, 64, 32) if -(-whole // size) == count), 0)
 
 
 def _spread(scales: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Repeat scales over the blocks that they are of."""
     if scales.numel() == 1:
         return scales.reshape(())
-    if scales.ndim == 1:
-        scales = scales.reshape(-1, *(1,) * (len(shape) - 1))
     for axis, (size, whole) in enumerate(zip(scales.shape, shape, strict=True)):
         if 1 < size < whole:
-            scales = scales.repeat_interleave(whole // size, axis)
+            scales = scales.repeat_interleave(_block(size, whole), axis).narrow(axis, 0, whole)
     return scales

@@ -14,13 +14,19 @@ import torch
 from torch import nn
 
 from tensorcap.adapters.torch.modules import unwrapped
-from tensorcap.adapters.torch.packed_weights import ScaledWeight, packed_tensors, scaled_weights
+from tensorcap.adapters.torch.packed_weights import packed_tensors, quantised_weights
 from tensorcap.adapters.torch.tensor_leaves import TensorLeaves, untraced
+from tensorcap.adapters.torch.tensors import PLAIN_CLASSES
 from tensorcap.recording import Call
 from tensorcap_formats.keys import escape
 
 _NO_DATA: Final = "meta: no data, neither before the run nor in a call of the module"
-_KEPT: Final = "_packed"  # ends the name of a weight as it is kept, if its floats have its own
+# What ends names beside that of a weight in few bits: as it is kept, if its floats have its own name, what
+# its numbers are multiplied by, and those that stand for 0
+_KEPT: Final = "_packed"
+_STEPS: Final = "_step"
+_ZEROS: Final = "_zero"
+_Contents = torch.Tensor | Callable[[], torch.Tensor]
 _OFFLOADED: Final = "_old_forward"  # the function that accelerate calls once it has loaded the values
 
 
@@ -63,11 +69,10 @@ class _Holder:
         tensors = self._tensors()
         for slot in list(self.left):
             tensor = tensors.get(slot)
-            if tensor is None or _is_empty(tensor.packed if isinstance(tensor, ScaledWeight) else tensor):
+            if tensor is None or (isinstance(tensor, torch.Tensor) and _is_empty(tensor)):
                 continue
             self.left.remove(slot)
-            values = tensor.values() if isinstance(tensor, ScaledWeight) else tensor
-            self._leaves.record(self._call, slot, values)
+            self._leaves.record(self._call, slot, tensor if isinstance(tensor, torch.Tensor) else tensor())
 
     def await_call(self) -> None:
         """Wait for a call of the module, and record the rest in it."""
@@ -99,21 +104,29 @@ class _Holder:
             with torch.no_grad(), untraced():
                 self.take()
 
-    def _tensors(self) -> dict[str, torch.Tensor | ScaledWeight]:
-        """The tensors by slot; of a weight beside scales the floats have its name, and it has another."""
+    def _tensors(self) -> dict[str, _Contents]:
+        """The tensors by slot; of a weight in few bits the floats have its name, and it has another."""
         module = unwrapped(self._module)
-        tensors: dict[str, torch.Tensor | ScaledWeight] = {}
+        tensors: dict[str, _Contents] = {}
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             tensors[f"param.{escape(name)}"] = parameter
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
             tensors[f"buffer.{escape(name)}"] = buffer
         for name, packed in packed_tensors(module).items():
-            tensors[f"param.{escape(name)}"] = packed.dequantize() if packed.is_quantized else packed
-        for name, weight in scaled_weights(module).items():
+            if not packed.is_quantized:
+                tensors[f"param.{escape(name)}"] = packed
+        for name, weight in quantised_weights(module).items():
             slot = f"param.{escape(name)}"
-            if slot in tensors:
+            if slot in tensors and type(tensors[slot]) in PLAIN_CLASSES:
                 tensors[f"{slot}{_KEPT}"] = tensors[slot]
-            tensors[slot] = weight
+            if weight.kept.is_meta:
+                tensors[slot] = weight.kept
+                continue
+            tensors[slot] = weight.values
+            if weight.steps is not None and weight.number:
+                tensors[f"{slot}{_STEPS}"] = weight.steps
+            if weight.zeros is not None and weight.number:
+                tensors[f"{slot}{_ZEROS}"] = weight.zeros
         return tensors
 
 

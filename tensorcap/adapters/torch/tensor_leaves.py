@@ -99,6 +99,8 @@ class TensorLeaves:
             if isinstance(tensor, np.ndarray):
                 values = stored(tensor, part)
             else:
+                if tensor.is_quantized:  # whole numbers that stand for floats, by a step of their own
+                    tensor = tensor.dequantize()
                 on_device = plain(tensor, part)
                 if self._staging.take(call, slot, on_device, required=required):
                     return True

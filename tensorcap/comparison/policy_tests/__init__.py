@@ -2,8 +2,9 @@
 
 In: a `Context` (archives, calls, pairs by key, errors, routers). Out: pairs of key text and `Finding`.
 Read `context`, then `tests` (the list, in the order of a pair's findings), then the subjects: `exact_values`,
-`value_range`, `own_error`, `growth`, `outlier`, `gains`, `op_gains`, `code_gains`, `input_dependence`. A test
-that is added is a class in its module, a line in `tests.TESTS` and a limit in `Policy`.
+`value_range`, `own_error`, `quantisation`, `growth`, `outlier`, `gains`, `op_gains`, `code_gains`,
+`input_dependence`. A test that is added is a class in its module, a line in `tests.TESTS` and a limit in
+`Policy`.
 """
 
 from tensorcap.comparison.policy_tests.context import (
@@ -17,6 +18,7 @@ from tensorcap.comparison.policy_tests.context import (
 from tensorcap.comparison.policy_tests.gains import count_tail, judge_gain, judge_tail
 from tensorcap.comparison.policy_tests.growth import judge_total_error
 from tensorcap.comparison.policy_tests.own_error import judge_own_error
+from tensorcap.comparison.policy_tests.quantisation import without_estimates
 from tensorcap.comparison.policy_tests.tests import (
     EVIDENCE_TESTS,
     GROWTH_TESTS,
@@ -42,4 +44,5 @@ __all__ = [
     "judge_tail",
     "judge_total_error",
     "measured_pair",
+    "without_estimates",
 ]

@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.pair import Finding, Pair
 from tensorcap.comparison.policy import POLICY, Precision
+from tensorcap.comparison.quantised_layers import QuantisedLayers
 from tensorcap.comparison.robust_errors import RobustErrors
 from tensorcap.comparison.routing import Flips, StepsAfterFlips
 from tensorcap.metrics import Difference
@@ -106,6 +107,7 @@ class Context:
         choices: Findings of routers by the key text of each record that holds their choices.
         after_flips: Which tensors were made after a router chose other experts.
         injected: Which values of the target show a module's own error; none if it is no injected run.
+        layers: The quantised layers of the target, measured.
         gain_log: Filled by the tests of gains.
     """
 
@@ -122,6 +124,7 @@ class Context:
     choices: Mapping[str, Finding]
     after_flips: StepsAfterFlips
     injected: Injected
+    layers: QuantisedLayers = field(default_factory=QuantisedLayers)
     gain_log: GainLog = field(default_factory=GainLog)
 
     @cached_property

@@ -65,9 +65,9 @@ class StatisticsTest(PolicyTest):
 
 
 class ParameterTest(PolicyTest):
-    """Tests `parameter`; no other test applies to parameters and buffers."""
+    """Tests `parameter`, or `weight_rounding`; no other test applies to parameters and buffers."""
 
-    names = ("parameter",)
+    names = ("parameter", "weight_rounding")
     is_local = False
 
     def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
@@ -77,7 +77,8 @@ class ParameterTest(PolicyTest):
             if not pair.is_whole and is_parameter(pair.reference.key):
                 finding = _judge_parameter(pair)
                 if finding.status == "diverged" and _is_packed(pair, packed):
-                    finding = _rounded_to_grid(context, pair) or finding
+                    measured = context.layers.weights.get(pair.key)
+                    finding = (measured and measured.finding) or _rounded_to_grid(context, pair) or finding
                 yield pair.key, finding
 
 

@@ -20,6 +20,7 @@ from tensorcap.comparison.policy_tests.input_dependence import InputDependenceTe
 from tensorcap.comparison.policy_tests.op_gains import OpGainTest
 from tensorcap.comparison.policy_tests.outlier import OutlierTest
 from tensorcap.comparison.policy_tests.own_error import OwnErrorTest
+from tensorcap.comparison.policy_tests.quantisation import QuantisationTest
 from tensorcap.comparison.policy_tests.value_range import RangeTest
 
 TESTS: Final[tuple[PolicyTest, ...]] = (
@@ -30,6 +31,7 @@ TESTS: Final[tuple[PolicyTest, ...]] = (
     ZeroRowTest(),
     RangeTest(),
     OwnErrorTest(),
+    QuantisationTest(),
     GrowthTest(),
     WideErrorTest(),
     OutlierTest(),

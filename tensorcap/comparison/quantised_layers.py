@@ -1,0 +1,453 @@
+"""Quantised layers of a target: weights against the reference's, and results against what rounding predicts.
+
+A weight has to be the reference's, rounded to the numbers that it may have (`weight_rounding`). A layer's own
+error, on the input that it was given, has to be what the errors of its weight make of that input, with what
+rounding its inputs and results adds: `|(W' - W) x|`. Both are known from the records of two archives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from tensorcap.comparison.injected import Injected
+from tensorcap.comparison.pair import Finding
+from tensorcap.comparison.policy import POLICY, Precision
+from tensorcap.comparison.quantised_weights import packed_weights
+from tensorcap.comparison.weight_mistakes import alternatives, describe_mistake
+from tensorcap.comparison.weight_rounding import (
+    Rounding,
+    WeightNumbers,
+    find_numbers,
+    levels_of,
+    measure_rounding,
+)
+from tensorcap.runs import is_parameter
+from tensorcap.wording import counted
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.errors import ReadError
+from tensorcap_formats.keys import Key, escape
+from tensorcap_formats.records import Record
+from tensorcap_formats.run_info import ModuleInfo
+
+_MOST_ROWS: Final = 4096  # of an input, the first ones, that are multiplied
+_LINEAR: Final = 1e-3  # relative error of a product that is a layer's result, in float32
+_ROUNDINGS: Final = 3.0  # of the runs' precision, that a layer may add besides
+_SPREAD: Final = 4.5  # see `weight_rounding`
+_NAMED: Final = 0.5  # of the error that another reading may leave, to be what is wrong
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedWeight:
+    """What became of a quantised weight.
+
+    Attributes:
+        text: Its numbers in words.
+        rounding: Its errors beside those of rounding to the nearest number.
+        mistake: What is wrong with it, in words; "" if nothing is, or if it is not known.
+    """
+
+    text: str
+    rounding: Rounding
+    mistake: str = ""
+
+    @property
+    def finding(self) -> Finding:
+        """The finding of its pair."""
+        rounding = self.rounding
+        text = f"the reference's, rounded to {self.text}"
+        if POLICY.quantised.status(rounding.value) != "within-rounding":
+            text = f"not {text}"
+            if self.mistake:
+                text += f": {self.mistake}"
+            elif math.isfinite(rounding.value):
+                text += f": errors are {rounding.value:.3g} times those of rounding"
+        elif not rounding.is_nearest:
+            beside = f"{rounding.feedback:.3g} times in its products" if rounding.feedback is not None else ""
+            if rounding.clipped:
+                beside = (
+                    f"{rounding.clipped} values beyond the largest number{', ' if beside else ''}{beside}"
+                )
+            text += f", not each to the nearest: errors are {rounding.ratio:.3g} times those of rounding"
+            text += f" ({beside})" if beside else ""
+        return POLICY.quantised.finding("weight_rounding", rounding.value, text)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerError:
+    """The error that a quantised layer makes itself in one call, beside what its rounding predicts.
+
+    Attributes:
+        own: Relative to the norm of the reference's result of the same input, no unit.
+        predicted: The same, as its rounding predicts.
+        worst: The largest ratio of one output, over what chance allows.
+        text: The numbers of its weight in words.
+        mistake: What is wrong with it, in words; "" if nothing is, or if it is not known.
+        chance: What chance allows the ratio, if the prediction is one of chance.
+    """
+
+    own: float
+    predicted: float
+    worst: float
+    text: str
+    mistake: str = ""
+    chance: float = 1.0
+
+    @property
+    def ratio(self) -> float:
+        """Own error over predicted error."""
+        return self.own / self.predicted if self.predicted else math.inf if self.own else 0.0
+
+    @property
+    def finding(self) -> Finding:
+        """The finding of the pair of its result."""
+        value = max(self.ratio / self.chance, self.worst)
+        text = f"own error {self.own:.2g}, {self.ratio:.3g} times what rounding to {self.text} predicts"
+        finding = POLICY.quantised.finding("quantisation", value, text)
+        if finding.status == "within-rounding":
+            return finding
+        if self.worst > self.ratio / self.chance:
+            text += f", of one output {self.worst:.3g} times"
+        text += f": {self.mistake}" if self.mistake else ""
+        return POLICY.quantised.finding("quantisation", value, text)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedLayers:
+    """The quantised layers of a target whose weights both archives hold.
+
+    Attributes:
+        weights: What became of each weight, by key text.
+        results: The own error of each call of a layer, by the key text of its result.
+        predicted: By site, the largest error of its results that rounding predicts, relative.
+    """
+
+    weights: Mapping[str, QuantisedWeight] = field(default_factory=dict)
+    results: Mapping[str, LayerError] = field(default_factory=dict)
+    predicted: Mapping[str, float] = field(default_factory=dict)
+
+
+def measure_layers(
+    reference: Archive,
+    target: Archive,
+    precision: Precision | None,
+    injected: Injected | None = None,
+) -> QuantisedLayers:
+    """Measure the quantised layers of a target.
+
+    1. The numbers of a weight are those that the target says (`param.NAME_step`, `param.NAME_zero`), or else
+       those that its values lie on.
+    2. It is held against the reference's.
+    3. If the reference's result is the product of its weight and input, and a bias, the target's own error is
+       its result less such a product of the input that it was given.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test, under the reference's keys.
+        precision: What both runs computed in, rounded weights aside.
+        injected: Which inputs of the target were replaced by the reference's; None if none were.
+    """
+    packed = packed_weights(target.info)
+    steps = {
+        site: step
+        for site, module in target.info.modules.items()
+        if isinstance(step := module.settings.get("output_step"), float)
+    }
+    if not packed and not steps:
+        return QuantisedLayers()
+    ours, theirs = (_parameters(archive, {site for site, _ in packed}) for archive in (reference, target))
+    sites = {site for site, _ in packed} | set(steps)
+    given, made = (_calls(archive, sites) for archive in (reference, target))
+    weights: dict[str, QuantisedWeight] = {}
+    results: dict[str, LayerError] = {}
+    predicted: dict[str, float] = {}
+    for site, name in sorted(packed):
+        slot = f"param.{escape(name)}"
+        records = ours.get((site, slot)), theirs.get((site, slot))
+        if records[0] is None or records[1] is None or records[0].shape != records[1].shape:
+            continue
+        try:
+            trusted = _floats(reference, records[0])
+            module = target.info.modules.get(site)
+            weight = _numbers(target, records[1], theirs, module, name)
+            if trusted is None or weight is None:
+                continue
+            both = given.get(site, {}), made.get(site, {})
+            products = list(_products(reference, target, trusted, *both, injected))
+        except (OSError, ReadError):  # the comparison says so
+            continue
+        inputs = products[0].x if products else None
+        judged = _judge_weight(trusted, weight, inputs)
+        weights[records[0].key.text] = judged
+        is_right = POLICY.quantised.status(judged.rounding.value) == "within-rounding"
+        for product in products:
+            error = _layer_error(product, trusted, weight, module, precision, is_right=is_right)
+            results[product.key] = error
+            predicted[site] = max(error.predicted, predicted.get(site, 0.0))
+    for site, step in steps.items():
+        if all(site != other for other, _ in packed):
+            for key, error in _rounded_results(
+                reference, target, step, given.get(site, {}), made.get(site, {}), injected
+            ):
+                results[key] = error
+                predicted[site] = max(error.predicted, predicted.get(site, 0.0))
+    return QuantisedLayers(weights, results, predicted)
+
+
+def _judge_weight(reference: Array, weight: WeightNumbers, inputs: Array | None) -> QuantisedWeight:
+    rounding = measure_rounding(reference, weight, inputs)
+    is_right = POLICY.quantised.status(rounding.value) == "within-rounding"
+    return QuantisedWeight(weight.text, rounding, "" if is_right else describe_mistake(reference, weight))
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """One call of a linear layer.
+
+    Attributes:
+        key: Key text of its result.
+        x: What the target's layer was given, `[rows, inputs]`.
+        y: What it made, `[rows, outputs]`.
+        wanted: What the reference's makes of the same.
+        bias: What the reference adds, `[outputs]`.
+    """
+
+    key: str
+    x: Array
+    y: Array
+    wanted: Array
+    bias: Array
+
+
+def _products(
+    reference: Archive,
+    target: Archive,
+    weight: Array,
+    ours: Mapping[tuple[int, int, int], _Call],
+    theirs: Mapping[tuple[int, int, int], _Call],
+    injected: Injected | None,
+) -> Iterator[_Product]:
+    """Yield the calls of a layer whose result is its input times its weight, and a bias."""
+    if weight.ndim != 2:
+        return
+    for place, call in ours.items():
+        other = theirs.get(place)
+        if other is None:
+            continue
+        records = (
+            (reference, call.input),
+            (reference, call.output),
+            (target, other.input),
+            (target, other.output),
+        )
+        sides = [_floats(archive, record) for archive, record in records]
+        if any(side is None for side in sides):
+            continue
+        x, y, x_target, y_target = (
+            side.reshape(-1, side.shape[-1])[:_MOST_ROWS] for side in sides if side is not None
+        )
+        if len(x) != len(y) or len(x_target) != len(y_target) or x.shape[1] != x_target.shape[1]:
+            continue
+        if (x.shape[1], y.shape[1]) != weight.shape[::-1] or y_target.shape[1] != y.shape[1]:
+            continue
+        rest = y - x @ weight.T
+        bias = rest.mean(axis=0)
+        size = max(float(np.linalg.norm(y)), 1e-300)
+        unit = max(POLICY.units.get(record.dtype.name, 0.0) for record in (call.input, call.output))
+        if not np.linalg.norm(rest - bias) <= (_LINEAR + 2 * unit) * size:
+            continue
+        if injected:
+            if not injected.is_replaced(other.input.key):
+                continue
+            x_target = x
+        yield _Product(call.output.key.text, x_target, y_target, x_target @ weight.T + bias, bias)
+
+
+def _rounded_results(
+    reference: Archive,
+    target: Archive,
+    step: float,
+    ours: Mapping[tuple[int, int, int], _Call],
+    theirs: Mapping[tuple[int, int, int], _Call],
+    injected: Injected | None,
+) -> Iterator[tuple[str, LayerError]]:
+    """Yield key and error of each call of a module that hands on what it is given, rounded to whole steps."""
+    for place, call in ours.items():
+        other = theirs.get(place)
+        if other is None or (injected and not injected.is_replaced(other.input.key)):
+            continue
+        records = (
+            (reference, call.input),
+            (reference, call.output),
+            (target, other.input),
+            (target, other.output),
+        )
+        try:
+            x, y, x_target, y_target = (_floats(archive, record) for archive, record in records)
+        except (OSError, ReadError):  # the comparison says so
+            continue
+        if x is None or y is None or x_target is None or y_target is None or not np.array_equal(x, y):
+            continue
+        wanted = x if injected else x_target
+        size = max(float(np.linalg.norm(wanted)), 1e-300)
+        errors = float(np.linalg.norm(y_target - wanted)), math.sqrt(wanted.size / 12) * step
+        chance = math.sqrt(1 + _SPREAD / math.sqrt(max(1, wanted.size)))
+        cut = int((np.abs(y_target - wanted) > step).sum())
+        mistake = f"{counted(cut, 'value', 'lie')} beyond the range of its numbers" if cut else ""
+        yield (
+            call.output.key.text,
+            LayerError(errors[0] / size, errors[1] / size, 0.0, f"steps of {step:.3g}", mistake, chance),
+        )
+
+
+def _layer_error(
+    product: _Product,
+    reference: Array,
+    weight: WeightNumbers,
+    module: ModuleInfo | None,
+    precision: Precision | None,
+    *,
+    is_right: bool,
+) -> LayerError:
+    """The own error of a call beside what rounding predicts.
+
+    That is what the errors of the weight make of the input, or, if it is not the reference's rounded, what
+    independent errors of rounding would; and in quadrature what rounding inputs and results adds.
+    """
+    x, own = product.x, product.y - product.wanted
+    settings = module.settings if module is not None else {}
+    if is_right:
+        made = np.square(x @ (weight.values - reference).T).sum(axis=0)
+    else:
+        made = weight.variances @ np.square(x).sum(axis=0)
+    inputs = (_input_variances(x, settings)[:, None] * (x != 0)).sum(axis=0)  # zeros are numbers themselves
+    made = made + np.square(weight.values) @ inputs
+    if isinstance(step := settings.get("output_step"), float):
+        made = made + len(x) * step**2 / 12
+    noise = _ROUNDINGS * POLICY.noise(precision or POLICY.precision("float32"))
+    made = made + np.square(product.wanted).sum(axis=0) * noise**2
+    squares = np.square(own).sum(axis=0)
+    size = max(float(np.linalg.norm(product.wanted)), 1e-300)
+    chance = math.sqrt(1 + _SPREAD / math.sqrt(max(1, x.shape[1])))
+    is_of_chance = bool(inputs.any()) or not is_right
+    worst = 0.0
+    if not inputs.any():  # of like rows, rounding errors of inputs are alike
+        by_chance = math.sqrt(1 + _SPREAD / math.sqrt(max(1, min(len(x), x.shape[1]))))
+        ratios = np.sqrt(squares / np.maximum(made, 1e-300)) / by_chance
+        worst = float(ratios.max(initial=0.0))
+    own_error, predicted = (math.sqrt(float(side.sum())) / size for side in (squares, made))
+    error = LayerError(own_error, predicted, worst, weight.text, chance=chance if is_of_chance else 1.0)
+    if error.finding.status == "within-rounding":
+        return error
+    return replace(error, mistake=_describe_result(product, weight, has_rounded_inputs=bool(inputs.any())))
+
+
+def _input_variances(x: Array, settings: Mapping[str, Any]) -> Array:
+    """The mean squared error of each element of a row that rounding the inputs of a call makes, by row."""
+    bits = settings.get("input_bits")
+    if not isinstance(bits, int):
+        return np.zeros(len(x))
+    low, high = np.minimum(x.min(axis=1), 0), np.maximum(x.max(axis=1), 0)
+    if settings.get("input_rows") is not True:
+        low, high = np.full(len(x), low.min()), np.full(len(x), high.max())
+    step = (high - low) / (2**bits - 1)
+    if settings.get("input_symmetric") is True:
+        step = np.maximum(-low, high) / (2 ** (bits - 1) - 1)
+    variances: Array = step**2 / 12
+    return variances
+
+
+def _describe_result(product: _Product, weight: WeightNumbers, *, has_rounded_inputs: bool) -> str:
+    """What a layer does whose result is not what its own weight makes of its input, in words."""
+    rest = product.y - product.x @ weight.values.T
+    error = float(np.linalg.norm(rest - product.bias))
+    own = float(np.linalg.norm(product.y - product.wanted))
+    if error <= _NAMED * own:
+        return "it is what its weight makes, which is not the reference's"
+    if np.linalg.norm(rest) <= _NAMED * own:
+        return "no bias is added"
+    if np.linalg.norm(rest - rest.mean(axis=0)) <= _NAMED * own:
+        return "another bias is added"
+    for text, values in alternatives(weight):
+        other = product.y - product.x @ values.T
+        if np.linalg.norm(other - other.mean(axis=0)) <= _NAMED * own:
+            return f"it is what its weight makes {text}"
+    return "" if has_rounded_inputs else "it is not what its own weight makes of its input"
+
+
+def _numbers(
+    target: Archive,
+    record: Record,
+    parameters: Mapping[tuple[str, str], Record],
+    module: ModuleInfo | None,
+    name: str,
+) -> WeightNumbers | None:
+    """The numbers of a weight: those that the target says if its values lie on them, else found in these."""
+    values = _floats(target, record)
+    if values is None:
+        return None
+    key = record.key
+    steps, zeros = (parameters.get((key.site, f"{key.slot}_{end}")) for end in ("step", "zero"))
+    named = module.settings.get("numbers") if module is not None else None
+    number = named.get(name) if isinstance(named, Mapping) else None
+    if isinstance(number, str) and levels_of(number) and steps is not None:
+        sides = [None if side is None else _floats(target, side) for side in (steps, zeros)]
+        if sides[0] is not None and sides[0].ndim == values.ndim:
+            weight = WeightNumbers(number, values, sides[0], sides[1])
+            if weight.are_on_levels:
+                return weight
+    return find_numbers(values)
+
+
+@dataclass(slots=True)
+class _Call:
+    """The tensor that a call was given, and the one that it returned."""
+
+    input: Record
+    output: Record
+
+
+def _calls(archive: Archive, sites: set[str]) -> Mapping[str, Mapping[tuple[int, int, int], _Call]]:
+    """The calls of modules that were given one tensor of floats and returned one, by site and place."""
+    inputs: dict[tuple[str, tuple[int, int, int]], list[Record]] = defaultdict(list)
+    outputs: dict[tuple[str, tuple[int, int, int]], list[Record]] = defaultdict(list)
+    for record in archive.records:
+        key = record.key
+        if key.site in sites and record.dtype.is_inexact and record.stored and record.shape:
+            kind = key.slot.partition(".")[0]
+            side = {"input": inputs, "output": outputs}.get(kind)
+            if side is not None:
+                side[key.site, _place(key)].append(record)
+    calls: dict[str, dict[tuple[int, int, int], _Call]] = defaultdict(dict)
+    for (site, place), made in outputs.items():
+        given = inputs.get((site, place), [])
+        if len(made) == len(given) == 1:
+            calls[site][place] = _Call(given[0], made[0])
+    return calls
+
+
+def _place(key: Key) -> tuple[int, int, int]:
+    return key.rank, key.step, key.call
+
+
+def _parameters(archive: Archive, sites: set[str]) -> Mapping[tuple[str, str], Record]:
+    """The parameters of modules whose values an archive holds, by site and slot."""
+    return {
+        (record.key.site, record.key.slot): record
+        for record in archive.records
+        if record.key.site in sites and is_parameter(record.key) and record.stored
+    }
+
+
+def _floats(archive: Archive, record: Record) -> Array | None:
+    """The values of a record in float64; None if it holds no floats, or some that are not finite."""
+    if record.dtype.kind != "float":
+        return None
+    values = archive.load(record).astype(np.float64)
+    return values if np.isfinite(values).all() else None

@@ -1,0 +1,355 @@
+"""Is a quantised weight the reference's, rounded to the numbers that it may have? If not, what is wrong?
+
+In: the reference's values, the target's, and the grid of numbers, steps and zero points that the target says
+it has, or that its values lie on. Out: how far its errors are from those of rounding to the nearest number.
+Read `WeightNumbers`, then `measure_rounding`; `weight_mistakes` names what is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Final
+
+import numpy as np
+
+from tensorcap_formats.dtypes import DTYPES, Array, decode
+
+_FEEDBACK: Final = 3.0  # times that error, up to which numbers may be chosen for the results' sake
+_EVEN: Final = 2.0  # how much larger than all of them errors of a part are then
+_SLACK: Final = 0.02  # steps that rounding of a scale may put a value off
+_SPREAD: Final = 4.5  # standard deviations of a sum of n squared errors, times their own of 0.9 of the mean
+_PART: Final = 16  # neighbours in a row, as the smallest usual group
+_NF4: Final = (  # quantiles of the normal distribution (Dettmers et al., QLoRA, 2023, appendix E)
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+_E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+@lru_cache
+def levels_of(number: str) -> tuple[float, ...]:
+    """Return all finite values of a format of numbers, ascending; nothing of one that is not known.
+
+    Example:
+        >>> levels_of("int4")[0], levels_of("uint4")[-1], levels_of("float8_e4m3fn")[-1]
+        (-8.0, 15.0, 448.0)
+    """
+    if number == "nf4":
+        return _NF4
+    if number in ("MXFP4", "fp4", "float4_e2m1fn"):
+        scale = 6.0 if number == "fp4" else 1.0  # bitsandbytes has the largest at 1
+        return tuple(sorted({sign * level / scale for level in _E2M1 for sign in (1, -1)}))
+    if number.startswith("float8") and number in DTYPES:
+        values = decode(np.arange(256, dtype=np.uint8), DTYPES[number]).astype(np.float64)
+        return tuple(np.unique(values[np.isfinite(values)]).tolist())
+    kind, digits = number.rstrip("0123456789"), number.lstrip("uint")
+    if kind not in ("int", "uint") or not digits or not 1 < int(digits) <= 8:
+        return ()
+    low = -(2 ** (int(digits) - 1)) if kind == "int" else 0
+    return tuple(float(level) for level in range(low, low + 2 ** int(digits)))
+
+
+@dataclass(frozen=True)
+class WeightNumbers:
+    """A quantised weight: its numbers, and what they stand for.
+
+    Attributes:
+        number: The format of one number.
+        values: The weight in floats, float64.
+        steps: What numbers are multiplied by: in the shape of the weight, or one for each block of it.
+        zeros: The numbers that stand for 0, likewise; None if that is 0.
+    """
+
+    number: str
+    values: Array
+    steps: Array
+    zeros: Array | None = None
+
+    @cached_property
+    def levels(self) -> Array:
+        """All numbers that there are, ascending."""
+        return np.array(levels_of(self.number))
+
+    @cached_property
+    def wide_steps(self) -> Array:
+        """The step of each element."""
+        return spread(self.steps, self.values.shape)
+
+    @cached_property
+    def wide_zeros(self) -> Array | float:
+        """The zero point of each element."""
+        return 0.0 if self.zeros is None else spread(self.zeros, self.values.shape)
+
+    def in_steps(self, values: Array) -> Array:
+        """Return values in units of the steps, as numbers that are not rounded."""
+        steps = np.where(self.wide_steps == 0, np.inf, self.wide_steps)
+        whole: Array = values / steps + self.wide_zeros
+        return whole
+
+    @cached_property
+    def numbers(self) -> Array:
+        """The number of each element."""
+        return self.in_steps(self.values)
+
+    @cached_property
+    def places(self) -> Array:
+        """The place of each number among `levels`."""
+        at = np.searchsorted(self.levels, self.numbers)
+        at = np.clip(at, 1, len(self.levels) - 1)
+        return at - (self.numbers - self.levels[at - 1] < self.levels[at] - self.numbers)
+
+    @property
+    def are_on_levels(self) -> bool:
+        """Whether the values are numbers of the format, times these steps."""
+        slack = _SLACK + 1e-6 * np.abs(self.numbers)
+        gaps = np.diff(self.levels).min()
+        off = np.abs(self.numbers - self.levels[self.places])
+        return bool((off <= slack * np.maximum(gaps, np.abs(self.numbers) * 1e-3)).mean() > 0.99)
+
+    @cached_property
+    def halves(self) -> tuple[Array, Array]:
+        """Half the distance of each number to the next below and above; of the ends that to the other one."""
+        gaps = np.diff(self.levels) / 2
+        below, above = np.append(gaps[0], gaps), np.append(gaps, gaps[-1])
+        if self.number == "MXFP4":  # whose largest values are cut from up to 8 (6.3 of the specification)
+            below[0] = above[-1] = 2.0
+        return below[self.places], above[self.places]
+
+    @cached_property
+    def variances(self) -> Array:
+        """The mean squared error of each element that rounding to the nearest number makes, in its own unit.
+
+        What is rounded to a number is spread evenly from halfway to the next one below to halfway above.
+        """
+        below, above = self.halves
+        variances: Array = (below**3 + above**3) / (3 * (below + above)) * self.wide_steps**2
+        return variances
+
+    @property
+    def scope(self) -> str:
+        """What shares a scale, in words.
+
+        Example:
+            >>> WeightNumbers("int8", np.zeros((4, 64)), np.ones((4, 2))).scope
+            '32 values'
+        """
+        shape, counts = self.values.shape, self.steps.shape
+        if self.steps.size == 1:
+            return "the whole tensor"
+        sizes = [whole // count if count else whole for whole, count in zip(shape, counts, strict=True)]
+        if math.prod(counts[1:]) == 1:
+            return "each row" if sizes[0] == 1 else f"{sizes[0]} rows"
+        if math.prod(counts[:-1]) == 1:
+            return "each column" if sizes[-1] == 1 else f"{sizes[-1]} columns"
+        if all(size == 1 for size in sizes):
+            return "groups of columns in another order"
+        if all(size == 1 for size in sizes[:-1]):
+            return f"{sizes[-1]} values"
+        return "blocks of " + " x ".join(map(str, sizes))
+
+    @property
+    def text(self) -> str:
+        """The numbers in words."""
+        return f"{self.number} with a scale for {self.scope}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """How the errors of a quantised weight lie to those of rounding to the nearest number.
+
+    Attributes:
+        ratio: RMS of all errors over what rounding makes; inf if no error may be.
+        worst: The largest ratio of a row, a column or a part of a row, over what chance allows it.
+        clipped: Count of elements that lie beyond the range of numbers.
+        is_nearest: Whether each number is the nearest one.
+        feedback: RMS of the errors of products with the recorded inputs over what independent errors of
+            rounding make of them; None without inputs.
+    """
+
+    ratio: float
+    worst: float
+    clipped: int
+    is_nearest: bool
+    feedback: float | None = None
+
+    @property
+    def value(self) -> float:
+        """The ratio that is judged."""
+        if self.is_nearest:
+            return min(self.ratio, 1.0)
+        weights = max(self.ratio, self.worst)
+        is_even = self.ratio <= _FEEDBACK and self.worst <= _EVEN * self.ratio
+        return min(weights, self.feedback) if self.feedback is not None and is_even else weights
+
+
+def measure_rounding(reference: Array, weight: WeightNumbers, inputs: Array | None = None) -> Rounding:
+    """Measure how a quantised weight lies to the reference's.
+
+    Args:
+        reference: float64, in the shape of the weight.
+        weight: The target's.
+        inputs: What the layer was given, `[rows, inputs]`, float64, if the weight is `[outputs, inputs]`.
+    """
+    wanted = weight.in_steps(reference)
+    off = wanted - weight.numbers
+    below, above = weight.halves
+    slack = _SLACK * (below + above)
+    ends = len(weight.levels) - 1
+    is_beyond = ((weight.places == ends) & (off > above + slack)) | (
+        (weight.places == 0) & (off < -below - slack)
+    )
+    is_nearest = bool(((off <= above + slack) & (off >= -below - slack)).all())
+    squares = (weight.values - reference) ** 2
+    expected = weight.variances
+    ratio = _ratio(squares.sum(), expected.sum())
+    feedback = None
+    if inputs is not None and reference.ndim == 2 and inputs.shape[-1] == reference.shape[1]:
+        made = np.square(inputs @ (weight.values - reference).T).sum(axis=0)
+        independent = expected @ np.square(inputs).sum(axis=0)
+        parts = np.sqrt(made / np.maximum(independent, 1e-300))
+        allowed = math.sqrt(1 + _SPREAD / math.sqrt(max(1, min(len(inputs), reference.shape[1]))))
+        feedback = max(_ratio(made.sum(), independent.sum()), float(parts.max(initial=0.0)) / allowed)
+    return Rounding(ratio, _worst_part(squares, expected), int(is_beyond.sum()), is_nearest, feedback)
+
+
+def _ratio(squares: float, expected: float) -> float:
+    if expected > 0:
+        return float(np.sqrt(squares / expected))
+    return math.inf if squares > 0 else 0.0
+
+
+def _worst_part(squares: Array, expected: Array) -> float:
+    """The largest ratio of a row, a column or neighbours in a row, over what chance allows so few."""
+    worst = 0.0
+    sides = [
+        side.reshape(len(side), -1) if side.ndim > 1 else side.reshape(1, -1) for side in (squares, expected)
+    ]
+    parts = [(sides[0].sum(axis=1), sides[1].sum(axis=1), sides[0].shape[1])]
+    parts.append((sides[0].sum(axis=0), sides[1].sum(axis=0), sides[0].shape[0]))
+    if sides[0].shape[1] % _PART == 0:
+        made, wanted = (side.reshape(-1, _PART).sum(axis=1) for side in sides)
+        parts.append((made, wanted, _PART))
+    for made, wanted, count in parts:
+        if count < _PART:
+            continue
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = np.where(wanted > 0, made / wanted, np.where(made > 0, np.inf, 0.0))
+        allowed = 1 + _SPREAD / math.sqrt(count)
+        worst = max(worst, math.sqrt(float(ratios.max(initial=0.0)) / allowed))
+    return worst
+
+
+def spread(blocks: Array, shape: tuple[int, ...]) -> Array:
+    """Repeat numbers over the blocks of a tensor that they are of.
+
+    Example:
+        >>> spread(np.array([[1.0, 2.0]]), (1, 4)).tolist()
+        [[1.0, 1.0, 2.0, 2.0]]
+    """
+    if blocks.size == 1:
+        return np.broadcast_to(blocks.reshape((1,) * len(shape)), shape)
+    if blocks.ndim != len(shape):
+        blocks = blocks.reshape(-1, *(1,) * (len(shape) - 1))
+    for axis, (count, whole) in enumerate(zip(blocks.shape, shape, strict=True)):
+        if 1 < count < whole:
+            blocks = np.repeat(blocks, _block(count, whole), axis=axis).take(range(whole), axis=axis)
+    return np.broadcast_to(blocks, shape)
+
+
+def _block(count: int, whole: int) -> int:
+    """How many elements of an axis a block has; the last may be cut."""
+    if whole % count == 0:
+        return whole // count
+    return next((size for size in (128, 64, 32) if -(-whole // size) == count), -(-whole // count))
+
+
+def find_numbers(values: Array) -> WeightNumbers | None:
+    """Find the numbers of a weight that does not say them, from its values alone.
+
+    Values that may share a scale have few distinct ones, which are whole numbers of one step apart: all, each
+    row, each column, or groups of 256 to 16 neighbours. The step is the smallest distance between two, or a
+    half, third or quarter of that.
+
+    Args:
+        values: float64, two axes or more.
+
+    Returns:
+        Numbers of as few bits as possible, 4 or 8, with their zero points; None if none fit.
+    """
+    if values.ndim < 2 or values.size < 4 * _PART or not np.isfinite(values).all():
+        return None
+    for bits in (4, 8):
+        for rows, shape, is_transposed in _groupings(values):
+            steps = _common_steps(rows, 2**bits - 1)
+            if steps is None:
+                continue
+            low, high = (np.rint(ends / steps) for ends in (rows.min(axis=1), rows.max(axis=1)))
+            half = 2 ** (bits - 1)
+            is_signed = bool((low >= -half).all() and (high < half).all())
+            sides = [side.reshape(shape) for side in (steps, -low)]
+            own_steps, zeros = (side.T for side in sides) if is_transposed else sides
+            return WeightNumbers(
+                f"int{bits}" if is_signed else f"uint{bits}", values, own_steps, None if is_signed else zeros
+            )
+    return None
+
+
+def _groupings(values: Array) -> Iterator[tuple[Array, tuple[int, ...], bool]]:
+    """Values that may share a scale as rows, the shape of their scales, and whether rows are columns."""
+    ones = (1,) * values.ndim
+    yield values.reshape(1, -1), ones, False
+    yield values.reshape(len(values), -1), (len(values), *ones[1:]), False
+    if values.ndim != 2:
+        return
+    yield values.T, (values.shape[1], 1), True
+    for size in (256, 128, 64, 32, 16):
+        for side, is_transposed in ((values, False), (values.T, True)):
+            count = side.shape[1] // size
+            if side.shape[1] % size == 0 and count > 1:
+                yield side.reshape(-1, size), (len(side), count), is_transposed
+
+
+def _common_steps(rows: Array, most: int) -> Array | None:
+    """The step of each row that its values are whole numbers of, at most so many apart.
+
+    None if a row has none.
+    """
+    ordered = np.sort(rows, axis=1)
+    gaps = np.diff(ordered, axis=1)
+    largest = np.abs(rows).max(axis=1)
+    gaps[gaps <= 1e-5 * largest[:, None]] = np.inf
+    least = gaps.min(axis=1, initial=np.inf)
+    is_varied = np.isfinite(least)
+    if not is_varied.any():
+        return None
+    steps = np.where(is_varied, least, np.nan)
+    is_open = is_varied.copy()
+    for divisor in (1, 2, 3, 4):
+        tried = steps[is_open] / divisor
+        numbers = rows[is_open] / tried[:, None]
+        fits = (np.abs(numbers - np.rint(numbers)) <= _SLACK).all(axis=1)
+        fits &= np.rint(numbers.max(axis=1) - numbers.min(axis=1)) <= most
+        places = np.flatnonzero(is_open)[fits]
+        steps[places] = tried[fits]
+        is_open[places] = False
+    if is_open.any():
+        return None
+    steps[~is_varied] = np.median(steps[is_varied])
+    return steps

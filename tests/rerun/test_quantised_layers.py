@@ -1,0 +1,350 @@
+"""Quantised layers in the layouts that checkpoints have: right ones are green, and mistakes are named."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tensorcap.comparison import Comparison, compare
+from tensorcap.localization import localize
+from tensorcap.session import capture_workload
+from tensorcap.workload import Workload
+from tensorcap_formats.open import open_archive
+from tests.rerun.quantised_layers import AWQ, Awq, Bytes, Gptq, Nf4, Nibbles, pack, unpack
+
+pytestmark = pytest.mark.slow
+X = torch.randn(4, 24, 64, generator=torch.Generator().manual_seed(2))
+Make = Callable[[nn.Linear], nn.Module]
+
+
+def model() -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = nn.Linear(64, 128), nn.SiLU(), nn.Linear(128, 128), nn.LayerNorm(128), nn.Linear(128, 32)
+        net = nn.Sequential(*layers)
+        with torch.no_grad():
+            rows: Any = net[2].weight
+            rows *= torch.exp(torch.randn(128, 1) / 2)  # of unlike size
+        return net.eval()
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("reference") / "reference.h5"
+    capture_workload(Workload(model(), (X,)), path, params=True)
+    return path
+
+
+def port(make: Make, wrong: Callable[[Any], None] | None = None) -> Any:
+    net = copy.deepcopy(model())
+    for place in (0, 2, 4):
+        net[place] = make(net[place])
+    if wrong is not None:
+        wrong(net[2])
+    return net
+
+
+def captured(folder: Path, net: nn.Module) -> Path:
+    path = folder / "target.h5"
+    capture_workload(Workload(net, (X,)), path, params=True)
+    return path
+
+
+def texts(result: Comparison, test: str) -> dict[str, str]:
+    return {pair.key: f.text for pair in result.pairs for f in pair.findings if f.test == test}
+
+
+FORMS = [
+    pytest.param(lambda layer: Gptq(layer, 32), "uint4", "32 values", id="gptq"),
+    pytest.param(lambda layer: Gptq(layer, 16, 0), "uint4", "16 values", id="gptq-2"),
+    pytest.param(Awq, "uint4", "32 values", id="awq"),
+    pytest.param(Bytes, "int8", "each row", id="int8"),
+    pytest.param(lambda layer: Bytes(layer, "uint8", 32), "uint8", "32 values", id="uint8"),
+    pytest.param(lambda layer: Bytes(layer, "float8_e4m3fn"), "float8_e4m3fn", "each row", id="float8"),
+    pytest.param(lambda layer: Nibbles(layer, way="low first, signed"), "int4", "32 values", id="int4"),
+    pytest.param(lambda layer: Nibbles(layer, way="high first, offset"), "uint4", "32 values", id="uint4"),
+    pytest.param(Nf4, "nf4", "64 values", id="nf4"),
+]
+
+
+@pytest.mark.spec("CAP-290", "CAP-330", "POL-280", "POL-281")
+@pytest.mark.parametrize(("make", "number", "scope"), FORMS)
+def test_rightly_quantised_layers_are_as_their_rounding_predicts(
+    tmp_path: Path, reference: Path, make: Make, number: str, scope: str
+) -> None:
+    target = captured(tmp_path, port(make))
+    result = compare(reference, target)
+    assert (result.exit_status, set(result.counts)) <= (
+        0,
+        {"identical", "within-rounding", "missing-in-reference"},
+    )
+    said = f"the reference's, rounded to {number} with a scale for {scope}"
+    wide = {"64 values": {"each row"}}.get(scope, set())  # of the first layer
+    weights = texts(result, "weight_rounding")
+    assert len(weights) == 3
+    assert all(
+        text in {said, *(f"the reference's, rounded to {number} with a scale for {w}" for w in wide)}
+        for text in weights.values()
+    )
+    layers = texts(result, "quantisation")
+    assert set(layers) == {"0/0/output", "0/2/output", "0/4/output"}
+    workload = Workload(model(), (X,))
+    found = localize(reference, target, reference_model=workload)
+    assert (found.suspects, found.exit_status) == ((), 0)
+
+
+@pytest.mark.spec("CAP-330")
+@pytest.mark.parametrize(("make", "number", "scope"), FORMS)
+def test_what_is_recorded_is_what_the_layer_multiplies_by(
+    tmp_path: Path, make: Make, number: str, scope: str
+) -> None:
+    net = port(make)
+    with open_archive(captured(tmp_path, net)) as archive:
+        weight = archive.load(archive.get("0/2/param.weight"))
+        made = net[2](torch.eye(128)) - net[2].bias
+        assert np.allclose(weight, made.detach().numpy().T, rtol=1e-5, atol=1e-6)
+        assert archive.info.modules["2"].settings["numbers"] == {"weight": number}
+
+
+def zero_point_off(layer: Any) -> None:
+    layer.weight_zero_point += 1
+
+
+def scales_rolled(layer: Any) -> None:
+    layer.weight_scale.copy_(torch.roll(layer.weight_scale, 1, 0))
+
+
+def scales_of_columns(layer: Any) -> None:
+    scales = layer.weight_scale
+    layer.forward = lambda x: nn.functional.linear(x, layer.weight.float() * scales.T, layer.bias)
+    layer.weight_scale = scales.T.contiguous()
+
+
+def scales_transposed(layer: Any) -> None:
+    layer.weight_scale.copy_(layer.weight_scale.T.reshape(layer.weight_scale.shape))
+
+
+def larger_scales(layer: Any) -> None:
+    layer.weight_scale *= 1.5
+
+
+def exchanged_nibbles(layer: Any) -> None:
+    layer.weight.copy_(layer.weight << 4 | layer.weight >> 4)
+
+
+def clipped_channel(layer: Any) -> None:
+    """A channel twenty times as large, whose numbers are cut off since scales were made without it."""
+    wanted = 20 * model()[2].weight.detach()[:, 9] / layer.weight_scale[:, 0]
+    layer.weight[:, 9] = wanted.round().clamp(-128, 127).to(torch.int8)
+
+
+def unsigned_as_signed(layer: Any) -> None:
+    layer.weight = (layer.weight.to(torch.int16) + 128).to(torch.uint8).view(torch.int8)
+
+
+def plain_order(layer: Any) -> None:
+    """Outputs of AWQ are packed one after the other."""
+    columns = unpack(layer.qweight, axis=2)
+    layer.qweight.copy_(pack(columns[..., np.argsort(AWQ).tolist()].numpy(), axis=2))
+
+
+def zero_points_stored_as_they_are(layer: Any) -> None:
+    """Zero points of a version of GPTQ that does not store one less, with a reader that adds it."""
+    layer.qzeros.copy_(pack(unpack(layer.qzeros, axis=2).numpy() + 1, axis=2))
+
+
+MISTAKES = [
+    pytest.param(Awq, plain_order, "each eight rows are in the order", id="AWQ's order"),
+    pytest.param(Gptq, zero_points_stored_as_they_are, "its zero point is 1 off", id="GPTQ's zero points"),
+    pytest.param(
+        lambda layer: Bytes(layer, "uint8", 32), zero_point_off, "its zero point is 1 off", id="zero point"
+    ),
+    pytest.param(Bytes, scales_rolled, "its scales are those of 1 row", id="scales of the next row"),
+    pytest.param(Bytes, scales_of_columns, "its scales are those of the other axis", id="axis of scales"),
+    pytest.param(
+        lambda layer: Bytes(layer, "int8", 32),
+        scales_transposed,
+        "scales of rows and groups are exchanged",
+        id="groups",
+    ),
+    pytest.param(Bytes, larger_scales, "all its scales are 1.5 times", id="factor"),
+    pytest.param(Nibbles, exchanged_nibbles, "each two columns are exchanged", id="nibbles"),
+    pytest.param(Bytes, unsigned_as_signed, "the sign bit of its numbers", id="sign"),
+]
+
+
+@pytest.mark.spec("POL-280", "POL-282")
+@pytest.mark.parametrize(("make", "wrong", "name"), MISTAKES)
+def test_a_wrong_weight_is_red_and_named(
+    tmp_path: Path, reference: Path, make: Make, wrong: Callable[[Any], None], name: str
+) -> None:
+    target = captured(tmp_path, port(make, wrong))
+    result = compare(reference, target)
+    assert result.exit_status == 1
+    assert name in texts(result, "weight_rounding")["0/2/param.weight"]
+    assert result.divergence is not None
+    assert result.divergence.module == "2"
+    suspects = localize(reference, target).suspects
+    assert [suspect.module for suspect in suspects] == ["2"]
+
+
+@pytest.mark.spec("POL-280", "POL-282")
+def test_a_channel_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    large = model()
+    with torch.no_grad():
+        large[2].weight[:, 9] *= 20
+    path = tmp_path / "reference.h5"
+    capture_workload(Workload(large, (X,)), path, params=True)
+    result = compare(path, captured(tmp_path, port(Bytes, clipped_channel)))
+    assert result.exit_status == 1
+    text = texts(result, "weight_rounding")["0/2/param.weight"]
+    assert "beyond the largest number cut off, in column 9: " in text
+
+
+def group_of_another_size(layer: Any) -> None:
+    def forward(x: Tensor) -> Tensor:
+        scales = layer.weight_scale.repeat_interleave(64, 1)[:, :128]
+        return nn.functional.linear(x, layer.weight.float() * scales, layer.bias)
+
+    layer.forward = forward
+
+
+def no_bias(layer: Any) -> None:
+    layer.forward = lambda x: type(layer).forward(layer, x) - layer.bias
+
+
+@pytest.mark.spec("POL-281", "POL-283")
+@pytest.mark.parametrize(
+    ("make", "wrong", "name"),
+    [
+        pytest.param(
+            lambda layer: Bytes(layer, "int8", 32),
+            group_of_another_size,
+            "scales of groups of 64, where they are of 32",
+            id="size of groups",
+        ),
+        pytest.param(Bytes, no_bias, "no bias is added", id="bias"),
+    ],
+)
+def test_a_layer_that_does_not_compute_with_its_weight_is_red_and_named(
+    tmp_path: Path, reference: Path, make: Make, wrong: Callable[[Any], None], name: str
+) -> None:
+    target = captured(tmp_path, port(make, wrong))
+    result = compare(reference, target)
+    assert result.exit_status == 1
+    assert name in texts(result, "quantisation")["0/2/output"]
+    assert "2" not in {
+        key.split("/")[1] for key, text in texts(result, "weight_rounding").items() if "not the" in text
+    }
+    assert [suspect.module for suspect in localize(reference, target).suspects] == ["2"]
+
+
+@pytest.mark.spec("POL-280")
+def test_numbers_whose_errors_make_up_for_each_other_are_green(tmp_path: Path) -> None:
+    """GPTQ takes other numbers than the nearest, so that products with like inputs are off by less."""
+    generator = torch.Generator().manual_seed(4)
+    mixed = torch.randn(400, 12, generator=generator) @ torch.randn(12, 128, generator=generator)
+    x = mixed + torch.randn(400, 128, generator=generator) / 2
+    torch.manual_seed(1)
+    linear = nn.Linear(128, 64)
+    layer = nn.Sequential(linear)
+    paths = tmp_path / "reference.h5", tmp_path / "target.h5"
+    for path, net in zip(paths, (layer, nn.Sequential(Gptq(linear, 32, inputs=x))), strict=True):
+        capture_workload(Workload(net, (x,)), path, params=True)
+    result = compare(*paths)
+    text = texts(result, "weight_rounding")["0/0/param.weight"]
+    assert "not each to the nearest" in text
+    assert result.exit_status == 0
+
+
+class Static(nn.Module):
+    """A model that torch.ao quantises statically."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from torch.ao.quantization import DeQuantStub, QuantStub
+
+        torch.manual_seed(3)
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.up, self.act, self.down = nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.dequant(self.down(self.act(self.up(self.quant(x)))))
+        return result
+
+
+def statically_quantised(wrong: Callable[[Any], None] | None = None) -> nn.Module:
+    quantization: Any = torch.ao.quantization
+    net = Static().eval()
+    if wrong is not None:
+        wrong(net)
+    port: Any = net
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        port.qconfig = quantization.get_default_qconfig("x86")
+        quantization.prepare(port, inplace=True)
+        port(X)
+        quantization.convert(port, inplace=True)
+    return net
+
+
+def wrong_row(net: Any) -> None:
+    with torch.no_grad():
+        net.down.weight[:16] *= 1.1
+
+
+@pytest.mark.spec("CAP-331", "POL-281")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(("wrong", "status", "suspects"), [(None, 0, []), (wrong_row, 1, ["down"])])
+def test_a_model_that_is_quantised_statically_is_recorded_in_floats(
+    tmp_path: Path, wrong: Callable[[Any], None] | None, status: int, suspects: list[str]
+) -> None:
+    paths = tmp_path / "reference.h5", tmp_path / "target.h5"
+    capture_workload(Workload(Static().eval(), (X,)), paths[0], params=True)
+    port = statically_quantised(wrong)
+    capture_workload(Workload(port, (X,)), paths[1], params=True)
+    with open_archive(paths[1]) as archive:
+        made: Any = port
+        up = made.up(made.quant(X)).dequantize()
+        assert np.array_equal(archive.load(archive.get("0/up/output")), up.numpy())
+    result = compare(*paths)
+    assert result.exit_status == status
+    assert [suspect.module for suspect in localize(*paths).suspects] == suspects
+
+
+@pytest.mark.spec("POL-281")
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(Bytes, id="int8"),
+        pytest.param(lambda layer: Nibbles(layer, 16), id="int4-16"),
+        pytest.param(lambda layer: Nibbles(layer, 128), id="int4-128"),
+        pytest.param(lambda layer: Bytes(layer, "float8_e4m3fn"), id="float8"),
+    ],
+)
+def test_own_errors_are_those_that_independent_rounding_makes(tmp_path: Path, make: Make) -> None:
+    """Each number is off by a uniform error of its step, whose squares add up over inputs."""
+    torch.manual_seed(0)
+    layer = nn.Linear(256, 128)
+    x = torch.randn(64, 256)
+    net = make(layer)
+    own = (net(x) - layer(x)).double().norm()
+    weight, shape = layer.weight.detach().double(), layer.weight.shape
+    if isinstance(net, Nibbles):
+        step = net.get_buffer("weight_scale").double().repeat_interleave(net.group, 1)
+    elif net.get_buffer("weight").dtype == torch.int8:
+        step = net.get_buffer("weight_scale").double().expand(shape)
+    else:  # three bits behind the leading one, and 2 ** -9 below 2 ** -6
+        scale = net.get_buffer("weight_scale").double()
+        exponent = torch.floor(torch.log2((weight / scale).abs())).clamp(min=-6)
+        step = torch.exp2(exponent - 3) * scale
+    predicted = (x.double().square() @ (step.square() / 12).T).sum().sqrt()
+    assert 0.8 < own / predicted < 1.25
