@@ -113,7 +113,9 @@ def draw_curves(points: Sequence[Point]) -> tuple[Curve, ...]:
         errors[component] = max(errors.get(component, 0.0), error or 0.0)
     ranked = sorted(errors, key=lambda name: -errors[name])[:_COLOURS]
     colours = {name: number for number, name in enumerate(ranked)}
-    total = _curve("Total error, and what was inherited (line)", points, [p.total for p in points], colours)
+    total = _curve(
+        "Total error, and the largest that went in (line)", points, [p.total for p in points], colours
+    )
     curves = [total] if total else []
     if any(point.own is not None for point in points):
         own = _curve("Own error: what each module adds itself", points, [p.own for p in points], colours)

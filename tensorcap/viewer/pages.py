@@ -34,7 +34,7 @@ from tensorcap.viewer.inspector import Inspection, draw_charts, inspect, row_of
 from tensorcap.viewer.memory import release_memory
 from tensorcap.viewer.planes import Maps, Picture, PlaneView, TensorReader, pictures, read_maps
 from tensorcap.viewer.queries import choice_of, quoted, real_number, unquoted, view_of, whole_number
-from tensorcap.viewer.rows import METRICS, ORDERS, Choice, Row, halves, shortened
+from tensorcap.viewer.rows import METRICS, ORDERS, WIDEST, Choice, Row, shortened
 from tensorcap.viewer.source_panel import source_panel
 from tensorcap.viewer.subject import MappingChoice, Subject, open_subject
 from tensorcap.wording import one_line, three_digits
@@ -75,8 +75,6 @@ class Pages:
         self._templates.filters["number"] = three_digits
         self._templates.filters["quoted"] = quoted
         self._templates.filters["short"] = shortened
-        self._templates.filters["end"] = end_of_path
-        self._templates.filters["halves"] = halves
         for name in self._templates.list_templates():
             self._templates.get_template(name)  # compiled before the first view waits for it
 
@@ -87,7 +85,6 @@ class Pages:
             Route("/rows", self._with_subject(self._rows)),
             Route("/modules", self._with_subject(self._modules)),
             Route("/curve", self._with_subject(self._at_curve)),
-            Route("/place/{number:int}", self._with_subject(self._on_curve)),
             Route("/row/{number:int}", self._with_subject(self._row)),
             Route("/row/{number:int}/maps", self._with_subject(self._maps)),
             Route("/row/{number:int}/values", self._with_subject(self._values)),
@@ -95,6 +92,7 @@ class Pages:
             Route("/row/{number:int}/beside", self._with_subject(self._beside)),
             Route("/row/{number:int}/source", self._with_subject(self._source)),
             Route("/row/{number:int}/diagnosis", self._with_subject(self._diagnosis)),
+            Route("/remarks", self._with_subject(self._remarks)),
             Route("/state", self._with_subject(self._state)),
             Route("/open", self._open, methods=["POST"]),
             Mount("/static", StaticFiles(directory=str(files(__package__ or "").joinpath("static")))),
@@ -157,28 +155,37 @@ class Pages:
         if "around" in query:  # the list changed: rows near the one in the inspector, or the first ones
             position = next((i for i, row in enumerate(chosen) if str(row.number) == query["around"]), -1)
             first = max(0, position - count // 2)
-        scores = [
-            (row, subject.scale.text(row, choice.metric), subject.scale.colour(row, choice.metric))
-            for row in chosen[first : first + max(0, count)]
-        ]
+        width = min(max(0, whole_number(query.get("width", str(WIDEST)))), 2 * WIDEST)
         return self._html(
             "rows.html",
-            scores=scores,
+            rows=chosen[first : first + max(0, count)],
+            scale=subject.scale,
+            metric=choice.metric,
+            width=width,
             first=first,
             total=len(chosen),
             position=position,
+            under=choice.under,
             next_red=_next_red(chosen, query.get("after", "")),
             legend=subject.scale.legend(choice.metric) if subject.source else "",
             counts=_counts(subject, choice),
         )
 
     def _modules(self, subject: Subject, request: Request) -> Response:
+        query = request.query_params
         try:
-            module = subject.tree.at(unquoted(request.query_params.get("under", "")))
+            module = subject.tree.at(unquoted(query.get("under", "")))
         except KeyError as error:
             raise HTTPException(404, "no such module") from error
-        is_whole = "rows" in request.query_params
-        return self._html("modules.html", module=module, classes=subject.classes, is_whole=is_whole)
+        return self._html(
+            "modules.html",
+            module=module,
+            path=unquoted(query.get("open", "-")),
+            classes=subject.classes,
+            is_whole="rows" in query,
+            scale=subject.scale,
+            metric=choice_of(query).metric,
+        )
 
     def _at_curve(self, subject: Subject, request: Request) -> Response:
         """The row of a point of a curve, by its place from left to right, 0 to 1."""
@@ -187,13 +194,6 @@ class Pages:
             raise HTTPException(404, "no curve")
         share = min(max(real_number(request.query_params.get("at", "0")), 0.0), 1.0)
         return JSONResponse(rows[round(share * (len(rows) - 1))], headers=_HEADERS)
-
-    def _on_curve(self, subject: Subject, request: Request) -> Response:
-        """Where a row, or the first result of its module, is on a curve: a length from the left, or null."""
-        row = row_of(subject, request.path_params["number"])
-        places = subject.curve_places
-        at = places.get(row.number, subject.module_places.get(row.module))
-        return JSONResponse(None if at is None else place_of(at, len(places)), headers=_HEADERS)
 
     def _row(self, subject: Subject, request: Request) -> Response:
         inspection = self._inspection(subject, request)
@@ -204,6 +204,8 @@ class Pages:
             view=view,
             maps=self._drawn(subject, inspection, view, request),
             subject=subject,
+            is_log="log" in request.query_params,
+            place=_place(subject, inspection.row),
         )
 
     def _maps(self, subject: Subject, request: Request) -> Response:
@@ -249,27 +251,32 @@ class Pages:
         """The neighbourhood of a row, on the side wanted or that has it."""
         row = row_of(subject, request.path_params["number"])
         flow = subject.flow_of(row, request.query_params.get("side", ""))
-        return self._html("flow.html", picture=flow.around(row))
+        return self._html(
+            "flow.html", picture=flow.around(row), has_ops=bool(flow.nodes), is_saved=not subject.archives
+        )
 
     def _source(self, subject: Subject, request: Request) -> Response:
         """The source of a row's op or module, or of a module around it, of the side wanted or that has it."""
         row, query = row_of(subject, request.path_params["number"]), request.query_params
-        wanted = unquoted(query["module"]) if "module" in query else None
-        return self._html(
-            "source.html", panel=source_panel(subject, row, side=query.get("side", ""), wanted=wanted)
-        )
+        level = whole_number(query["level"]) if "level" in query else None
+        panel = source_panel(subject, row, side=query.get("side", ""), level=level)
+        return self._html("source.html", panel=panel)
 
     def _diagnosis(self, subject: Subject, request: Request) -> Response:
         row = row_of(subject, request.path_params["number"])
         if row.pair is None or len(subject.archives) != 2:
             raise HTTPException(404, "nothing to diagnose")
         with subject.reading:
-            result = diagnose(subject.archives[0], subject.archives[1], row.key)
-        return self._html("diagnosis.html", result=result)
+            if row.key not in subject.diagnoses:
+                subject.diagnoses[row.key] = diagnose(subject.archives[0], subject.archives[1], row.key)
+        return self._html("diagnosis.html", result=subject.diagnoses[row.key])
 
     def _state(self, subject: Subject, request: Request) -> Response:
         remarks = [one_line(remark) for remark in subject.remarks()]
         return JSONResponse({"version": self._version, "remarks": remarks}, headers=_HEADERS)
+
+    def _remarks(self, subject: Subject, request: Request) -> Response:
+        return self._html("remarks.html", remarks=subject.remarks())
 
     async def _open(self, request: Request) -> Response:
         """Open another second run, close it, or open again what is there: the body is a path, or nothing."""
@@ -320,20 +327,16 @@ def _printed(value: Any) -> Any:
     return "".join(c if c.isprintable() else " " for c in value)
 
 
-def end_of_path(file: str) -> str:
-    """The last two folders and the name of a file.
-
-    Example:
-        >>> end_of_path("/usr/lib/python3/transformers/models/llama/modeling_llama.py")
-        '…/models/llama/modeling_llama.py'
-    """
-    parts = file.split("/")
-    return shortened(file if len(parts) <= 4 else "/".join(["…", *parts[-3:]]))
-
-
 def _first(subject: Subject) -> str:
     """The reference, also of a folder or a saved comparison."""
     return subject.source.paths[0] if subject.source else subject.paths[0]
+
+
+def _place(subject: Subject, row: Row) -> str:
+    """Where a row, or the first result of its module, is on a curve, from the left; "" if nowhere."""
+    places = subject.curve_places
+    at = places.get(row.number, subject.module_places.get(row.module))
+    return "" if at is None else str(place_of(at, len(places)))
 
 
 def _counts(subject: Subject, choice: Choice) -> list[tuple[str, int, str, bool]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,7 +42,8 @@ _RANKED: Final = {"relative": "relative_frobenius", "cosine": "cosine"}  # colou
 _HIGHER_IS_BETTER: Final = ("psnr", "cosine")
 _POWERS: Final = {"mean-squared": 2, "mean-relative": 0, "relative": 0}  # of the peak, that errors grow with
 _SEVERITIES: Final = {status: number for number, status in enumerate(SEVERITY)}
-_LONGEST_END: Final = 26  # characters of a name that stay in view
+_WORD: Final = re.compile(r"[^\W\d]+")
+_PIECES: Final = re.compile(rf"{_WORD.pattern}|\d+|\W+")  # of a name: words, numbers, what is between them
 WIDEST: Final = 160  # characters of a name: the middle of a longer one is left out
 
 
@@ -79,6 +81,13 @@ class Row:
         """The key for a reader: in one line, without its middle if it is long."""
         return shortened(self.key)
 
+    def label(self, width: int) -> tuple[str, str]:
+        """Its module and what is left of its key, abbreviated to so many characters with a space between."""
+        name = self.name.removeprefix("aten.").removesuffix("/output").replace(".default", "")
+        module = shortened(self.module) or "(model)"
+        module, name = abbreviated(module, name, width=width - 1)
+        return module, name
+
 
 def shortened(name: str, limit: int = WIDEST) -> str:
     """A name in one line, of at most so many characters, without its middle.
@@ -92,16 +101,38 @@ def shortened(name: str, limit: int = WIDEST) -> str:
     return line if len(line) <= limit else f"{line[:half]}…{line[-half:]}"
 
 
-def halves(name: str) -> tuple[str, str]:
-    """A name in two parts, of which the first one gives way if there is no room: its end tells more.
+def abbreviated(*names: str, width: int) -> tuple[str, ...]:
+    """Names that have so many characters in all, if they can: words lose their ends, numbers do not.
+
+    1. Words are cut to one length, the largest that fits, of four characters at least; the last word of each
+       name, which tells most, stays whole.
+    2. If that is not enough, these are cut as well, and all words down to two characters.
 
     Example:
-        >>> halves("model.layers.0.mlp"), halves("aten.silu.default/output")
-        (('model.layers.0', '.mlp'), ('aten.silu.default', '/output'))
+        >>> abbreviated("encoder.block.2.layer.0.SelfAttention.q", "output", width=40)
+        ('encoder.block.2.layer.0.SelfAt….q', 'output')
+        >>> abbreviated("decoder.block.12.EncDecAttention", width=30)
+        ('deco….block.12.EncDecAttention',)
     """
-    at = max(name.rfind(separator) for separator in "./")
-    at = at if 0 < len(name) - at <= _LONGEST_END and at > 0 else max(0, len(name) - _LONGEST_END)
-    return name[:at], name[at:]
+    excess = sum(map(len, names)) - width
+    if excess <= 0:
+        return names
+    split = [_PIECES.findall(name) for name in names]
+    words = [[at for at, piece in enumerate(pieces) if _WORD.match(piece)] for pieces in split]
+    lengths: Sequence[int] = ()
+    for cut, least in (([ats[:-1] for ats in words], 4), (words, 2)):
+        lengths = [len(pieces[at]) for pieces, ats in zip(split, cut, strict=True) for at in ats]
+        longest = max(lengths, default=least)
+        most = next(
+            (n for n in range(longest, least - 1, -1) if sum(max(0, m - n) for m in lengths) >= excess), None
+        )
+        if most is not None:
+            break
+    for pieces, ats in zip(split, cut, strict=True):
+        for at in ats:
+            if len(pieces[at]) > (most or least):
+                pieces[at] = f"{pieces[at][: (most or least) - 1]}…"
+    return tuple("".join(pieces) for pieces in split)
 
 
 def rows_of_pairs(pairs: Iterable[Pair], own: Mapping[str, float | None]) -> tuple[Row, ...]:
@@ -268,7 +299,7 @@ class Choice:
     Attributes:
         sort: One of `ORDERS`.
         metric: One of `METRICS`, for the order by similarity.
-        text: Part of a key or a class; "" for all.
+        text: Words that are each a part of the key or the class; "" for all.
         status: A status, or a colour with `!` in front: `!red`; "" for all.
         component: A component; "" for all.
         under: Path of a module; "" for all.
@@ -285,11 +316,11 @@ class Choice:
 
     def of(self, rows: Sequence[Row], scale: Scale, classes: Mapping[str, str]) -> list[Row]:
         """The rows that fit, in order."""
-        text, prefix = self.text.casefold(), f"{self.under}."
+        words, prefix = self.text.casefold().split(), f"{self.under}."
         chosen = [
             row
             for row in rows
-            if (not text or text in row.key.casefold() or text in classes.get(row.module, "").casefold())
+            if (not words or _has_words(row, words, classes))
             and self.status in ("", row.status, f"!{row.colour}")
             and self.component in ("", row.component)
             and (not self.under or f"{row.module}.".startswith(prefix))
@@ -310,6 +341,11 @@ class Choice:
                 row.number,
             )
         return lambda row: (*_standing(row), -scale.dissimilarity(row, self.metric), row.number)
+
+
+def _has_words(row: Row, words: Iterable[str], classes: Mapping[str, str]) -> bool:
+    key, class_name = row.key.casefold(), classes.get(row.module, "").casefold()
+    return all(word in key or word in class_name for word in words)
 
 
 def _standing(row: Row) -> tuple[bool, int]:

@@ -82,25 +82,29 @@ class SourceTexts:
             return None
         return Excerpt(min(around, key=lambda s: s.last - s.first), line, "the line that ran the op")
 
-    def of_module(self, class_name: str, child: str = "") -> Excerpt | None:
-        """The text of a class: marked is the line that calls a child, else the one that its call begins with.
+    def call_of(self, child: str, class_name: str) -> Excerpt | None:
+        """The text of a class with the line that calls a child marked; None if no line of it does.
 
         Args:
-            class_name: Its qualified name.
-            child: Path of the child below the module, "" for none.
+            child: Path of the child below the module.
+            class_name: The class's qualified name.
         """
         source = self.by_name.get(class_name)
         if source is None:
             return None
         lines = source.text.splitlines()
-        if child:
-            name = re.escape(child.partition(".")[0])
-            at = _first(lines, re.compile(rf".*\bself\.{name}\s*\(")) or _first(
-                lines, re.compile(rf".*\bin .*\bself\.{name}\b")
-            )
-            if at is not None:
-                return Excerpt(source, source.first + at, f"where it calls {child}")
-        at = _first(lines, _FORWARD)
+        name = re.escape(child.partition(".")[0])
+        at = _first(lines, re.compile(rf".*\bself\.{name}\s*\(")) or _first(
+            lines, re.compile(rf".*\bin .*\bself\.{name}\b")
+        )
+        return None if at is None else Excerpt(source, source.first + at, f"where it calls {child}")
+
+    def of_class(self, class_name: str) -> Excerpt | None:
+        """The text of a class with the line that its call begins with marked."""
+        source = self.by_name.get(class_name)
+        if source is None:
+            return None
+        at = _first(source.text.splitlines(), _FORWARD)
         return Excerpt(source, None if at is None else source.first + at, "where its call begins")
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 from tensorcap.alignment import MappingSource, sides
 from tensorcap.comparison import Bands, SyncPoint, compare, has_sync_points
 from tensorcap.comparison import points_of as points_of_program
+from tensorcap.diagnosis import Diagnosis
 from tensorcap.drawing import Curve, draw_curves
 from tensorcap.localization import joined_modules
 from tensorcap.reports.html import (
@@ -131,6 +132,7 @@ class Subject:
         self._condition = threading.Condition()
         self._users = 0
         self._is_closed = False
+        self.diagnoses: dict[str, Diagnosis] = {}  # by key, those that were asked for
         self.reading = threading.Lock()  # of archives that threads may not read at once
         self.chosen = lru_cache(16)(lambda choice: choice.of(self.rows, self.scale, self.classes))
 
@@ -216,6 +218,12 @@ class Subject:
                 count, colour = counts.get(row.status, (0, row.colour))
                 counts[row.status] = count + 1, colour if colour != "grey" else row.colour
         return counts
+
+    @cached_property
+    def colours(self) -> tuple[str, ...]:
+        """The colours that rows have, the worst first."""
+        known = {row.colour for row in self.rows}
+        return tuple(colour for colour in ("red", "yellow", "green", "grey") if colour in known)
 
     @cached_property
     def components(self) -> tuple[str, ...]:

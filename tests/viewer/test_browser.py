@@ -201,7 +201,7 @@ def with_ops(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return pair(tmp_path_factory.mktemp("ops"), ops=True)
 
 
-@pytest.mark.spec("VIEW-94")
+@pytest.mark.spec("VIEW-94", "VIEW-95")
 def test_wide_panes_are_scrolled_by_keys_and_counts_follow_the_filter(
     serve: Callable[..., Served], with_ops: tuple[Path, Path]
 ) -> None:
@@ -210,14 +210,22 @@ def test_wide_panes_are_scrolled_by_keys_and_counts_follow_the_filter(
     one.press("s")
     one.expect_open(f"{WRONG}/output")
     expect(page.locator("#text .hll")).to_be_visible()
-    scrolled = "() => ['source', 'inspector'].map(id => document.getElementById(id).scrollLeft)"
-    page.evaluate("() => document.querySelector('#text pre').append('x'.repeat(400))")
+    expect(page.locator("#text .path")).to_have_text("pkg.py:3")
+    scrolled = "() => ['code', 'inspector'].map(id => document.getElementById(id).scrollLeft)"
+    page.evaluate("() => document.querySelector('#text .code').append('x'.repeat(400))")
     one.press("ArrowRight", "ArrowRight")
     assert page.evaluate(scrolled)[0] > 100
     one.press("ArrowLeft", "ArrowLeft")
     assert page.evaluate(scrolled)[0] == 0
     one.press("p", "p", "p", "p")  # curves, structure, source, inspector
     expect(page.locator("#inspector")).to_be_focused()
+    one.press("P")
+    expect(page.locator("#code")).to_be_focused()
+    one.press("v")  # what has the focus keeps it
+    expect(page.locator("#text .side.open")).to_have_text("target")
+    expect(page.locator("#text h2")).to_contain_text("same text on both sides")
+    expect(page.locator("#code")).to_be_focused()
+    one.press("p")
     one.press("End")  # the browser's own: the pane scrolls, and the list stays where it is
     page.wait_for_function("() => document.getElementById('inspector').scrollTop > 0")
     one.expect_open(f"{WRONG}/output")
@@ -228,14 +236,23 @@ def test_wide_panes_are_scrolled_by_keys_and_counts_follow_the_filter(
     page.keyboard.type("layers.3")
     expect(page.locator("#count")).to_have_text("8")
     expect(page.locator("#counts [data-status=identical]")).to_contain_text("0 identical")
-    one.press("Enter")
+    one.press("Enter", "/")
+    page.keyboard.type("output 2 act")  # in the place of what stood there
+    expect(page.locator("#count")).to_have_text("1")
+    one.press("Enter", "g", "g", "1")
+    expect(page.locator("[name=status]")).to_have_value("!green")
+    expect(page.locator("#rows .empty")).to_contain_text("No tensor fits")
+    one.press("s")  # goes where no filter lets it
+    expect(page.locator("[aria-selected=true]")).to_be_visible()
+    expect(page.locator("#count")).to_have_text(str(len(one.subject.rows)))
+    expect(page.locator("[name=once]")).not_to_be_checked()
     for metric, words in (("psnr", "PSNR: green from"), ("mean-abs", "mean-abs: green up to")):
         expect(page.locator("[name=metric]")).to_have_value(metric)
         expect(page.locator("#bands")).to_contain_text(words)
         one.press("m")
 
 
-@pytest.mark.spec("VIEW-20", "VIEW-21", "VIEW-25")
+@pytest.mark.spec("VIEW-20", "VIEW-21", "VIEW-25", "VIEW-96", "VIEW-97")
 def test_the_guilty_module_is_found_with_the_keyboard_alone(
     serve: Callable[..., Served], plain: tuple[Path, Path]
 ) -> None:
@@ -267,8 +284,17 @@ def test_the_guilty_module_is_found_with_the_keyboard_alone(
     expect(page.locator("#count")).to_have_text(str(len(one.subject.rows)))
     one.press("u")
     expect(page.locator("#count")).to_have_text("2")
-    one.press("u", "m")
+    one.press("Escape")
+    expect(page.locator("#count")).to_have_text(str(len(one.subject.rows)))
+    one.press("u", "m", "i")
+    expect(page.locator("#failure")).to_contain_text("Only the folder of a verification has an injected run.")
     expect(page.locator("[name=metric]")).to_have_value("mean-abs")
+    page.reload()
+    expect(page.locator("html[data-ready=true]")).to_have_count(1)
+    one.expect_open("layers.0.mlp.up/input.x")
+    expect(page.locator("#count")).to_have_text("2")
+    expect(page.locator("[name=metric]")).to_have_value("mean-abs")
+    expect(page.locator("[name=sort]")).to_have_value("execution")
     one.shoot("keyboard")
 
 
@@ -328,7 +354,7 @@ def test_maps_zoom_together_and_show_the_values_of_the_tensors(
     one.shoot("maps")
 
 
-@pytest.mark.spec("VIEW-24", "VIEW-30")
+@pytest.mark.spec("VIEW-24", "VIEW-30", "VIEW-94", "VIEW-95", "VIEW-96")
 def test_source_structure_and_tree_are_in_step_with_what_is_open(
     serve: Callable[..., Served], with_ops: tuple[Path, Path]
 ) -> None:
@@ -346,20 +372,28 @@ def test_source_structure_and_tree_are_in_step_with_what_is_open(
     expect(page.locator("#text .hll")).to_contain_text("self.up(x)")
     one.press("v")
     expect(page.locator("#text .side.open")).to_have_text("target")
+    expect(page.locator("#text .crumb.open")).to_contain_text("mlp")
+    one.press("F")
+    expect(page.locator("#text .crumb.open")).to_contain_text("up")
+    one.press("F")
+    expect(page.locator("#text .crumb.open")).to_contain_text("mm")
     one.press("v", "?")
     expect(page.locator("#keys")).to_be_visible()
+    expect(page.locator("#keys .dead dt")).to_have_text(["w", "d", "i"])  # identical, and no injected run
     one.press("Escape")
     expect(page.locator("#keys")).to_be_hidden()
     one.press("/", "Escape", "t")
     expect(page.locator("#tree [aria-selected=true]")).to_be_visible()
     one.shoot("tree")
     one.press("ArrowLeft", "ArrowLeft", "ArrowLeft")
-    expect(page.locator("#tree .here")).to_have_attribute("class", "here")
+    expect(page.locator("#tree summary:focus")).to_have_count(1)
     one.press("ArrowRight", "t", "s")
     one.expect_open(f"{WRONG}/output")
     expect(page.locator("#beside .box.centre")).to_contain_text("act")
-    page.locator("#beside .box[data-number]").first.click()
+    page.locator("#beside .box:not(.centre)").first.focus()
+    one.press("Enter")
     expect(page.locator("#shown h2")).not_to_have_text(f"0/{WRONG}/output")
+    expect(page.locator("#beside .box.centre:focus")).to_have_count(1)
 
 
 def test_answers_that_come_late_are_of_what_is_open(
@@ -472,7 +506,7 @@ def test_a_verification_has_own_errors_and_the_curves_of_the_injected_run(
 ) -> None:
     one = serve(verified)
     page = one.page
-    free, injected = (page.locator(f".run[data-run={run}]") for run in ("free", "injected"))
+    free, injected = (page.locator(f".run.{run}") for run in ("free", "injected"))
     expect(free).to_be_visible()
     expect(injected).to_be_hidden()
     one.press("i")

@@ -141,6 +141,35 @@ def test_modules_are_joined_by_the_bytes_that_they_hand_on(tmp_path: Path) -> No
 
 
 @pytest.mark.spec("VIEW-24")
+def test_the_flow_of_one_of_several_results_is_its_own(tmp_path: Path) -> None:
+    x, hidden, bias, after, end = values(5)
+    tensors = {
+        "0/block.0.attention/input.x": x,
+        "0/block.0.attention/output.0": hidden,
+        "0/block.0.attention/output.1": bias,
+        "0/block.0.dropout/input": hidden,
+        "0/block.0.dropout/output": after,
+        "0/block.1.attention/input.x": after,
+        "0/block.1.attention/input.bias": bias,
+        "0/block.1.attention/output": end,
+    }
+    subject = open_subject(write_archive(tmp_path / "a.h5", tensors))
+
+    def places(key: str) -> list[str]:
+        picture = subject.flows[0].around(subject.rows[subject.numbers[key]])
+        assert picture is not None
+        return [f"{box.module} {box.label}" for box in sorted(picture.boxes, key=lambda box: (box.y, box.x))]
+
+    first, dropout, second = "block.0 attention", "block.0 dropout", "block.1 attention"
+    assert places("0/block.0.attention/output.0") == [first, dropout, second]
+    assert places("0/block.0.attention/output.1") == [first, second]
+    assert places("0/block.1.attention/input.bias") == [first, second]
+    assert places("0/block.1.attention/input.x") == [first, dropout, second]
+    assert sorted(places("0/block.1.attention/output")) == sorted([first, dropout, second])
+    subject.close()
+
+
+@pytest.mark.spec("VIEW-24")
 def test_a_picture_of_many_neighbours_says_how_many_it_leaves_out(tmp_path: Path) -> None:
     x, *others = values(10)
     tensors = {"0/a/output": x}

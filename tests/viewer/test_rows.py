@@ -12,7 +12,7 @@ import pytest
 
 from tensorcap.comparison import Pair
 from tensorcap.viewer import Subject, open_subject
-from tensorcap.viewer.rows import METRICS, Choice, rows_of_pairs, shortened
+from tensorcap.viewer.rows import METRICS, Choice, abbreviated, rows_of_pairs, shortened
 from tests.support.archives import write_archive
 
 X = np.random.default_rng(3).standard_normal((4, 16)).astype(np.float32)
@@ -69,6 +69,8 @@ def test_rows_are_chosen_by_text_status_component_and_module(subject: Subject) -
     assert keys(subject, sort="execution", component="fc") == ["layers.0.fc", "layers.1.fc"]
     assert keys(subject, sort="execution", under="layers.1") == ["layers.1.fc", "layers.1.act"]
     assert keys(subject, under="layers") != keys(subject, under="layer")
+    assert keys(subject, text="1 ACT") == ["layers.1.act"]  # each word in any place
+    assert keys(subject, text="act none") == []
     # The input and the norm hold one tensor on both sides.
     assert keys(subject, sort="execution", once=True) == ["@root/input.x", *red]
 
@@ -122,6 +124,24 @@ def test_long_names_lose_their_middle_and_what_is_not_printable() -> None:
     assert len(shortened(name)) == 159
     assert shortened(name).isprintable()
     assert shortened("a\u202eb") == "a b"
+
+
+@pytest.mark.spec("VIEW-94")
+@pytest.mark.parametrize(
+    ("names", "width", "expected"),
+    [
+        (("layers.0.mlp", "output"), 18, ("layers.0.mlp", "output")),
+        (("layers.10.attention.key", "output"), 27, ("layers.10.attent….key", "output")),
+        (("layers.10.attention.key", "output"), 20, ("lay….10.att….key", "out…")),
+        (("h12.conv2d", "output.0"), 3, ("h12.c…2d", "o….0")),  # no room at all: numbers stay
+        (("", "output.cache.layers.3.keys"), 22, ("", "out….cac….lay….3.keys")),
+        (("12345", "678"), 2, ("12345", "678")),
+    ],
+)
+def test_names_lose_ends_of_words_and_no_numbers(
+    names: tuple[str, ...], width: int, expected: tuple[str, ...]
+) -> None:
+    assert abbreviated(*names, width=width) == expected
 
 
 @pytest.mark.spec("VIEW-90")

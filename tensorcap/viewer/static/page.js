@@ -3,6 +3,7 @@ const $ = id => document.getElementById(id)
 const [choice, list, rows, tree, inspector] = ['choice', 'navigator', 'rows', 'tree', 'inspector'].map($)
 const root = document.documentElement
 const HEIGHT = 22, MARGIN = 60, PATIENCE = 90 // of a row; rows around what is seen; ms before charts are asked for
+const pen = document.createElement('canvas').getContext('2d') // for the width of a letter
 
 // A fragment for each purpose, of which only the last one asked for arrives; what fails is told and not thrown.
 const pending = {}
@@ -27,38 +28,54 @@ function fail(text, of = 'page') {
   if (text) fail.of = of
 }
 const query = form => new URLSearchParams(new FormData(form))
+// What has the focus keeps it if there is such a thing in what takes its place.
+function replace(place, html) {
+  const { id } = document.activeElement
+  place.innerHTML = html
+  if (id && document.activeElement.id !== id) $(id)?.focus({ preventScroll: true })
+}
+async function put(purpose, place, url) {
+  const html = await ask(purpose, url)
+  if (html !== undefined && place.isConnected) replace(place, html)
+}
 
 // Navigator: a window of rows around what is seen
 let position = -1, total = 0, seen = 0, wanted = false, reordered = false, shown = '', nextRed = -1, arriving
-async function showRows(more = '') {
+async function showRows() {
   const first = Math.max(0, Math.floor(list.scrollTop / HEIGHT) - MARGIN)
   const count = Math.ceil(list.clientHeight / HEIGHT) + 2 * MARGIN
   const around = reordered ? `&around=${shown}` : ''
-  const html = await ask('rows', `rows?${query(choice)}&first=${first}&count=${count}&after=${position}${around}${more}`)
-  if (html === undefined) return
+  pen.font = getComputedStyle(rows).font
+  const width = Math.floor((list.clientWidth - 27) / pen.measureText('0').width) // of a row without its dot, in letters
+  const html = await ask('rows', `rows?${query(choice)}&first=${first}&count=${count}&width=${width}&after=${position}${around}`)
+  if (html === undefined) return false
   rows.innerHTML = html
   const part = rows.firstElementChild
   part.style.top = `${part.dataset.first * HEIGHT}px`
   total = +part.dataset.total
   nextRed = +part.dataset.red
   rows.style.height = `${total * HEIGHT}px`
-  const held = document.activeElement.dataset.status
-  for (const said of rows.querySelectorAll('[data-for]')) $(said.dataset.for)?.replaceChildren(...said.childNodes)
-  if (held) document.querySelector(`#counts [data-status="${held}"]`)?.focus()
+  for (const said of rows.querySelectorAll('[data-for]')) {
+    replace($(said.dataset.for), said.innerHTML)
+    said.remove()
+  }
   if (reordered) {
     reordered = false
     position = +part.dataset.position
     seen = list.scrollTop = Math.max(0, position * HEIGHT - list.clientHeight / 2)
   }
   mark()
+  return true
 }
 const rowAt = at => rows.firstElementChild?.children[at - rows.firstElementChild.dataset.first]
 // Scrolling asks for rows, too, and the last request wins: whichever answer brings the selected row opens it.
 function mark() {
-  for (const old of document.querySelectorAll('.row[aria-selected]')) old.removeAttribute('aria-selected')
-  for (const row of document.querySelectorAll(`.row[data-number="${shown}"]`)) row.setAttribute('aria-selected', 'true')
-  const module = decodeURIComponent($('within').dataset.module ?? '')
-  for (const row of rows.querySelectorAll('.row')) row.classList.toggle('lit', row.querySelector('.module').textContent === module && !!module)
+  const { module } = $('within').dataset
+  for (const row of document.querySelectorAll('.row')) {
+    row.ariaSelected = row.dataset.number === shown ? 'true' : null
+    row.classList.toggle('lit', !!module && row.dataset.module === module)
+  }
+  for (const one of document.querySelectorAll('#modules details')) one.classList.toggle('chosen', one.dataset.under === choice.under.value)
   const row = rowAt(position)
   if (!wanted || !row) return
   wanted = false
@@ -79,11 +96,21 @@ async function select(at, step = 0) {
 function choose() {
   wanted = false
   reordered = true
+  remember()
+  if (inTree()) showTree(true)
   return arriving = showRows()
 }
-// Something that is not in view, or not even in the list: open it, and go there.
+function showAll() { // whatever was chosen
+  for (const field of [choice.text, choice.status, choice.component]) if (field) field.value = ''
+  choice.once.checked = false
+  return under('')
+}
+// Something that is not in view, or not even in the list: open it, and go there; what hides it is chosen no more.
 let going
-const goTo = number => going = number === undefined || number === '' ? going : open(number).then(choose)
+const goTo = number => going = number === undefined || number === '' ? going : open(number).then(choose).then(done => done && position < 0 && showAll())
+// The address has what is chosen and open, for when the page is loaded again.
+const remember = () => history.replaceState(null, '', `#${query(choice)}&open${root.dataset.version}=${shown}`)
+onresize = () => showRows()
 list.onscroll = () => {
   if (Math.abs(list.scrollTop - seen) < HEIGHT * MARGIN / 2 && rowAt(Math.floor(list.scrollTop / HEIGHT))) return
   seen = list.scrollTop
@@ -94,10 +121,7 @@ list.onclick = event => {
   if (row) select([...row.parentNode.children].indexOf(row) + +row.parentNode.dataset.first)
 }
 choice.onsubmit = event => event.preventDefault()
-choice.oninput = event => {
-  if (event.target.id === 'tree-mode') return showTree(event.target.checked)
-  return choose()
-}
+choice.oninput = event => event.target.id === 'tree-mode' ? showTree(event.target.checked) : choose()
 $('counts')?.addEventListener('click', event => {
   const status = event.target.closest('button')?.dataset.status
   if (status === undefined) return
@@ -106,17 +130,13 @@ $('counts')?.addEventListener('click', event => {
 })
 function under(module) {
   choice.under.value = choice.under.value === module ? '' : module
-  for (const old of document.querySelectorAll('.chosen')) old.classList.remove('chosen')
-  const chosen = choice.under.value
-  if (chosen) document.querySelector(`#modules [data-under="${CSS.escape(chosen)}"]`)?.classList.add('chosen')
-  $('within').textContent = chosen ? `in ${decodeURIComponent(chosen)} (u: all)` : ''
-  choose()
+  return choose()
 }
 
 // Modules: what is in one is asked for when it is opened; one that is clicked filters the list
 async function fill(module, whole) {
   if (module.children.length > 1) return
-  const html = await ask(`modules ${module.dataset.under}`, `modules?under=${encodeURIComponent(module.dataset.under)}${whole ? '&rows=' : ''}`)
+  const html = await ask(`modules ${module.dataset.under}`, `modules?under=${encodeURIComponent(module.dataset.under)}${whole ? `&rows=&metric=${choice.metric?.value}` : ''}`)
   if (html !== undefined && module.children.length === 1) module.insertAdjacentHTML('beforeend', html)
   mark()
 }
@@ -128,65 +148,51 @@ $('modules').onclick = event => {
 async function showTree(on) {
   list.hidden = on
   tree.hidden = !on
-  if (on && !tree.children.length) tree.innerHTML = await ask('tree', 'modules?under=&rows=') ?? ''
   if (!on) return choose()
-  for (let path = ''; path !== undefined && shown;) { // open the modules around what is selected
-    const parts = decodeURIComponent(inspector.querySelector('#shown')?.dataset.module ?? '').split('.')
-    path = path ? parts.slice(0, path.split('.').length + 1).join('.') : parts[0]
-    const module = path && tree.querySelector(`[data-under="${CSS.escape(encodeURIComponent(path))}"]`)
-    if (!module) break
-    await fill(module, true)
-    module.open = true
-    if (path.split('.').length === parts.length) break
-  }
+  const html = await ask('tree', `modules?under=&rows=&metric=${choice.metric?.value}&open=${encodeURIComponent($('within').dataset.module ?? '')}`)
+  if (html === undefined) return
+  tree.innerHTML = html
   mark()
   tree.querySelector('[aria-selected]')?.scrollIntoView({ block: 'center' })
 }
 tree.onclick = event => {
   const row = event.target.closest('.row')
   if (row) open(row.dataset.number)
-  stand(row ?? event.target.closest('summary'))
 }
-function stand(at) { // in the tree
-  tree.querySelector('.here')?.classList.remove('here')
-  at?.classList.add('here')
-  at?.scrollIntoView({ block: 'nearest' })
-}
-function walkTree(key) {
+function walkTree(key) { // from what has the focus, or is selected
   const visible = [...tree.querySelectorAll('.row, summary')].filter(one => one.checkVisibility())
-  const here = tree.querySelector('.here') ?? tree.querySelector('[aria-selected]')
-  const at = visible.indexOf(here), module = here?.closest('details')
-  if (key === 'ArrowRight' && here?.matches('summary')) module.open = true
-  else if (key === 'ArrowLeft') {
-    if (here?.matches('summary') && module.open) module.open = false
-    else stand((here?.matches('summary') ? module.parentNode.closest('details') : module)?.firstElementChild ?? here)
-  } else if (key in STEPS) {
-    const next = visible[Math.min(Math.max(at + STEPS[key], 0), visible.length - 1)]
-    stand(next)
-    if (next?.matches('.row')) open(next.dataset.number)
-  }
+  const here = tree.querySelector(':focus') ?? tree.querySelector('[aria-selected]')
+  const module = here?.closest('details'), isModule = here?.matches('summary')
+  let next
+  if (key === 'ArrowRight' && isModule) module.open = true
+  else if (key === 'ArrowLeft' && isModule && module.open) module.open = false
+  else if (key === 'ArrowLeft') next = (isModule ? module.parentNode.closest('details') : module)?.firstElementChild
+  else if (key in STEPS) next = visible[Math.min(Math.max(visible.indexOf(here) + STEPS[key], 0), visible.length - 1)]
+  next?.focus()
+  if (next?.matches('.row')) open(next.dataset.number)
 }
 
 // Inspector: all of one tensor, its maps, and the values below the pointer
 let values
 async function open(number) {
   shown = `${number}`
+  remember()
   mark()
   const html = await ask('row', `row/${number}${$('view')?.log?.checked ? '?log=' : ''}`)
   if (html === undefined) return
-  const log = $('view')?.log?.checked
   inspector.innerHTML = html
   inspector.scrollTop = 0
-  if (log && $('view')?.log) $('view').log.checked = true
   if ($('view')) $('view').oninput = event => {
     if (event.target.name === 'rows' || event.target.name === 'columns') $('view').box.value = ''
     showMaps()
   }
   values = undefined
   pins()
-  point()
-  $('within').dataset.module = $('shown').dataset.module
+  const { module, place } = $('shown').dataset
+  for (const line of document.querySelectorAll('#curves .here')) line.setAttribute('d', place && `M${place},0V400`)
+  $('within').dataset.module = module
   mark()
+  $('scroll').scrollTop = 0
   clearTimeout(open.later)
   open.later = setTimeout(() => showBeside(number), PATIENCE) // a reader who walks on does not wait for it
 }
@@ -197,27 +203,16 @@ async function showBeside(number) {
     $('view') && put('charts', $('charts'), `row/${number}/charts`),
   ])
 }
-async function put(purpose, place, url) {
-  const html = await ask(purpose, url)
-  if (html !== undefined && place.isConnected) place.innerHTML = html
-}
 async function showSource(more = '') {
   await put('source', $('text'), `row/${shown}/source?side=${showSource.side ?? ''}${more}`)
-  const line = $('text').querySelector('.hll'), box = $('source')
-  box.scrollTop = line ? line.offsetTop - box.offsetTop - box.clientHeight / 2 : 0
+  const line = $('text').querySelector('.hll'), box = $('code')
+  if (line) box.scrollTop = line.offsetTop - box.clientHeight / 2
 }
+const frame = () => $('text').querySelector('.crumb.open')
 $('text').onclick = event => {
-  const button = event.target.closest('button')
-  if (!button) return
-  if (button.dataset.side) put('beside', $('beside'), `row/${shown}/beside?side=${showSource.side = button.dataset.side}`)
-  showSource(button.dataset.module === undefined ? '' : `&module=${encodeURIComponent(button.dataset.module)}`)
-}
-// Where it is on the curves
-function point() {
-  const curve = $('curves')
-  if (curve) ask('place', `place/${shown}`, answer => answer.json()).then(x => {
-    for (const line of curve.querySelectorAll('.here')) line.setAttribute('d', x === null || x === undefined ? '' : `M${x},0V400`)
-  })
+  const { side, level } = event.target.closest('button')?.dataset ?? {}
+  if (side) put('beside', $('beside'), `row/${shown}/beside?side=${showSource.side = side}`)
+  if (side || level) showSource(`&level=${level ?? frame().dataset.level}`)
 }
 async function showMaps(more = '') {
   const view = $('view')
@@ -303,14 +298,12 @@ $('curves')?.addEventListener('click', async event => {
   const { left, width } = svg.getBoundingClientRect(), [, , units] = svg.getAttribute('viewBox').split(' ')
   goTo(await ask('curve', `curve?at=${((event.clientX - left) / width * units - 52) / (units - 62)}`, answer => answer.json()))
 })
-$('injected')?.addEventListener('change', event => {
-  for (const run of document.querySelectorAll('.run')) run.hidden = run.dataset.run !== (event.target.checked ? 'injected' : 'free')
-  $('curves').dataset.run = event.target.checked ? 'injected' : 'free'
-})
-$('beside').onclick = event => goTo(event.target.closest('[data-number]')?.dataset.number)
 const suspects = [...document.querySelectorAll('.suspect[data-number]')]
 let suspect = -1
-for (const button of suspects) button.onclick = () => goTo(button.dataset.number)
+for (const box of document.querySelectorAll('.suspects, #beside')) box.onclick = event => {
+  event.preventDefault()
+  goTo(event.target.closest('[data-number]')?.dataset.number)
+}
 
 // Another second run, and what became of the files
 async function change(path, more = '') {
@@ -332,24 +325,26 @@ setInterval(async () => {
   const state = await ask('state', 'state', answer => answer.json())
   if (state === undefined) return
   if (`${state.version}` !== root.dataset.version) return location.reload()
-  const known = [...$('remarks').children].map(one => one.firstElementChild.textContent)
-  if (known.join() !== state.remarks.join()) $('remarks').replaceChildren(...state.remarks.map(text => {
-    const line = Object.assign(document.createElement('p'), { className: 'remark' })
-    line.append(Object.assign(document.createElement('bdi'), { textContent: text }), ' ', Object.assign(document.createElement('button'), { className: 'again', textContent: 'Open again' }))
-    return line
-  }))
+  if ($('remarks').dataset.known !== state.remarks.join()) put('remarks', $('remarks'), 'remarks')
+  $('remarks').dataset.known = state.remarks.join()
 }, 3000)
 
-// Keyboard
+// Keyboard: the list of keys says what each one needs, and which are a click on that
 const STEPS = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1, PageDown: 20, PageUp: -20, Home: -Infinity, End: Infinity }
 function turn(select) { // to the next option, after the last to the first
-  if (!select) return
   select.selectedIndex = (select.selectedIndex + 1) % select.options.length
   choose()
 }
+const inTree = () => !tree.hidden
+function goToPane(step) {
+  const panes = [inTree() ? tree : list, ...document.querySelectorAll('.pane')].filter(one => one.checkVisibility())
+  const at = panes.findIndex(one => one.contains(document.activeElement))
+  const next = panes[(Math.max(at, 0) + step + panes.length) % panes.length]
+  ;(next.querySelector('[tabindex="0"]') ?? next).focus()
+}
 const KEYS = {
-  '/': () => choice.text.focus(),
-  s: () => suspects.length && goTo(suspects[suspect = (suspect + 1) % suspects.length].dataset.number),
+  '/': () => choice.text.select(),
+  s: () => goTo(suspects[suspect = (suspect + 1) % suspects.length].dataset.number),
   r: async () => {
     await going // a suspect, behind which the next is meant
     await showRows()
@@ -357,42 +352,45 @@ const KEYS = {
   },
   o: () => turn(choice.sort),
   m: () => turn(choice.metric),
-  t: () => $('tree-mode').click(),
-  w: () => $('worst')?.click(),
-  l: () => $('view')?.log?.click(),
-  z: () => $('view') && showWhole(),
-  i: () => $('injected')?.click(),
-  d: () => $('diagnose')?.click(),
-  v: () => $('text').querySelector('.side:not(.open)')?.click(),
+  g: () => turn(choice.status),
+  c: () => turn(choice.component),
   u: () => under(choice.under.value || ($('within').dataset.module ?? '')),
-  '?': () => $('help').click(),
-  ArrowLeft: () => $('source').scrollBy(-80, 0),
-  ArrowRight: () => $('source').scrollBy(80, 0),
-  p: () => {
-    const panes = [inTree() ? tree : list, ...document.querySelectorAll('.pane')].filter(one => one.checkVisibility())
-    panes[(panes.indexOf(document.activeElement.closest('.pane')) + 1 || 1) % panes.length].focus()
-  },
+  f: () => frame()?.previousElementSibling?.click(),
+  F: () => frame()?.nextElementSibling?.click(),
+  ArrowLeft: () => $('code').scrollBy(-80, 0),
+  ArrowRight: () => $('code').scrollBy(80, 0),
+  p: () => goToPane(1),
+  P: () => goToPane(-1),
+  Escape: event => event.target.closest('.pane') ? (inTree() ? tree : list).focus() : showAll(),
 }
-const inTree = () => !tree.hidden
+const needed = key => document.querySelector(key.dataset.needs ?? 'html')
 $('help').onclick = () => {
-  $('keys').hidden = !$('keys').hidden
-  $('help').ariaExpanded = `${!$('keys').hidden}`
+  for (const key of $('keys').querySelectorAll('[data-needs]')) key.classList.toggle('dead', !needed(key))
+  $('keys').showModal()
 }
 onkeydown = event => {
   if (event.ctrlKey || event.altKey || event.metaKey) return
+  if ($('keys').open) return void (event.key === '?' && $('keys').close())
   if (event.target.matches('input:not([type=checkbox]), select')) {
     if (event.key === 'Escape' && event.target === choice.text) choose(choice.text.value = '')
     if (event.key === 'Escape' || (event.key === 'Enter' && !event.target.form.matches('#second'))) event.target.blur()
     return
   }
-  if (event.key === 'Escape' && !$('keys').hidden) $('help').click()
   if (event.target.closest('.pane')?.matches(':focus-visible, :has(:focus-visible)') && /^(Arrow|Page|Home|End)/.test(event.key)) return // the browser scrolls
-  if (inTree() && (event.key in STEPS || event.key.startsWith('Arrow'))) walkTree(event.key)
+  const key = $('keys').querySelector(`[data-key~="${CSS.escape(event.key)}"]`)
+  if (key && !needed(key)) fail(key.dataset.without)
+  else if (key?.matches('[data-pressed]')) needed(key).click()
+  else if (inTree() && (event.key in STEPS || event.key.startsWith('Arrow'))) walkTree(event.key)
   else if (event.key in STEPS) select(undefined, STEPS[event.key])
-  else if (event.key === 'Enter' && !event.target.matches('button, summary')) inTree() ? walkTree('ArrowRight') : select(Math.max(position, 0))
-  else if (event.key in KEYS) KEYS[event.key]()
+  else if (event.key === 'Enter' && !inTree() && !event.target.matches('button, summary, a')) select(Math.max(position, 0))
+  else if (event.key in KEYS) KEYS[event.key](event)
   else return
   event.preventDefault()
 }
+for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
+  if (name === `open${root.dataset.version}`) shown = value
+  else if (choice[name]) Object.assign(choice[name], { value, checked: true })
+}
 await choose()
+if (shown) open(shown)
 root.dataset.ready = 'true'
