@@ -104,13 +104,12 @@ def shortened(name: str, limit: int = WIDEST) -> str:
 def abbreviated(*names: str, width: int) -> tuple[str, ...]:
     """Names that have so many characters in all, if they can: words lose their ends, numbers do not.
 
-    1. Words are cut to one length, the largest that fits, of four characters at least; the last word of each
-       name, which tells most, stays whole.
-    2. If that is not enough, these are cut as well, and all words down to two characters.
+    One character after the other is taken of the longest word, down to two; the last word of each name, which
+    tells most, counts as a third of its length.
 
     Example:
         >>> abbreviated("encoder.block.2.layer.0.SelfAttention.q", "output", width=40)
-        ('encoder.block.2.layer.0.SelfAt….q', 'output')
+        ('encoder.block.2.layer.0.SelfAtt….q', 'output')
         >>> abbreviated("decoder.block.12.EncDecAttention", width=30)
         ('deco….block.12.EncDecAttention',)
     """
@@ -118,20 +117,19 @@ def abbreviated(*names: str, width: int) -> tuple[str, ...]:
     if excess <= 0:
         return names
     split = [_PIECES.findall(name) for name in names]
-    words = [[at for at, piece in enumerate(pieces) if _WORD.match(piece)] for pieces in split]
-    lengths: Sequence[int] = ()
-    for cut, least in (([ats[:-1] for ats in words], 4), (words, 2)):
-        lengths = [len(pieces[at]) for pieces, ats in zip(split, cut, strict=True) for at in ats]
-        longest = max(lengths, default=least)
-        most = next(
-            (n for n in range(longest, least - 1, -1) if sum(max(0, m - n) for m in lengths) >= excess), None
-        )
-        if most is not None:
+    words: list[tuple[list[str], int, int]] = []  # the pieces of a name, the place of a word, its share
+    for pieces in split:
+        places = [at for at, piece in enumerate(pieces) if _WORD.match(piece)]
+        words += [(pieces, at, 3 if at == places[-1] else 1) for at in places]
+    lengths = [len(pieces[at]) for pieces, at, _ in words]
+    for _ in range(excess if words else 0):
+        longest = max(range(len(words)), key=lambda word: (lengths[word] > 2, lengths[word] / words[word][2]))
+        if lengths[longest] <= 2:
             break
-    for pieces, ats in zip(split, cut, strict=True):
-        for at in ats:
-            if len(pieces[at]) > (most or least):
-                pieces[at] = f"{pieces[at][: (most or least) - 1]}…"
+        lengths[longest] -= 1
+    for (pieces, at, _), length in zip(words, lengths, strict=True):
+        if len(pieces[at]) > length:
+            pieces[at] = f"{pieces[at][: length - 1]}…"
     return tuple("".join(pieces) for pieces in split)
 
 
