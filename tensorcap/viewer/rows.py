@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from heapq import heapify, heappop, heapreplace
 from sys import intern
 from typing import Any, Final, Literal
 
@@ -117,19 +118,26 @@ def abbreviated(*names: str, width: int) -> tuple[str, ...]:
     if excess <= 0:
         return names
     split = [_PIECES.findall(name) for name in names]
-    words: list[tuple[list[str], int, int]] = []  # the pieces of a name, the place of a word, its share
-    for pieces in split:
+    words: list[tuple[float, int, int, int]] = []  # its negative length as it counts; name, place, length
+    for name, pieces in enumerate(split):
         places = [at for at, piece in enumerate(pieces) if _WORD.match(piece)]
-        words += [(pieces, at, 3 if at == places[-1] else 1) for at in places]
-    lengths = [len(pieces[at]) for pieces, at, _ in words]
-    for _ in range(excess if words else 0):
-        longest = max(range(len(words)), key=lambda word: (lengths[word] > 2, lengths[word] / words[word][2]))
-        if lengths[longest] <= 2:
-            break
-        lengths[longest] -= 1
-    for (pieces, at, _), length in zip(words, lengths, strict=True):
-        if len(pieces[at]) > length:
-            pieces[at] = f"{pieces[at][: length - 1]}…"
+        words += [
+            (-len(pieces[at]) / (3 if at == places[-1] else 1), name, at, len(pieces[at]))
+            for at in places
+            if len(pieces[at]) > 2
+        ]
+    heapify(words)
+    lengths: dict[tuple[int, int], int] = {}
+    while excess and words:
+        counted, name, at, length = words[0]
+        lengths[name, at] = length - 1
+        excess -= 1
+        if length > 3:
+            heapreplace(words, (counted * (length - 1) / length, name, at, length - 1))
+        else:
+            heappop(words)
+    for (name, at), length in lengths.items():
+        split[name][at] = f"{split[name][at][: length - 1]}…"
     return tuple("".join(pieces) for pieces in split)
 
 
