@@ -16,8 +16,9 @@ from tensorcap_formats.records import Record
 
 _HOPS: Final = 2  # on each side
 _IN_A_LINE: Final = 4  # boxes
-_WIDTH, _HEIGHT, _GAP = 136, 32, 16  # of a box, and between lines
-_CHARACTERS: Final = 24  # of a module's path in a box
+_WIDTH, _HEIGHT, _GAP = 110, 28, 13  # of a box, and between lines
+_BESIDE: Final = 8  # between boxes of a line
+_CHARACTERS: Final = 20  # of a module's path in a box
 _SEVERITY: Final = ("red", "yellow", "green", "grey")
 
 
@@ -205,13 +206,15 @@ class Flow:
 
     def _draw(self, row: Row, levels: Mapping[int, Sequence[str]], more: int) -> Neighbourhood:
         widest = max(map(len, levels.values()))
-        width = widest * (_WIDTH + 12) + 4
+        width = widest * (_WIDTH + _BESIDE) + 4
         places: dict[str, tuple[float, float, int]] = {}
         for line, level in enumerate(sorted(levels)):
             inside = levels[level]
-            left = (width - len(inside) * (_WIDTH + 12) + 12) / 2
+            left = (width - len(inside) * (_WIDTH + _BESIDE) + _BESIDE) / 2
             for at, place in enumerate(inside):
-                places.setdefault(place, (left + at * (_WIDTH + 12), 4.0 + line * (_HEIGHT + _GAP), level))
+                places.setdefault(
+                    place, (left + at * (_WIDTH + _BESIDE), 4.0 + line * (_HEIGHT + _GAP), level)
+                )
         boxes = tuple(self._box(place, x, y, level == 0) for place, (x, y, level) in places.items())
         lines = []
         for place, (x, y, level) in places.items():
@@ -238,7 +241,7 @@ class Flow:
         row = results[0].number if results else None
         title = f"{shortened(place)}{line}"
         (path,) = abbreviated(shortened(".".join(below)), width=_CHARACTERS)
-        return Box(shortened(label, 20), title, _end(path), colour, row, x, y, is_centre)
+        return Box(shortened(label, 16), title, _end(path), colour, row, x, y, is_centre)
 
 
 def _is_output(row: Row) -> bool:

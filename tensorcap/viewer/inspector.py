@@ -35,6 +35,16 @@ _FURTHER: Final = (  # metrics besides those that colours are for
     ("elements that differ", "unequal"),
     ("finite on one side only", "mask_mismatches"),
 )
+_STAGES: Final = {  # by stage, what it looks at
+    "pairing": "pairing of keys",
+    "metadata": "shapes and dtypes",
+    "values": "values, bit by bit",
+    "masks": "masked positions",
+    "routing": "choices of experts",
+    "policy": "tests, the worst of which counts",
+    "calibration": "calibrated limits",
+    "agreement": "what else is known of it",
+}
 _NAMES: Final = {"posinf": "+inf", "neginf": "-inf", "nan": "NaN", "l2": "norm"}
 
 
@@ -242,7 +252,8 @@ def _worst_index(pair: Pair | None) -> tuple[int, ...] | None:
 def _tests(pair: Pair) -> Iterator[tuple[str, str, str]]:
     """What each stage decided, and what each test found."""
     for decision in pair.history:
-        yield decision.stage, decision.status or "left as it was", decision.reason
+        status = "no verdict yet" if decision.status in (None, "unjudged") else decision.status
+        yield _STAGES.get(decision.stage, decision.stage), status, decision.reason
         for finding in decision.findings:
             yield finding.test.replace("_", " "), finding.status, finding.text
     if not pair.history:  # a saved result keeps the last findings only

@@ -188,12 +188,16 @@ class Pages:
         )
 
     def _at_curve(self, subject: Subject, request: Request) -> Response:
-        """The row of a point of a curve, by its place from left to right, 0 to 1."""
-        rows = subject.curve_rows
+        """The row of a point of a curve: by its place from left to right, 0 to 1, or so many from a row's."""
+        rows, query = subject.curve_rows, request.query_params
         if not rows:
             raise HTTPException(404, "no curve")
-        share = min(max(real_number(request.query_params.get("at", "0")), 0.0), 1.0)
-        return JSONResponse(rows[round(share * (len(rows) - 1))], headers=_HEADERS)
+        if "step" in query:
+            start = _point(subject, row_of(subject, whole_number(query.get("from", "0"))))
+            at = (-1 if start is None else start) + whole_number(query["step"])
+        else:
+            at = round(min(max(real_number(query.get("at", "0")), 0.0), 1.0) * (len(rows) - 1))
+        return JSONResponse(rows[min(max(at, 0), len(rows) - 1)], headers=_HEADERS)
 
     def _row(self, subject: Subject, request: Request) -> Response:
         inspection = self._inspection(subject, request)
@@ -332,11 +336,15 @@ def _first(subject: Subject) -> str:
     return subject.source.paths[0] if subject.source else subject.paths[0]
 
 
+def _point(subject: Subject, row: Row) -> int | None:
+    """The number of a row's point on a curve, or of the first result of its module; None without one."""
+    return subject.curve_places.get(row.number, subject.module_places.get(row.module))
+
+
 def _place(subject: Subject, row: Row) -> str:
-    """Where a row, or the first result of its module, is on a curve, from the left; "" if nowhere."""
-    places = subject.curve_places
-    at = places.get(row.number, subject.module_places.get(row.module))
-    return "" if at is None else str(place_of(at, len(places)))
+    """Where a row's point is on a curve, from the left; "" if nowhere."""
+    at = _point(subject, row)
+    return "" if at is None else str(place_of(at, len(subject.curve_places)))
 
 
 def _counts(subject: Subject, choice: Choice) -> list[tuple[str, int, str, bool]]:

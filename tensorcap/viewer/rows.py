@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from heapq import heapify, heappop, heapreplace
 from sys import intern
 from typing import Any, Final, Literal
 
@@ -104,13 +105,12 @@ def shortened(name: str, limit: int = WIDEST) -> str:
 def abbreviated(*names: str, width: int) -> tuple[str, ...]:
     """Names that have so many characters in all, if they can: words lose their ends, numbers do not.
 
-    1. Words are cut to one length, the largest that fits, of four characters at least; the last word of each
-       name, which tells most, stays whole.
-    2. If that is not enough, these are cut as well, and all words down to two characters.
+    One character after the other is taken of the longest word, down to two; the last word of each name, which
+    tells most, counts as a third of its length.
 
     Example:
         >>> abbreviated("encoder.block.2.layer.0.SelfAttention.q", "output", width=40)
-        ('encoder.block.2.layer.0.SelfAt….q', 'output')
+        ('encoder.block.2.layer.0.SelfAtt….q', 'output')
         >>> abbreviated("decoder.block.12.EncDecAttention", width=30)
         ('deco….block.12.EncDecAttention',)
     """
@@ -118,20 +118,26 @@ def abbreviated(*names: str, width: int) -> tuple[str, ...]:
     if excess <= 0:
         return names
     split = [_PIECES.findall(name) for name in names]
-    words = [[at for at, piece in enumerate(pieces) if _WORD.match(piece)] for pieces in split]
-    lengths: Sequence[int] = ()
-    for cut, least in (([ats[:-1] for ats in words], 4), (words, 2)):
-        lengths = [len(pieces[at]) for pieces, ats in zip(split, cut, strict=True) for at in ats]
-        longest = max(lengths, default=least)
-        most = next(
-            (n for n in range(longest, least - 1, -1) if sum(max(0, m - n) for m in lengths) >= excess), None
-        )
-        if most is not None:
-            break
-    for pieces, ats in zip(split, cut, strict=True):
-        for at in ats:
-            if len(pieces[at]) > (most or least):
-                pieces[at] = f"{pieces[at][: (most or least) - 1]}…"
+    words: list[tuple[float, int, int, int]] = []  # its negative length as it counts; name, place, length
+    for name, pieces in enumerate(split):
+        places = [at for at, piece in enumerate(pieces) if _WORD.match(piece)]
+        words += [
+            (-len(pieces[at]) / (3 if at == places[-1] else 1), name, at, len(pieces[at]))
+            for at in places
+            if len(pieces[at]) > 2
+        ]
+    heapify(words)
+    lengths: dict[tuple[int, int], int] = {}
+    while excess and words:
+        counted, name, at, length = words[0]
+        lengths[name, at] = length - 1
+        excess -= 1
+        if length > 3:
+            heapreplace(words, (counted * (length - 1) / length, name, at, length - 1))
+        else:
+            heappop(words)
+    for (name, at), length in lengths.items():
+        split[name][at] = f"{split[name][at][: length - 1]}…"
     return tuple("".join(pieces) for pieces in split)
 
 

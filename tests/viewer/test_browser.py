@@ -217,7 +217,12 @@ def test_wide_panes_are_scrolled_by_keys_and_counts_follow_the_filter(
     assert page.evaluate(scrolled)[0] > 100
     one.press("ArrowLeft", "ArrowLeft")
     assert page.evaluate(scrolled)[0] == 0
-    one.press("p", "p", "p", "p")  # curves, structure, source, inspector
+    one.press("p", "ArrowRight")  # the next point of the curves
+    one.expect_open("layers.2.mlp/output")
+    one.press("ArrowLeft")
+    one.expect_open(f"{WRONG}/output")
+    expect(page.locator("#curves")).to_be_focused()
+    one.press("p", "p", "p")  # structure, source, inspector
     expect(page.locator("#inspector")).to_be_focused()
     one.press("P")
     expect(page.locator("#code")).to_be_focused()

@@ -132,9 +132,9 @@ def test_long_names_lose_their_middle_and_what_is_not_printable() -> None:
     [
         (("layers.0.mlp", "output"), 18, ("layers.0.mlp", "output")),
         (("layers.10.attention.key", "output"), 27, ("layers.10.attent….key", "output")),
-        (("layers.10.attention.key", "output"), 20, ("lay….10.att….key", "out…")),
+        (("layers.10.attention.key", "output"), 20, ("la….10.at….key", "output")),
         (("h12.conv2d", "output.0"), 3, ("h12.c…2d", "o….0")),  # no room at all: numbers stay
-        (("", "output.cache.layers.3.keys"), 22, ("", "out….cac….lay….3.keys")),
+        (("", "output.cache.layers.3.keys"), 22, ("", "out….cac….laye….3.keys")),
         (("12345", "678"), 2, ("12345", "678")),
     ],
 )

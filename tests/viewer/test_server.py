@@ -200,7 +200,15 @@ def test_the_inspector_says_all_of_a_row(page: Page) -> None:
     assert minimum in text
     assert largest in text
     assert "The largest error" in text
-    assert "green from 60 dB" in text
+    for limits in (
+        "PSNR: green from 60 dB",
+        "max-abs: green up to",
+        "cosine: green up to",
+        "relative: green up to",
+    ):
+        assert limits in text
+    assert "step 0" in text
+    assert '<th scope="row">pairing of keys</th><td>no verdict yet</td>' in text
     assert "once that is undone" not in text
     diagnosis = page.get("row/1/diagnosis")
     assert "factor" in diagnosis
@@ -242,6 +250,8 @@ def test_values_under_the_pointer_are_those_of_the_tensors(page: Page) -> None:
         ("modules?under=none", 404),
         ("curve?at=nan", 200),
         ("curve?at=x", 400),
+        ("curve?from=9&step=1", 404),
+        ("curve?from=0&step=x", 400),
         ("rows?width=x", 400),
         ("rows?width=-9", 200),
         ("row/1/source?level=x", 400),
@@ -403,7 +413,7 @@ def test_names_have_the_room_that_the_list_has(page: Page) -> None:
 
     assert names("") == ["block.fc input.x", "block.fc output", "block output"]
     # Of 17 letters the score takes two, `∞` and a space, or five: 15 and 12 are left.
-    assert names("width=17") == ["blo….fc inp….x", "blo….fc out…", "block output"]
+    assert names("width=17") == ["blo….fc input.x", "b….fc output", "block output"]
 
 
 @pytest.mark.spec("VIEW-23")
@@ -420,6 +430,8 @@ def test_the_tree_has_scores_and_is_open_where_the_reader_is(page: Page) -> None
 @pytest.mark.spec("VIEW-25")
 def test_a_click_on_a_curve_opens_the_nearest_result(page: Page) -> None:
     assert [json.loads(page.get(f"curve?at={at}")) for at in (0, 0.4, 0.6, 7)] == [1, 1, 2, 2]
+    steps = [("0", 1), ("0", -9), ("1", 1), ("2", 1), ("2", -1)]  # from an input: its module's
+    assert [json.loads(page.get(f"curve?from={row}&step={step}")) for row, step in steps] == [2, 1, 2, 2, 1]
     places = [re.findall('data-place="(.*?)"', page.get(f"row/{number}")) for number in range(3)]
     assert places == [["52.0"], ["52.0"], ["890.0"]]  # of an input its module's
 

@@ -292,11 +292,12 @@ inspector.onclick = event => {
 }
 
 // Curves, the neighbourhood, suspects: what is clicked is opened
-$('curves')?.addEventListener('click', async event => {
+const goToPoint = async where => goTo(await ask('curve', `curve?${where}`, answer => answer.json()))
+$('curves')?.addEventListener('click', event => {
   const svg = event.target.closest('svg')
   if (!svg) return
   const { left, width } = svg.getBoundingClientRect(), [, , units] = svg.getAttribute('viewBox').split(' ')
-  goTo(await ask('curve', `curve?at=${((event.clientX - left) / width * units - 52) / (units - 62)}`, answer => answer.json()))
+  goToPoint(`at=${((event.clientX - left) / width * units - 52) / (units - 62)}`)
 })
 const suspects = [...document.querySelectorAll('.suspect[data-number]')]
 let suspect = -1
@@ -376,6 +377,7 @@ onkeydown = event => {
     if (event.key === 'Escape' || (event.key === 'Enter' && !event.target.form.matches('#second'))) event.target.blur()
     return
   }
+  if (event.target.id === 'curves' && /Left|Right/.test(event.key)) return goToPoint(`from=${shown || 0}&step=${event.key === 'ArrowLeft' ? -1 : 1}`)
   if (event.target.closest('.pane')?.matches(':focus-visible, :has(:focus-visible)') && /^(Arrow|Page|Home|End)/.test(event.key)) return // the browser scrolls
   const key = $('keys').querySelector(`[data-key~="${CSS.escape(event.key)}"]`)
   if (key && !needed(key)) fail(key.dataset.without)
