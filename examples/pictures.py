@@ -48,7 +48,7 @@ def picture_of_page(browser: Browser, path: Path) -> None:
         page.keyboard.press("s")
         page.locator("#charts figure").first.wait_for()
         page.keyboard.press("d")
-        page.locator("#diagnosis b").first.wait_for()
+        page.locator("#diagnosis h3").first.wait_for()
         page.wait_for_load_state("networkidle")
         page.screenshot(path=path)
     check_size(path)
