@@ -241,6 +241,22 @@ def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
         build(tmp_path, random_weights=0)
 
 
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        pytest.param('"hidden_size": "wide"', "Field .hidden_size. expected int", id="type"),
+        pytest.param('"rope_parameters": 3', "", id="no-mapping"),
+        pytest.param('"hidden_size": 31, "num_attention_heads": 3', "is not a multiple", id="contradiction"),
+        pytest.param('"architectures"', "", id="no-json"),
+    ],
+)
+def test_a_configuration_that_its_class_refuses_is_a_line(tmp_path: Path, members: str, reason: str) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": "llama", {members}}}', encoding="utf-8")
+    with pytest.raises(UsageError, match=f"no Hugging Face model can be read there: .*{reason}") as caught:
+        build(tmp_path, random_weights=0)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_model_that_does_not_exist_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UsageError, match="no Hugging Face model can be read there"):

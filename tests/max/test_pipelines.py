@@ -82,6 +82,8 @@ def test_a_weight_that_differs_in_the_targets_folder_is_named(tmp_path: Path, fa
     assert [key.split("/")[1] for key in verification["weights"]["unlike"]] == [name.rpartition(".")[0]]
     assert [suspect["module"] for suspect in verification["suspects"]] == [name.rpartition(".")[0]]
     assert verification["suspects"][0]["target"]["keys"] == [f"0/{module}/output"]
+    for scenario in ("without_injection", "with_injection"):
+        assert verification[scenario]["divergence"]["module"] == name.rpartition(".")[0]
 
 
 @pytest.mark.entries

@@ -24,12 +24,20 @@ def load_config(path: str, options: Mapping[str, Any]) -> Any:
         raise UsageError(f"{path}: a folder without config.json, expected that of a Hugging Face model")
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
+    except Exception as error:  # of files with members that its class refuses, of any type
+        reason = _reason(error)
         hint = "If you trust its code: --trust-remote-code." if "trust_remote_code" in str(error) else None
         raise UsageError(f"{path}: no Hugging Face model can be read there: {reason}", hint=hint) from error
     change_config(path, config, options)
     return config
+
+
+def _reason(error: Exception) -> str:
+    """What transformers says of a configuration, in a line: the first, and what it announces."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 def change_config(path: str, config: Any, options: Mapping[str, Any]) -> None:
