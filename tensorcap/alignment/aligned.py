@@ -30,7 +30,7 @@ from tensorcap.alignment.match import (
     propose,
     without_lone_moves,
 )
-from tensorcap.alignment.names import Rules, graph_rules, names_results, read_rules
+from tensorcap.alignment.names import Rules, exported_wrapper, graph_rules, names_results, read_rules
 from tensorcap.alignment.printed import as_printed
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_fitting
 from tensorcap.alignment.step_order import in_thread_order
@@ -195,11 +195,14 @@ def _with_numbered_children(mapping: ResolvedMapping) -> ResolvedMapping:
 
 
 def _with_graph_names(rules: Rules, reference: Archive, target: Archive, *, may_read: bool = True) -> Rules:
-    """The rules, and one for names of another runtime, if one side has such and the other has sites."""
+    """The rules, and one for names of another runtime, or for what wraps the model that was exported."""
     archives = reference, target
     for side, dump, run in zip(SIDE_NAMES, archives, reversed(archives), strict=True):
         if names_results(dump) and any(not record.key.is_bare for record in run.records):
             return rules.before(graph_rules(dump, run, side, may_read=may_read))
+        wrapper = exported_wrapper(dump, run) if dump.info.framework == "onnx" else None
+        if wrapper is not None:
+            return rules.before(wrapper)
     return rules
 
 

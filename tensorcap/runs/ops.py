@@ -156,11 +156,9 @@ _KNOWN: Final[WeakKeyDictionary[Archive, Ops]] = WeakKeyDictionary()
 def is_fact(text: str, value: object) -> bool:
     """Whether a value describes a place within a module's code, and is not one that the run computed."""
     site, _, slot = text.rpartition("/")
-    if slot not in (FACTS, _MODULE) or ":" not in site:
-        return False
     if slot == _MODULE:
-        return Key.parse(text).site.startswith(f"{PROBES}:")
-    return isinstance(value, Mapping) and "op" in value
+        return ":" in site and Key.parse(text).site.startswith(f"{PROBES}:")
+    return slot == FACTS and isinstance(value, Mapping) and "op" in value  # of an op at a module's place too
 
 
 def passed_in(archive: Archive, key: Key) -> str:

@@ -262,17 +262,22 @@ class _RunRecord:
     def finish(self) -> dict[str, _Stored]:
         """Record the model's outputs, and return their stored elements by name."""
         graph, recorder = self._graph, self._recorder
-        outputs = {}
         for name in graph.outputs:
             if name not in graph.makers:  # an input or a weight, as it is
                 self._outputs[name] = self._inputs[name] if name in self._inputs else graph.read(name)
-            outputs[name] = self._outputs[name]
-            if self._root is not None:
-                record_bits(recorder, self._root, _slot(name, graph.outputs), *outputs[name])
+        if self._root is not None:
+            for name in sorted(graph.outputs, key=self._is_input):  # of which the first is the main one
+                record_bits(recorder, self._root, _slot(name, graph.outputs), *self._outputs[name])
         if self._root is not None:
             recorder.leave(self._root.point, id(self))
             recorder.finish(self._root)
-        return outputs
+        return {name: self._outputs[name] for name in graph.outputs}
+
+    def _is_input(self, name: str) -> bool:
+        """Whether an output of the model is an input of it, handed on."""
+        while name in self._graph.makers and self._graph.makers[name].op == "Identity":
+            name = self._graph.makers[name].inputs[0]
+        return name in self._graph.inputs
 
     def _keep_outputs(self, node: GraphNode, values: Mapping[str, Any]) -> None:
         for name in node.outputs:

@@ -4,7 +4,7 @@ Read `name_patterns` and `rulesets` (what a rule says), `rule_files` (where rule
 (sites folded over layer numbers), `graph_names` (of other runtimes), then `tree_difference`.
 """
 
-from tensorcap.alignment.names.graph_names import graph_rules, names_results
+from tensorcap.alignment.names.graph_names import exported_wrapper, graph_rules, names_results
 from tensorcap.alignment.names.rule_files import builtin_rules, catalogue, read_rules, wrapper_rules
 from tensorcap.alignment.names.rulesets import Fused, Rules
 from tensorcap.alignment.names.site_templates import (
@@ -37,6 +37,7 @@ __all__ = [
     "builtin_rules",
     "catalogue",
     "collect_site_templates",
+    "exported_wrapper",
     "fold",
     "graph_rules",
     "name_of",

@@ -89,6 +89,33 @@ def graph_rules(dump: Archive, run: Archive, side: SideName, *, may_read: bool =
     return Rules(functions=(canonical,), expected=(_expected(within, side),) if within else ())
 
 
+def exported_wrapper(graph: Archive, run: Archive) -> Rules | None:
+    """The rule that a graph was exported with what wraps the model of the other run; None if it was not.
+
+    The wrapper is the path that most of the graph's modules begin with, if at least half of the run's modules
+    stand below it, more than elsewhere. Its results are then those of the run's model.
+    """
+    ours, theirs = (
+        {fold(site)[0] for site, module in archive.info.modules.items() if site != ROOT_SITE}
+        for archive in (run, graph)
+    )
+    parts = [site.split(".") for site in theirs]
+    heads = {".".join(path[:count]) for path in parts for count in range(1, len(path))}
+    counts = {head: sum(f"{head}.{site}" in theirs for site in ours) for head in heads}
+    wrapper = max(sorted(counts), key=lambda head: counts[head], default="")
+    if not wrapper or 2 * counts[wrapper] < len(ours) or counts[wrapper] <= len(ours & theirs):
+        return None
+    depth = wrapper.count(".") + 1
+
+    def canonical(name: str) -> str:
+        template = fold(name)[0]
+        if template == wrapper:
+            return ROOT_SITE
+        return ".".join(name.split(".")[depth:]) if template.startswith(f"{wrapper}.") else name
+
+    return Rules(functions=(canonical,))
+
+
 def _expected(templates: Collection[str], side: SideName) -> Expected:
     """The rule that ops within modules have no counterpart."""
     names = (r"\d+".join(map(re.escape, _VARIABLE.split(template))) for template in sorted(templates))
