@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tensorcap.recording import PlainLog, Summary, probe
     from tensorcap.rerun import Replay, inject, replay
     from tensorcap.runs import Graph
+    from tensorcap.sensitivities import Sensitivity, sensitivity
     from tensorcap.session import Called, Capture, capture, capture_called, save_intermediates
     from tensorcap.source_analysis import SourceDivergence, divergence
     from tensorcap.verbs import diagnose, preflight, report, view
@@ -80,6 +81,7 @@ _NAMES = {
     "tensorcap.recording": ("PlainLog", "Summary", "probe"),
     "tensorcap.rerun": ("Replay", "inject", "replay"),
     "tensorcap.runs": ("Graph",),
+    "tensorcap.sensitivities": ("Sensitivity", "sensitivity"),
     "tensorcap.session": ("Called", "Capture", "capture", "capture_called", "save_intermediates"),
     "tensorcap.source_analysis": ("SourceDivergence", "divergence"),
     "tensorcap.verbs": ("diagnose", "preflight", "report", "view"),
@@ -129,6 +131,7 @@ __all__ = [
     "Record",
     "Recovered",
     "Replay",
+    "Sensitivity",
     "SourceDivergence",
     "Summary",
     "SyncPoints",
@@ -157,6 +160,7 @@ __all__ = [
     "replay",
     "report",
     "save_intermediates",
+    "sensitivity",
     "sync_points",
     "verify",
     "view",

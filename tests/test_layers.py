@@ -103,7 +103,7 @@ def test_a_verb_loads_no_framework() -> None:
 
 VERBS = (  # of the command line; `tcap import` is a keyword of Python, and `ls`, `show` and `tree` print
     "align bisect calibrate capture check compare convert diagnose divergence inject localize merge plan "
-    "preflight recover replay report sync_points verify view"
+    "preflight recover replay report sensitivity sync_points verify view"
 )
 
 

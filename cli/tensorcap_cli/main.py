@@ -26,7 +26,7 @@ class _Tcap(Group):
         "Capture": ("capture", "plan", "max"),
         "Look": ("ls", "show", "tree", "view"),
         "Compare": ("compare", "report", "sync-points", "align", "preflight", "divergence", "calibrate"),
-        "Find the culprit": ("localize", "verify", "replay", "inject", "bisect", "diagnose"),
+        "Find the culprit": ("localize", "verify", "replay", "inject", "bisect", "diagnose", "sensitivity"),
         "Files": ("convert", "merge", "import", "export", "check", "recover", "equivalence"),
     }
 

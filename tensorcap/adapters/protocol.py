@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, TypeVar, cast
 
 from tensorcap.recording import CaptureOptions, Recorder
 from tensorcap_formats.errors import MissingPackageError, UsageError, abbreviate, missing_package
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tensorcap.adapters.operation_graph import OperationGraph
     from tensorcap.recording import Substitution
     from tensorcap.workload import StoredInput, TokenModel, Workload
+    from tensorcap_formats.dtypes import Array
     from tensorcap_formats.keys import Key
 
 _Module = TypeVar("_Module")
@@ -98,6 +99,53 @@ class CompiledAhead:
     text: str
     seconds: float
     is_cached: bool
+
+
+GraftSide = Literal["reference", "target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A module of a target that can be exchanged with the reference's.
+
+    Attributes:
+        path: Its path, in both models.
+        class_name: Its class in the target.
+        reference_bytes: Bytes of its tensors in the reference.
+        target_bytes: The same in the target.
+    """
+
+    path: str
+    class_name: str
+    reference_bytes: int
+    target_bytes: int
+
+
+class Grafts(Protocol):
+    """Two models whose modules can stand in each other's place.
+
+    Attributes:
+        layers: The modules that are not the same in both, by path.
+        left_out: Modules that cannot be exchanged, and why.
+    """
+
+    layers: dict[str, Layer]
+    left_out: dict[str, str]
+
+    def output(self, side: GraftSide, exchanged: Collection[str] = ()) -> Array:
+        """Run one of the models with some layers of the other one.
+
+        Args:
+            side: Whose model is run, on its own inputs.
+            exchanged: Paths of layers that are the other model's.
+
+        Returns:
+            Its logits, or the first tensor of floats that it returns, float64.
+
+        Raises:
+            UsageError: There is no such tensor, or it is not finite.
+        """
+        ...
 
 
 def first_names(named: Iterable[tuple[str, _Module]]) -> tuple[dict[str, _Module], dict[str, str]]:
@@ -396,6 +444,17 @@ class Adapter(Protocol):
             The call; None if it did not come, or the framework cannot call a module again.
         """
         return None
+
+    def grafts(self, reference: Workload, target: Workload) -> Grafts:
+        """Two models of this framework whose modules can stand in each other's place.
+
+        Raises:
+            UsageError: The framework cannot exchange modules.
+        """
+        raise UsageError(
+            f"a {type(target.model).__name__} cannot be grafted: this framework exchanges no modules",
+            hint="Sensitivities are measured of PyTorch models.",
+        )
 
     def token_model(self, workload: Workload) -> TokenModel:
         """A workload as what gives logits for other token ids than its own.

@@ -26,6 +26,7 @@ from tensorcap.comparison.weight_rounding import (
     find_numbers,
     levels_of,
     measure_rounding,
+    unit_of,
 )
 from tensorcap.runs import is_parameter
 from tensorcap.wording import counted
@@ -36,7 +37,7 @@ from tensorcap_formats.keys import Key, escape
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import ModuleInfo
 
-_MOST_ROWS: Final = 4096  # of an input, the first ones, that are multiplied
+_MOST_ROWS: Final = 512  # of an input, the first ones, that are multiplied
 _LINEAR: Final = 1e-3  # relative error of a product that is a layer's result, in float32
 _ROUNDINGS: Final = 3.0  # of the runs' precision, that a layer may add besides
 _SPREAD: Final = 4.5  # see `weight_rounding`
@@ -178,6 +179,11 @@ def measure_layers(
             weight = _numbers(target, records[1], theirs, module, name)
             if trusted is None or weight is None:
                 continue
+            units = [
+                unit_of(weight.steps),
+                *(p.unit for p in (precision,) if p is not None and not p.is_wide),
+            ]
+            weight = replace(weight, unit=max(units))
             both = given.get(site, {}), made.get(site, {})
             products = list(_products(reference, target, trusted, *both, injected))
         except (OSError, ReadError):  # the comparison says so

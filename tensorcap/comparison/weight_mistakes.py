@@ -18,6 +18,7 @@ from tensorcap_formats.dtypes import Array
 
 _RIGHT: Final = 1.3  # times the error of rounding, RMS, of a weight without the mistake
 _LEFT_OUT: Final = 0.02  # of the elements may be wrong all the same
+_LARGEST: Final = 1 << 20  # elements that are looked at
 _LEAST: Final = 8  # elements that share a zero point
 _FEW: Final = 4  # columns that are named
 _PART: Final = 16  # neighbours that share a scale, at least
@@ -30,6 +31,10 @@ _CUT: Final = 0.5  # share of the squared error that clipped elements make, to b
 
 def describe_mistake(reference: Array, weight: WeightNumbers) -> str:
     """Say what is wrong with a weight, in words; "" if no mistake explains it."""
+    rows = max(1, _LARGEST * len(reference) // max(1, reference.size))
+    if rows < len(reference):  # the first rows stand for all
+        _, weight = next(weight.in_parts(rows))
+        reference = reference[: len(weight.values)]
     for describe in (_zero_points, _signs, _clipping, _truncation, _scales, _orders):
         text = describe(reference, weight)
         if text:

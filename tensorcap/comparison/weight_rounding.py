@@ -16,11 +16,15 @@ from typing import Final
 import numpy as np
 
 from tensorcap_formats.dtypes import DTYPES, Array, decode
+from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 
 _FEEDBACK: Final = 3.0  # times that error, up to which numbers may be chosen for the results' sake
 _EVEN: Final = 2.0  # how much larger than all of them errors of a part are then
 _SLACK: Final = 0.02  # steps that rounding of a scale may put a value off
 _SPREAD: Final = 4.5  # standard deviations of a sum of n squared errors, times their own of 0.9 of the mean
+_BLOCK: Final = 1 << 21  # elements that are measured at a time
+_FEW: Final = 64  # groups of values that are looked at before all
+_SAMPLE: Final = 4096  # values of each, the same
 _PART: Final = 16  # neighbours in a row, as the smallest usual group
 _NF4: Final = (  # quantiles of the normal distribution (Dettmers et al., QLoRA, 2023, appendix E)
     -1.0,
@@ -75,12 +79,14 @@ class WeightNumbers:
         values: The weight in floats, float64.
         steps: What numbers are multiplied by: in the shape of the weight, or one for each block of it.
         zeros: The numbers that stand for 0, likewise; None if that is 0.
+        unit: Unit roundoff of what weights and steps were rounded to besides, no unit.
     """
 
     number: str
     values: Array
     steps: Array
     zeros: Array | None = None
+    unit: float = 0.0
 
     @cached_property
     def levels(self) -> Array:
@@ -115,13 +121,33 @@ class WeightNumbers:
         at = np.clip(at, 1, len(self.levels) - 1)
         return at - (self.numbers - self.levels[at - 1] < self.levels[at] - self.numbers)
 
+    def in_parts(self, size: int = 0) -> Iterator[tuple[slice, WeightNumbers]]:
+        """Yield rows after rows, so many or those of a few million elements, with the rows that they are."""
+        rows = len(self.values)
+        size = size or max(1, _BLOCK * rows // max(1, self.values.size))
+        sides = [
+            side if side is None or len(side) in (1, rows) else self._by_row(side)
+            for side in (self.steps, self.zeros)
+        ]
+        for start in range(0, rows, size):
+            part = slice(start, min(start + size, rows))
+            steps, zeros = (side if side is None or len(side) == 1 else side[part] for side in sides)
+            assert steps is not None
+            yield part, WeightNumbers(self.number, self.values[part], steps, zeros, self.unit)
+
+    def _by_row(self, blocks: Array) -> Array:
+        """Numbers of blocks of rows, for each row."""
+        return np.repeat(blocks, _block(len(blocks), len(self.values)), axis=0)[: len(self.values)]
+
     @property
     def are_on_levels(self) -> bool:
         """Whether the values are numbers of the format, times these steps."""
-        slack = _SLACK + 1e-6 * np.abs(self.numbers)
         gaps = np.diff(self.levels).min()
-        off = np.abs(self.numbers - self.levels[self.places])
-        return bool((off <= slack * np.maximum(gaps, np.abs(self.numbers) * 1e-3)).mean() > 0.99)
+        _, part = next(self.in_parts())
+        numbers = part.numbers
+        slack = _SLACK + 1e-6 * np.abs(numbers)
+        off = np.abs(numbers - self.levels[part.places])
+        return bool((off <= slack * np.maximum(gaps, np.abs(numbers) * 1e-3)).mean() > 0.99)
 
     @cached_property
     def halves(self) -> tuple[Array, Array]:
@@ -136,11 +162,12 @@ class WeightNumbers:
     def variances(self) -> Array:
         """The mean squared error of each element that rounding to the nearest number makes, in its own unit.
 
-        What is rounded to a number is spread evenly from halfway to the next one below to halfway above.
+        What is rounded to a number is spread evenly from halfway to the next one below to halfway above. A
+        step that was rounded is off by up to its unit, for all that share it.
         """
         below, above = self.halves
         variances: Array = (below**3 + above**3) / (3 * (below + above)) * self.wide_steps**2
-        return variances
+        return variances + np.square(self.unit * self.values)
 
     @property
     def scope(self) -> str:
@@ -207,26 +234,37 @@ def measure_rounding(reference: Array, weight: WeightNumbers, inputs: Array | No
         weight: The target's.
         inputs: What the layer was given, `[rows, inputs]`, float64, if the weight is `[outputs, inputs]`.
     """
-    wanted = weight.in_steps(reference)
-    off = wanted - weight.numbers
-    below, above = weight.halves
-    slack = _SLACK * (below + above)
     ends = len(weight.levels) - 1
-    is_beyond = ((weight.places == ends) & (off > above + slack)) | (
-        (weight.places == 0) & (off < -below - slack)
-    )
-    is_nearest = bool(((off <= above + slack) & (off >= -below - slack)).all())
-    squares = (weight.values - reference) ** 2
-    expected = weight.variances
-    ratio = _ratio(squares.sum(), expected.sum())
+    columns = reference.size // max(1, len(reference))
+    totals, by_column = np.zeros(2), np.zeros((2, columns))
+    beyond, is_nearest, worst = 0, True, 0.0
+    made, independent = [], []
+    energy = None
+    if inputs is not None and reference.ndim == 2 and inputs.shape[-1] == columns:
+        energy = np.square(inputs).sum(axis=0)
+    for part, rows in weight.in_parts():
+        errors = rows.values - reference[part]
+        off = rows.in_steps(reference[part]) - rows.numbers
+        below, above = rows.halves
+        slack = _SLACK * (below + above)
+        is_above, is_below = off > above + slack, off < -below - slack
+        is_nearest &= not (is_above.any() or is_below.any())
+        beyond += int((is_above & (rows.places == ends)).sum() + (is_below & (rows.places == 0)).sum())
+        sides = [side.reshape(len(errors), -1) for side in (np.square(errors), rows.variances)]
+        totals += [side.sum() for side in sides]
+        by_column += [side.sum(axis=0) for side in sides]
+        worst = max(worst, _worst_part(*sides))
+        if energy is not None and inputs is not None:
+            made.append(np.square(inputs @ errors.T).sum(axis=0))
+            independent.append(sides[1] @ energy)
+    worst = max(worst, _worst_of(by_column[0], by_column[1], len(reference)))
     feedback = None
-    if inputs is not None and reference.ndim == 2 and inputs.shape[-1] == reference.shape[1]:
-        made = np.square(inputs @ (weight.values - reference).T).sum(axis=0)
-        independent = expected @ np.square(inputs).sum(axis=0)
-        parts = np.sqrt(made / np.maximum(independent, 1e-300))
-        allowed = math.sqrt(1 + _SPREAD / math.sqrt(max(1, min(len(inputs), reference.shape[1]))))
-        feedback = max(_ratio(made.sum(), independent.sum()), float(parts.max(initial=0.0)) / allowed)
-    return Rounding(ratio, _worst_part(squares, expected), int(is_beyond.sum()), is_nearest, feedback)
+    if energy is not None and inputs is not None:
+        outputs, expected = np.concatenate(made), np.concatenate(independent)
+        allowed = math.sqrt(1 + _SPREAD / math.sqrt(max(1, min(len(inputs), columns))))
+        ratios = np.sqrt(outputs / np.maximum(expected, 1e-300)) / allowed
+        feedback = max(_ratio(outputs.sum(), expected.sum()), float(ratios.max(initial=0.0)))
+    return Rounding(_ratio(*totals), worst, beyond, is_nearest, feedback)
 
 
 def _ratio(squares: float, expected: float) -> float:
@@ -236,24 +274,21 @@ def _ratio(squares: float, expected: float) -> float:
 
 
 def _worst_part(squares: Array, expected: Array) -> float:
-    """The largest ratio of a row, a column or neighbours in a row, over what chance allows so few."""
-    worst = 0.0
-    sides = [
-        side.reshape(len(side), -1) if side.ndim > 1 else side.reshape(1, -1) for side in (squares, expected)
-    ]
-    parts = [(sides[0].sum(axis=1), sides[1].sum(axis=1), sides[0].shape[1])]
-    parts.append((sides[0].sum(axis=0), sides[1].sum(axis=0), sides[0].shape[0]))
-    if sides[0].shape[1] % _PART == 0:
-        made, wanted = (side.reshape(-1, _PART).sum(axis=1) for side in sides)
-        parts.append((made, wanted, _PART))
-    for made, wanted, count in parts:
-        if count < _PART:
-            continue
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratios = np.where(wanted > 0, made / wanted, np.where(made > 0, np.inf, 0.0))
-        allowed = 1 + _SPREAD / math.sqrt(count)
-        worst = max(worst, math.sqrt(float(ratios.max(initial=0.0)) / allowed))
-    return worst
+    """The largest ratio of a row, or of neighbours in a row, over what chance allows so few."""
+    worst = _worst_of(squares.sum(axis=1), expected.sum(axis=1), squares.shape[1])
+    if squares.shape[1] % _PART:
+        return worst
+    made, wanted = (side.reshape(-1, _PART).sum(axis=1) for side in (squares, expected))
+    return max(worst, _worst_of(made, wanted, _PART))
+
+
+def _worst_of(made: Array, wanted: Array, count: int) -> float:
+    """The largest ratio of sums of so many squared errors, over what chance allows."""
+    if count < _PART:
+        return 0.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.where(wanted > 0, made / wanted, np.where(made > 0, np.inf, 0.0))
+    return math.sqrt(float(ratios.max(initial=0.0)) / (1 + _SPREAD / math.sqrt(count)))
 
 
 def spread(blocks: Array, shape: tuple[int, ...]) -> Array:
@@ -297,6 +332,8 @@ def find_numbers(values: Array) -> WeightNumbers | None:
         return None
     for bits in (4, 8):
         for rows, shape, is_transposed in _groupings(values):
+            if _common_steps(rows[:_FEW, :_SAMPLE], 2**bits - 1) is None:
+                continue
             steps = _common_steps(rows, 2**bits - 1)
             if steps is None:
                 continue
@@ -309,6 +346,22 @@ def find_numbers(values: Array) -> WeightNumbers | None:
                 f"int{bits}" if is_signed else f"uint{bits}", values, own_steps, None if is_signed else zeros
             )
     return None
+
+
+def unit_of(steps: Array) -> float:
+    """The unit roundoff of the narrowest dtype that holds steps; 0 if that is float32 or wider.
+
+    Example:
+        >>> unit_of(np.array([0.5, 0.0078125])) == 2.0**-8, unit_of(np.array([0.1]))
+        (True, 0.0)
+    """
+    bits = steps.astype(np.float32).view(np.uint32)
+    if not (steps == steps.astype(np.float32)).all():
+        return 0.0
+    for name, low in (("bfloat16", 16), ("float16", 13)):
+        if not (bits & ((1 << low) - 1)).any():
+            return UNIT_ROUNDOFFS[name]
+    return 0.0
 
 
 def _groupings(values: Array) -> Iterator[tuple[Array, tuple[int, ...], bool]]:

@@ -15,6 +15,7 @@ from tensorcap.adapters.protocol import Adapter, CalledRoot, Site, further_names
 from tensorcap.adapters.torch.capture_gaps import attention_note, capture_gaps, eager_mode, graph_note
 from tensorcap.adapters.torch.description import describe
 from tensorcap.adapters.torch.gradients import Gradients, backward, clear_gradients, with_labels
+from tensorcap.adapters.torch.grafts import TorchGrafts
 from tensorcap.adapters.torch.model_inputs import map_tensors, perturb, record_inputs, with_archived_inputs
 from tensorcap.adapters.torch.modules import cast_model, has_no_forward, tree, unwrapped
 from tensorcap.adapters.torch.op_mode import record_ops
@@ -124,6 +125,16 @@ class TorchAdapter(Adapter):
         texts: list[Any] = [None] * rank[1]
         distributed.all_gather_object(texts, text)
         return texts
+
+    def grafts(self, reference: Workload, target: Workload) -> TorchGrafts:
+        """Modules of the same path in both models.
+
+        Raises:
+            UsageError: The reference is no torch model.
+        """
+        if not isinstance(reference.model, nn.Module):
+            raise UsageError(f"the reference is a {class_name(reference.model)}, expected a torch module")
+        return TorchGrafts(reference, target)
 
     def seed(self, seed: int) -> None:
         """Set the random generators of all devices."""
