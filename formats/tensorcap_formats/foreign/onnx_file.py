@@ -30,7 +30,7 @@ from tensorcap_formats.errors import (
 from tensorcap_formats.folder import refuse_link_out
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import parse_shape
-from tensorcap_formats.input_file import InputFile, read_stored
+from tensorcap_formats.input_file import InputFile, check_total, read_stored
 
 _PACKED: Final = re.compile(r"U?INT[1-7]|FLOAT[46]\w*")  # names of types of which bytes hold several
 _KEYS: Final = ("offset", "length")  # of external data, numbers as text
@@ -44,18 +44,21 @@ def open_onnx(path: Path) -> Archive:
         NotAnArchiveError: It has no tensors.
         UnsafeFileError: It names a file outside of its folder.
     """
-    with closing(InputFile(path)):  # with our messages if it cannot be opened
-        pass
+    with closing(InputFile(path)) as file:  # with our messages if it cannot be opened
+        sizes = {path: file.size}
     try:
         model = onnx.load(path, load_external_data=False)
     except (DecodeError, ValueError, MemoryError) as error:
         raise CorruptArchiveError(f"{path}: is no valid ONNX model: {' '.join(str(error).split())}") from None
-    tensors, skipped = [], {}
+    tensors, skipped, declared = [], {}, 0
     for name, stored in _named_tensors(model.graph):
         if stored.data_type == onnx.TensorProto.STRING:
             skipped[name] = "an array of text"
         else:
-            tensors.append(_tensor(path, name, stored))
+            tensor = _tensor(path, name, stored, sizes)
+            tensors.append(tensor)
+            declared += math.prod(tensor.shape) * tensor.dtype.itemsize
+            check_total(sum(sizes.values()), declared, str(path))  # they may share bytes of a file beside it
     for sparse in model.graph.sparse_initializer:
         skipped[_text(sparse.values.name)] = "a sparse tensor"
     if not tensors:
@@ -81,7 +84,8 @@ def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
 
 
-def _tensor(path: Path, name: str, stored: Any) -> ForeignTensor:
+def _tensor(path: Path, name: str, stored: Any, sizes: dict[Path, int]) -> ForeignTensor:
+    """A tensor of the model; of files beside it the sizes are noted."""
     where, shape = f"{path}: {abbreviate(name)!r}", tuple(int(size) for size in stored.dims)
     try:
         type_name = onnx.TensorProto.DataType.Name(stored.data_type)
@@ -91,6 +95,7 @@ def _tensor(path: Path, name: str, stored: Any) -> ForeignTensor:
     parse_shape(shape, dtype.itemsize, where)
     if stored.data_location == onnx.TensorProto.EXTERNAL:
         data = _ExternalData.of(path, stored, where)
+        sizes[data.path] = data.file_size
         if not _PACKED.fullmatch(type_name):
             expected = math.prod(shape) * dtype.itemsize
             if data.size != expected:
