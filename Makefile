@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := hf,zarr,compress,report
 
-.PHONY: demo pictures test test-slow test-entries test-files fuzz test-browser test-downstream test-neuron zoo ablate golden upgrades trained check clean
+.PHONY: demo pictures test test-slow test-entries test-files fuzz kills test-browser test-downstream test-neuron zoo ablate golden upgrades trained check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -38,6 +38,10 @@ test-downstream: $(VENV)/.installed-dev
 # Hostile inputs of every reader: make fuzz N=1000000. CI runs 20,000.
 fuzz: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.hostile.fuzzing --count $(or $(N),20000)
+
+# Kills of every command that writes, before each of its steps, in each container: some 1,500.
+kills: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.hostile.kills
 
 # The page of tcap view in the system's Chromium (Debian: apt-get install chromium), without any network but loopback.
 test-browser: $(VENV)/.installed-dev

@@ -14,6 +14,7 @@ from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, UnsafeFileError
 
 _ALWAYS_ALLOWED_BYTES: Final = 256 * 1024 * 1024  # so much is harmless, however far a file expands
+_ALWAYS_ALLOWED_TOTAL: Final = 16 * 1024 * 1024 * 1024  # of all tensors of a file: a minute's reading
 _MAX_RATIO: Final = 200
 
 
@@ -131,11 +132,35 @@ def check_expansion(stored_bytes: int, declared_bytes: int, where: str) -> None:
     Raises:
         UnsafeFileError: It does.
     """
-    if declared_bytes > max(_ALWAYS_ALLOWED_BYTES, _MAX_RATIO * stored_bytes):
+    if not is_credible(stored_bytes, declared_bytes):
         raise UnsafeFileError(
             f"{where}: {stored_bytes} stored bytes claim to expand to {declared_bytes}, "
             f"expected at most {_MAX_RATIO} times as many",
             hint="If it is what you mean to read, store it without compression first.",
+        )
+
+
+def is_credible(stored_bytes: int, declared_bytes: int) -> bool:
+    """Whether so much may come of what is stored: 256 MiB, or 200 times as many bytes."""
+    return declared_bytes <= max(_ALWAYS_ALLOWED_BYTES, _MAX_RATIO * stored_bytes)
+
+
+def check_total(stored_bytes: int, declared_bytes: int, where: str) -> None:
+    """Refuse tensors that share bytes so often that to read all of them would take all day.
+
+    Args:
+        stored_bytes: Of what holds them.
+        declared_bytes: Of all of them.
+        where: For the message.
+
+    Raises:
+        UnsafeFileError: They have more than 16 GiB, and more than 200 times what is stored.
+    """
+    if declared_bytes > max(_ALWAYS_ALLOWED_TOTAL, _MAX_RATIO * stored_bytes):
+        raise UnsafeFileError(
+            f"{where}: {stored_bytes} stored bytes claim to be {declared_bytes} bytes of tensors, "
+            f"expected at most {_MAX_RATIO} times as many",
+            hint="If it is what you mean to read, store each tensor by itself first.",
         )
 
 

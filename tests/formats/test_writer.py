@@ -364,6 +364,21 @@ def test_an_unfinished_capture_is_not_overwritten(path: Path) -> None:
     assert recover(path).records == 1
 
 
+@pytest.mark.spec("ARC-55")
+@pytest.mark.parametrize("size", [1, 10, 40, None], ids=["torn", "torn", "torn", "whole"])
+def test_a_capture_that_confirmed_nothing_is_begun_anew(path: Path, size: int | None) -> None:
+    Writer(path).abandon()
+    journal_path(path).write_bytes(journal_path(path).read_bytes()[:size] + b'{"key": "0/a' * (size is None))
+    partial_path(path).write_bytes(b"unconfirmed")
+    writer = Writer(path)
+    add(writer, "a", 1.0)
+    writer.close()
+    assert sorted(os.listdir(path.parent)) == [path.name]
+    journal_path(path).write_bytes(b"a text of somebody else")
+    with pytest.raises(WriteError, match="an unfinished capture lies there"):
+        Writer(path)
+
+
 def test_a_discarded_capture_leaves_nothing(path: Path) -> None:
     writer = Writer(path)
     add(writer, "a", 1.0)

@@ -1,10 +1,11 @@
 """Run a command once for each step that it takes in the file system, and kill it before that step.
 
-    python -m tests.hostile.kill_at_steps FOLDER ARGUMENT...
+    python -m tests.hostile.kill_at_steps [--writes] FOLDER ARGUMENT...
 
 FOLDER/start is what the command finds; FOLDER/kill-N is what the N-th kill leaves, and FOLDER/end what the
 command leaves when it is let alone. The steps are those that Python audits: files opened to be written,
-renamed, removed, linked, locked and cut, folders made and removed, and the call that exchanges two paths.
+renamed, removed, linked, locked and cut, folders made and removed, and the call that exchanges two paths;
+with --writes also each write of a journal and of an unfinished archive.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,9 +43,25 @@ class StepCounter:
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self._is_step(event, arguments):
-            self._count += 1
-            if self._count == self._last:
-                os.kill(os.getpid(), signal.SIGKILL)
+            self.count()
+
+    def count(self) -> None:
+        """Count a step, or end."""
+        self._count += 1
+        if self._count == self._last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def count_writes(self) -> None:
+        """Count writes too, which Python does not audit."""
+        for name in ("write", "pwrite", "writev", "pwritev"):
+            setattr(os, name, self._counted(getattr(os, name)))
+
+    def _counted(self, write: Callable[..., int]) -> Callable[..., int]:
+        def counted(*arguments: Any) -> int:
+            self.count()
+            return write(*arguments)
+
+        return counted
 
     def _is_step(self, event: str, arguments: tuple[Any, ...]) -> bool:
         if event == "ctypes.dlsym":
@@ -58,7 +76,7 @@ class StepCounter:
         return os.path.abspath(os.fsdecode(arguments[0])).startswith(self._folder)
 
 
-def run_until(folder: Path, arguments: list[str], last: int) -> int:
+def run_until(folder: Path, arguments: list[str], last: int, *, counts_writes: bool) -> int:
     """Run the command in a process of its own; its exit status, negative if it was killed."""
     child = os.fork()
     if child:
@@ -70,7 +88,10 @@ def run_until(folder: Path, arguments: list[str], last: int) -> int:
         os.dup2(null, 1)
         from tensorcap_cli.main import main
 
-        sys.addaudithook(StepCounter(folder, last))
+        counter = StepCounter(folder, last)
+        sys.addaudithook(counter)
+        if counts_writes:
+            counter.count_writes()
         main(arguments, prog_name="tcap")
     except SystemExit as end:
         os._exit(end.code if isinstance(end.code, int) else 0)
@@ -80,14 +101,14 @@ def run_until(folder: Path, arguments: list[str], last: int) -> int:
     os._exit(0)
 
 
-def kill_at_every_step(folder: Path, arguments: list[str]) -> None:
+def kill_at_every_step(folder: Path, arguments: list[str], *, counts_writes: bool) -> None:
     """Leave a folder for each step, and one for the whole run."""
     step = 0
     while True:
         step += 1
         place = folder / f"kill-{step:03}"
         shutil.copytree(folder / "start", place, symlinks=True)
-        status = run_until(place, arguments, step)
+        status = run_until(place, arguments, step, counts_writes=counts_writes)
         if status != -signal.SIGKILL:
             place.rename(folder / "end")
             print(f"{step - 1} kills, then exit status {status}", flush=True)
@@ -100,4 +121,11 @@ if __name__ == "__main__":
     import tensorcap_cli.commands  # noqa: F401
     import tensorcap_formats.writing  # noqa: F401
 
-    kill_at_every_step(Path(sys.argv[1]).resolve(), sys.argv[2:])
+    given = sys.argv[1:]
+    if is_all := given[0] == "--writes":
+        given = given[1:]
+    if given[1] == "capture":
+        import torch  # noqa: F401
+
+        import tensorcap.adapters.torch  # noqa: F401
+    kill_at_every_step(Path(given[0]).resolve(), given[1:], counts_writes=is_all)

@@ -239,7 +239,7 @@ FILES: dict[str, tuple[Callable[[Path], object], type[ReadError], str]] = {
     "compressed": (
         lambda p: write(p, tensor(), DATA, method=zipfile.ZIP_DEFLATED),
         NotAnArchiveError,
-        "its storage is compressed",
+        "its pickle is compressed",
     ),
     "two-pickles": (
         lambda p: _two(p),

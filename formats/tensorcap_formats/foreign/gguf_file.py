@@ -21,7 +21,7 @@ from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, Rea
 from tensorcap_formats.flat_arrays import Bands
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import parse_shape
-from tensorcap_formats.input_file import InputFile, read_stored
+from tensorcap_formats.input_file import InputFile, check_total, read_stored
 
 _PLAIN: Final = {  # types whose elements are stored as they are
     "F16": "float16",
@@ -94,6 +94,8 @@ def open_gguf(path: Path) -> Archive:
         raise CorruptArchiveError(f"{path}: the package gguf cannot read it: {reason}") from None
     if not file.tensors:
         raise NotAnArchiveError(f"{path}: is a GGUF file without tensors")
+    declared = sum(4 * int(np.prod(tensor.shape, dtype=object)) for tensor in file.tensors)
+    check_total(len(file.data), declared, str(path))  # they may overlap
     bands = Bands()
     tensors = [_tensor(path, len(file.data), tensor, bands) for tensor in file.tensors]
     kinds = Counter(t.tensor_type.name for t in file.tensors if t.tensor_type.name not in _PLAIN)

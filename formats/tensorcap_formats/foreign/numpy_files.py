@@ -35,7 +35,7 @@ from tensorcap_formats.foreign.strided import StridedTensor
 from tensorcap_formats.foreign.zip_members import ZipMembers
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import decode_json, encode_json, parse_shape
-from tensorcap_formats.input_file import InputFile, read_stored
+from tensorcap_formats.input_file import InputFile, check_total, read_stored
 from tensorcap_formats.keys import Key, unescape
 from tensorcap_formats.records import Record
 
@@ -143,6 +143,7 @@ def open_npz(path: Path) -> Archive:
             tensors.append(_tensor(original, header, dtype, read, bands))
         if not tensors:
             raise NotAnArchiveError(f"{path}: holds no .npy array of numbers")
+        check_total(members.file_size, sum(members.sizes.values()), str(path))  # they may overlap
         return ForeignArchive(path, "npz", tensors, resources=resources, skipped=skipped)
 
 

@@ -30,7 +30,7 @@ from tensorcap_formats.errors import (
 from tensorcap_formats.folder import refuse_link_out
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import parse_shape
-from tensorcap_formats.input_file import InputFile, read_stored
+from tensorcap_formats.input_file import InputFile, check_total, read_stored
 
 _PACKED: Final = re.compile(r"U?INT[1-7]|FLOAT[46]\w*")  # names of types of which bytes hold several
 _KEYS: Final = ("offset", "length")  # of external data, numbers as text
@@ -74,12 +74,17 @@ def initialisers(path: Path, model: Any) -> tuple[list[ForeignTensor], dict[str,
         CorruptArchiveError: One contradicts itself, or its file is not there or too short.
         UnsafeFileError: One names a file outside of the model's folder.
     """
-    tensors, skipped = [], {}
+    with closing(InputFile(path)) as file:
+        sizes = {path: file.size}
+    tensors, skipped, declared = [], {}, 0
     for name, stored in _named_tensors(model.graph):
         if stored.data_type == onnx.TensorProto.STRING:
             skipped[name] = "an array of text"
         else:
-            tensors.append(foreign_tensor(path, name, stored))
+            tensor = foreign_tensor(path, name, stored, sizes)
+            tensors.append(tensor)
+            declared += math.prod(tensor.shape) * tensor.dtype.itemsize
+            check_total(sum(sizes.values()), declared, str(path))  # they may share bytes of a file beside it
     for sparse in model.graph.sparse_initializer:
         skipped[_text(sparse.values.name)] = "a sparse tensor"
     return tensors, skipped
@@ -100,8 +105,15 @@ def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
 
 
-def foreign_tensor(path: Path, name: str, stored: Any) -> ForeignTensor:
-    """A tensor of a model, in the file itself or beside it; raises as `initialisers` does."""
+def foreign_tensor(path: Path, name: str, stored: Any, sizes: dict[Path, int] | None = None) -> ForeignTensor:
+    """A tensor of a model, in the file itself or beside it; raises as `initialisers` does.
+
+    Args:
+        path: Of the model.
+        name: Of the tensor.
+        stored: The tensor's own message.
+        sizes: Is given the size of the file beside the model that has its values, in bytes.
+    """
     where, shape = f"{path}: {abbreviate(name)!r}", tuple(int(size) for size in stored.dims)
     try:
         type_name = onnx.TensorProto.DataType.Name(stored.data_type)
@@ -111,6 +123,8 @@ def foreign_tensor(path: Path, name: str, stored: Any) -> ForeignTensor:
     parse_shape(shape, dtype.itemsize, where)
     if stored.data_location == onnx.TensorProto.EXTERNAL:
         data = _ExternalData.of(path, stored, where)
+        if sizes is not None:
+            sizes[data.path] = data.file_size
         if not _PACKED.fullmatch(type_name):
             expected = math.prod(shape) * dtype.itemsize
             if data.size != expected:

@@ -23,7 +23,7 @@ from tensorcap_formats.foreign.torch_pickle import Name, TensorView, read_pickle
 from tensorcap_formats.foreign.zip_members import ZipMembers
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import parse_shape
-from tensorcap_formats.input_file import InputFile, read_stored
+from tensorcap_formats.input_file import InputFile, check_expansion, check_total, read_stored
 from tensorcap_formats.keys import MAX_KEY_BYTES
 
 SUFFIXES: Final = (".pt", ".pth", ".bin")
@@ -113,6 +113,8 @@ def read_contents(path: Path, name: str, *, is_prefix: bool, bands: Bands) -> To
         root = pickles[0][: -len("data.pkl")]
         _refuse_big_endian(members, root)
         members.check(pickles[0])
+        if not members.is_stored(pickles[0]):
+            raise NotAnArchiveError(f"{path}: its pickle is compressed, expected plain bytes", hint=_HINT)
         if members.sizes[pickles[0]] > _MAX_PICKLE_BYTES:
             raise CorruptArchiveError(f"{path}: pickle has more than {_MAX_PICKLE_BYTES} bytes")
         value = read_pickle(members.read(pickles[0], _MAX_PICKLE_BYTES), str(path))
@@ -130,6 +132,8 @@ def read_contents(path: Path, name: str, *, is_prefix: bool, bands: Bands) -> To
                 contents.values[full] = str(leaf)
             else:
                 contents.skipped[full] = f"a {type(leaf).__name__} that is no tensor"
+        declared = sum(math.prod(t.shape) * t.dtype.itemsize for t in contents.tensors)
+        check_total(members.file_size, declared, str(path))
     return contents
 
 
@@ -200,6 +204,7 @@ def _tensor(name: str, view: TensorView, members: ZipMembers, root: str, bands: 
             raise CorruptArchiveError(
                 f"{where}: reaches to element {last} of a storage of {size // logical.itemsize}"
             )
+        check_expansion(size, math.prod(view.shape) * logical.itemsize, where)  # strides of 0
     offset = members.offset(member)
     tensor = StridedTensor(
         partial(read_stored, members.path, members.file_size, logical.itemsize, offset),

@@ -27,7 +27,7 @@ from tensorcap_formats.flat_arrays import read_flat
 from tensorcap_formats.float_formats import FLOAT_FORMATS
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.hdf5.header import NATIVE_FLOATS
-from tensorcap_formats.input_file import InputFile, check_expansion
+from tensorcap_formats.input_file import InputFile, check_expansion, check_total, is_credible
 
 if TYPE_CHECKING:
     import h5py
@@ -173,6 +173,11 @@ class DatasetReader:
             self._is_checked = True
         self.read(start, out)
 
+    def declared_bytes(self) -> int:
+        """Bytes that all of it takes in memory; 0 if so few are there that `read_foreign` refuses it."""
+        declared = math.prod(self._dataset.shape) * self._storage.itemsize
+        return declared if is_credible(self._dataset.id.get_storage_size(), declared) else 0
+
     def require_written(self) -> None:
         """Refuse a dataset with parts that HDF5 would read as zeros because they were never written."""
         shape, chunk = self._dataset.shape, self._dataset.chunks
@@ -250,6 +255,7 @@ def open_foreign_hdf5(
     import h5py
 
     tensors: list[ForeignTensor] = []
+    readers: list[DatasetReader] = []
     others = dict(skipped or {})
     groups: list[tuple[str, h5py.Group]] = [("", root)]
     addresses = {h5py.h5o.get_info(root.id).addr}
@@ -275,9 +281,11 @@ def open_foreign_hdf5(
                 reader = DatasetReader(
                     node, file, f"{file.path}: {full}", storage=types[0].storage, memory_type=types[1]
                 )
+                readers.append(reader)
                 tensors.append(ForeignTensor(full, types[0], node.shape, reader.read_foreign))
             else:
                 others[full] = "no tensor: a named datatype"
     if not tensors:
         raise NotAnArchiveError(f"{file.path}: none of its {len(others)} HDF5 objects is a numeric dataset")
+    check_total(file.size, sum(reader.declared_bytes() for reader in readers), str(file.path))
     return ForeignArchive(file.path, container, tensors, resources=resources, skipped=others)

@@ -34,6 +34,7 @@ from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
 
 JOURNAL_VERSION: Final = 1
+_BEGINNING: Final = b'{"tensorcap_journal":'
 _OPEN_JOURNAL: Final = (  # a pipe at the path does not block, and nothing is written through a link
     os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 )
@@ -131,6 +132,24 @@ class Journal:
     def is_empty(self) -> bool:
         """Whether nothing was ever written to it."""
         return os.fstat(self._fd).st_size == 0
+
+    @property
+    def confirms_nothing(self) -> bool:
+        """Whether its writer was killed before it confirmed anything: there is no second line."""
+        with open(self.path, "rb", opener=_open_to_read) as file:
+            first, second = file.readline(), file.readline()
+        is_ours = first.startswith(_BEGINNING) or _BEGINNING.startswith(first)
+        return is_ours and not second.endswith(b"\n")
+
+    def clear(self, partial: Path) -> None:
+        """Remove what a writer left that confirmed nothing, which then can be started anew.
+
+        Args:
+            partial: Its file, which goes first: without a journal it would be somebody else's.
+        """
+        if partial.is_file() and not partial.is_symlink():
+            partial.unlink()
+        os.ftruncate(self._fd, 0)
 
     def start(self, container: str, algorithm: str, run: Mapping[str, Any]) -> None:
         """Write the first line."""

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from tensorcap_formats.digests import ALGORITHMS
-from tensorcap_formats.errors import MissingPackageError, ReadError, UnfinishedArchiveError, WriteError
+from tensorcap_formats.errors import (
+    CorruptArchiveError,
+    MissingPackageError,
+    ReadError,
+    UnfinishedArchiveError,
+    WriteError,
+)
 from tensorcap_formats.hdf5 import HEAD_SIZE, finish_flat_file, is_finished_flat_file, open_hdf5
 from tensorcap_formats.index import Index
 from tensorcap_formats.input_file import InputFile
@@ -182,6 +188,10 @@ def _intact_records(file: InputFile, content: JournalContent, progress: Progress
     inside = [(at, nbytes) for at, nbytes in places if HEAD_SIZE <= at <= file.size - nbytes]
     digests = dict.fromkeys(inside, "")
     done, total = 0, sum(nbytes for _, nbytes in digests)
+    if total > file.size:  # each is hashed, and the writer lets none overlap
+        raise CorruptArchiveError(
+            f"{file.path}: has {file.size} bytes, and its journal places {total} bytes of tensors in it"
+        )
     for at, nbytes in digests:
         digests[at, nbytes] = _digest(file, at, nbytes, content.algorithm)
         done += nbytes

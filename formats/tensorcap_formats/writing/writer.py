@@ -86,7 +86,10 @@ class Writer:
             raise WriteError(f"{self.path}: there is no folder {str(folder)!r}", hint="Create it first.")
         self._partial = partial_path(self.path)
         self._journal = Journal(self.path)
-        if not self._journal.is_empty:
+        if not self._journal.is_empty and self._journal.confirms_nothing:
+            with write_errors(self.path):
+                self._journal.clear(self._partial)
+        elif not self._journal.is_empty:
             self._journal.close(remove=False)
             raise WriteError(
                 f"{self.path}: an unfinished capture lies there, in {self._journal.path.name}",

@@ -33,10 +33,12 @@ from tensorcap_formats.flat_arrays import BAND_BYTES, Bands, read_flat
 from tensorcap_formats.folder import OpenFolder, refuse_link_out
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import parse_shape
-from tensorcap_formats.input_file import check_expansion
+from tensorcap_formats.input_file import check_expansion, check_total
 from tensorcap_formats.zarr.header import METADATA_NAME, read_metadata
 
 _MAX_DEPTH: Final = 64
+_MAX_MISSING: Final = 1 << 14  # chunks without a file, of all arrays: to look for one takes a millisecond
+_MISSING_BY_FILE: Final = 4  # or so many for each that has one
 _NUMPY_TYPE: Final = re.compile(r"[<>|](?:b1|i[1248]|u[1248]|f[248]|c8|c16)")
 
 
@@ -60,7 +62,7 @@ def open_foreign_zarr(path: Path) -> Archive:
 
 def _tensors(path: Path, store: OpenFolder) -> tuple[list[ForeignTensor], dict[str, str]]:
     """The arrays of numbers, and why the others are skipped."""
-    bands = Bands()
+    bands, missing = Bands(), _MissingChunks()
     tensors, skipped = [], {}
     for folder, metadata in _arrays(path):
         name = folder.relative_to(path).as_posix() if folder != path else path.stem
@@ -70,7 +72,7 @@ def _tensors(path: Path, store: OpenFolder) -> tuple[list[ForeignTensor], dict[s
                 f"an array of {abbreviate(repr(metadata.get('data_type', metadata.get('dtype'))))}"
             )
             continue
-        array = _ForeignArray(folder, metadata, *types, bands, store)
+        array = _ForeignArray(folder, metadata, *types, bands, store, missing)
         tensors.append(ForeignTensor(name, array.dtype, array.shape, array.read, array.remark))
     return tensors, skipped
 
@@ -94,6 +96,31 @@ def _arrays(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
                     yield Path(folder), metadata
 
 
+class _MissingChunks:
+    """Counts the chunks without a file of the arrays of a store, as they are opened."""
+
+    def __init__(self) -> None:
+        self._missing = self._present = 0
+        self._lock = threading.Lock()
+
+    def add(self, chunks: int, files: int, where: Path) -> None:
+        """Count those of an array of so many chunks and files, before anything looks for each.
+
+        Raises:
+            UnsafeFileError: They are too many.
+        """
+        with self._lock:
+            self._missing += max(chunks - files, 0)
+            self._present += min(chunks, files)
+            limit = max(_MAX_MISSING, _MISSING_BY_FILE * self._present)
+            if self._missing > limit:
+                raise UnsafeFileError(
+                    f"{where}: {self._missing} chunks or more have no file, in it and before it, "
+                    f"expected at most {limit}",
+                    hint="Write it with larger chunks, or with write_empty_chunks=True.",
+                )
+
+
 class _ForeignArray:
     """One array: its metadata, and its elements through the library."""
 
@@ -105,11 +132,13 @@ class _ForeignArray:
         storage: str,
         bands: Bands,
         store: OpenFolder,
+        missing: _MissingChunks,
     ) -> None:
         self.dtype = dtype
         self._folder = folder
         self._bands = bands
         self._store = store
+        self._missing = missing
         self._lock = threading.Lock()
         self._opened: Any = None
         self.shape = parse_shape(metadata.get("shape"), dtype.itemsize, str(folder))
@@ -143,9 +172,13 @@ class _ForeignArray:
 
     def _missing_chunks(self, array: Any) -> tuple[int, int]:
         """How many chunks have no file, and how many there are."""
-        stored = array.shards or array.chunks  # what has a file of its own
-        total = math.prod(-(-n // s) for n, s in zip(self.shape, stored, strict=True))
+        stored, total = array.shards or array.chunks, self._chunks(array)
         return total - array.nchunks_initialized * math.prod(array.chunks) // math.prod(stored), total
+
+    def _chunks(self, array: Any) -> int:
+        """How many chunks have a file of their own if none is missing."""
+        stored = array.shards or array.chunks
+        return math.prod(-(-n // s) for n, s in zip(self.shape, stored, strict=True))
 
     def _array(self) -> Any:
         with self._lock:
@@ -172,6 +205,8 @@ class _ForeignArray:
         metadata: Any = self._metadata
         place = StorePath(LocalStore(self._folder, read_only=True))
         array = zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=place))
+        stored, files = self._stored()
+        self._missing.add(self._chunks(array), files, self._folder)
         missing, total = self._missing_chunks(array)
         if total and missing == total:
             raise CorruptArchiveError(
@@ -179,22 +214,24 @@ class _ForeignArray:
                 hint="If all of it was fill value, write it with write_empty_chunks=True.",
             )
         chunk = math.prod(array.shards or array.chunks) * self.dtype.itemsize
-        check_expansion(self._stored_bytes(), chunk, str(self._folder))
+        check_expansion(stored, chunk, str(self._folder))
+        check_total(stored, math.prod(self.shape) * self.dtype.itemsize, str(self._folder))
         return array
 
-    def _stored_bytes(self) -> int:
-        """Count the bytes of all files, which the library opens by name: nothing else may stand there.
+    def _stored(self) -> tuple[int, int]:
+        """Count the bytes of all files, and the files, which the library opens by name.
 
         Raises:
             CorruptArchiveError: There is a pipe or a device, at which it would wait, or a link to none.
         """
-        stored = 0
+        stored = files = 0
         for path in self._folder.rglob("*"):
             if path.is_file():
                 stored += path.stat().st_size
+                files += 1
             elif not path.is_dir():
                 raise CorruptArchiveError(f"{path}: is no regular file, expected a chunk or metadata")
-        return stored
+        return stored, files
 
     def _band_rows(self, array: Any) -> int:
         """How many rows of the first axis to keep decoded; 0 if one chunk's are too many."""
