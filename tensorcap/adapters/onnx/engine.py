@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ _LEVELS: Final = {
     "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
+_SHARED: Final = "session.use_env_allocators"
 _FOLDER: Final = "session.model_external_initializers_file_folder_path"
 PACKED: Final = ("int4", "uint4", "int2", "uint2", "float4e2m1")  # of which a byte holds several
 _OF_RUNTIME: Final = {"float": "float32", "double": "float64"}  # its names of types, where they are its own
@@ -88,7 +90,7 @@ class Session:
         optimization: str,
         folder: Path | None = None,
         weights: Mapping[str, Any] | None = None,
-        in_order: bool = False,
+        is_tapped: bool = False,
         is_profiled: bool = False,
     ) -> None:
         """Make a session.
@@ -100,7 +102,8 @@ class Session:
             optimization: One of `OPTIMIZATIONS`.
             folder: Where files of external weights are, for a model of bytes.
             weights: Values of weights that the bytes call external, by name.
-            in_order: Whether nodes are run in their order in the graph, shapes first.
+            is_tapped: Whether it is one of several of a graph with taps: it is run in the order of its nodes,
+                shapes first, and shares memory with the others.
             is_profiled: Whether `kernels` will be asked.
 
         Raises:
@@ -113,8 +116,11 @@ class Session:
             options.add_session_config_entry(_FOLDER, str(folder))
         if weights:
             options.add_external_initializers(list(weights), list(weights.values()))
-        if in_order:
+        if is_tapped:
             options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+            _share_memory()
+            options.add_session_config_entry(_SHARED, "1")
+            options.enable_mem_pattern = False
         self._name = name
         self._profiles = tempfile.TemporaryDirectory(prefix="tensorcap-") if is_profiled else None
         if self._profiles is not None:
@@ -151,6 +157,13 @@ class Session:
             if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
         }
         return dict(sorted(Counter(str(op) for _, op in names).items()))
+
+
+@cache
+def _share_memory() -> None:
+    """Give the process an arena of memory for all sessions that ask for it."""
+    info = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(info, None)
 
 
 def _reason(error: Exception) -> str:

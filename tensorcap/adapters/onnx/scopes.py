@@ -86,7 +86,7 @@ class Scopes:
             if located[node.index] is None:
                 located[node.index] = _by_parameters(node, graph, owners, located)
         paths = [path or ((), node.name or node.op) for path, node in zip(located, graph.nodes, strict=True)]
-        calls = _calls([path for path, _ in paths], set(owners.values()), graph)
+        calls = _calls([path for path, _ in paths], owners, graph)
         self.nodes = tuple(
             NodeScope(calls[node.index], _op_name(node, paths[node.index][1]), *_source(node))
             for node in graph.nodes
@@ -238,11 +238,12 @@ def _by_parameters(
 
 
 def _calls(
-    paths: Sequence[tuple[str, ...]], owners: set[str], graph: OnnxGraph
+    paths: Sequence[tuple[str, ...]], owners: Mapping[str, str], graph: OnnxGraph
 ) -> list[tuple[ModuleCall, ...]]:
     """Each node's calls of modules, by the paths that names say."""
     raw = {path for each in paths for path in each}
-    modules = {path: _without_numbers(path, raw, owners) for path in raw}
+    cleaned = {path: _without_numbers(path, raw, set(owners.values())) for path in raw}
+    modules = {**cleaned, **_by_owners(paths, cleaned, owners, graph)}
     instances: dict[str, dict[str, int]] = defaultdict(dict)  # by module: the number of each path
     for each in paths:
         for path in each:
@@ -258,6 +259,38 @@ def _calls(
     ]
 
 
+def _by_owners(
+    paths: Sequence[tuple[str, ...]], cleaned: Mapping[str, str], owners: Mapping[str, str], graph: OnnxGraph
+) -> dict[str, str]:
+    """The modules of paths that leave out containers, by the names of most parameters that are taken there.
+
+    TorchScript calls a module that lies in several containers by the innermost one's name for it alone:
+    `/attn/q/MatMul` takes `layers.0.attn.q.weight`.
+    """
+    votes: dict[str, Counter[str]] = defaultdict(Counter)
+    for node in graph.nodes:
+        around = paths[node.index]
+        for owner in {owners[name] for name in node.inputs if name in owners} if around else ():
+            whole = owner.split(".")
+            end = len(whole)
+            places: list[int] = []
+            for component in reversed(cleaned[around[-1]].split(".")):
+                place = next((at for at in range(end - 1, -1, -1) if whole[at] == component), None)
+                if place is None or (not places and place != len(whole) - 1):
+                    break
+                places.insert(0, place)
+                end = place
+            else:
+                for path in around:
+                    count = cleaned[path].count(".")
+                    votes[path][".".join(whole[: places[count] + 1])] += 1
+    return {path: counts.most_common(1)[0][0] for path, counts in votes.items() if _is_most(counts)}
+
+
+def _is_most(counts: Counter[str]) -> bool:
+    return 2 * counts.most_common(1)[0][1] > counts.total()
+
+
 def _without_numbers(path: str, raw: set[str], owners: set[str]) -> str:
     """The module of a path in which `_1` behind a component may say that it is called again."""
     known: list[str] = []
@@ -271,10 +304,11 @@ def _without_numbers(path: str, raw: set[str], owners: set[str]) -> str:
 
 
 def _repeats(paths: Sequence[tuple[str, ...]], graph: OnnxGraph) -> dict[tuple[str, int], int]:
-    """The call that a node is of, by module and the node's place, of modules whose nodes repeat.
+    """The call that a node is of, by module and the node's place, of modules that are called several times.
 
-    The nodes of a module that is called k times take each of its parameters k times, and are k runs of the
-    same operators.
+    1. The nodes of a module with parameters that is called k times take each of them k times, and are k runs
+       of the same operators.
+    2. Those of a module without are k parts of the same operators, of which none takes anything of another.
     """
     nodes_of: dict[str, list[GraphNode]] = defaultdict(list)
     for node in graph.nodes:
@@ -283,12 +317,27 @@ def _repeats(paths: Sequence[tuple[str, ...]], graph: OnnxGraph) -> dict[tuple[s
     repeats: dict[tuple[str, int], int] = {}
     for path, nodes in nodes_of.items():
         taken = Counter(name for node in nodes for name in set(node.inputs) if _is_parameter(graph, name))
-        count = min(taken.values(), default=1)
-        size = len(nodes) // count
-        ops = [node.op for node in nodes]
-        if count > 1 and len(nodes) == size * count and ops == ops[:size] * count:
-            repeats.update(((path, node.index), place // size) for place, node in enumerate(nodes))
+        if taken:
+            size = len(nodes) // min(taken.values())
+            parts = [nodes[start : start + size] for start in range(0, len(nodes), size)]
+        else:
+            parts = _separate_parts(nodes)
+        if len({tuple(node.op for node in part) for part in parts}) == 1:
+            repeats.update(((path, node.index), number) for number, part in enumerate(parts) for node in part)
     return repeats
+
+
+def _separate_parts(nodes: Sequence[GraphNode]) -> list[list[GraphNode]]:
+    """Nodes in parts of which none takes anything of another, in the order of their first nodes."""
+    parts: list[list[GraphNode]] = []
+    for node in nodes:
+        touched = [
+            part for part in parts if any(set(each.outputs) & set(node.inputs) - {""} for each in part)
+        ]
+        joined = sorted([*(each for part in touched for each in part), node], key=lambda each: each.index)
+        parts = [part for part in parts if part not in touched]
+        parts.append(joined)
+    return sorted(parts, key=lambda part: part[0].index)
 
 
 def _is_parameter(graph: OnnxGraph, name: str) -> bool:

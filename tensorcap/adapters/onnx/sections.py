@@ -161,7 +161,7 @@ class TappedGraph:
         text = self.types.get(name, "")
         return DTYPES.get(dtype_name(text)) if text.startswith(_TENSOR) else None
 
-    def _session(self, proto: Any, *, in_order: bool = False) -> Session:
+    def _session(self, proto: Any) -> Session:
         graph, model = self._graph, self._model
         weights = {w.name: graph.apart[w.name] for w in proto.graph.initializer if w.name in graph.apart}
         return Session(
@@ -171,7 +171,7 @@ class TappedGraph:
             optimization=model.optimization,
             folder=graph.path.parent.resolve(),
             weights=weights,
-            in_order=in_order,
+            is_tapped=True,
         )
 
     def _measure(self, values: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
@@ -193,7 +193,7 @@ class TappedGraph:
         for name, shape in shapes.items():
             proto.graph.node.add(op_type="Shape", input=[name], output=[shape])
         proto.graph.output.extend(helper.make_empty_tensor_value_info(shape) for shape in shapes.values())
-        results = self._session(proto, in_order=True).run(list(shapes.values()), values)
+        results = self._session(proto).run(list(shapes.values()), values)
         return types, {
             name: tuple(int(size) for size in results[shape].numpy()) for name, shape in shapes.items()
         }

@@ -95,8 +95,8 @@ class LoadedModel:
         return session.run(self.graph.outputs, values), session
 
     def tapped(self, values: Mapping[str, Any], signature: Any, *, is_switched: bool) -> TappedGraph:
-        """The graph with taps for inputs of a signature; with switches for injections."""
-        key = signature, is_switched
+        """The graph with taps for inputs of a signature; with switches for injections, or if it has some."""
+        key = signature, is_switched or (signature, True) in self._tapped
         if key not in self._tapped:
             switches = Switches(self.graph, self.scopes, self.boundaries) if is_switched else None
             self._tapped[key] = TappedGraph(self._model, self.graph, values, switches)
