@@ -33,7 +33,7 @@ from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError
-from tensorcap_formats.keys import Key, escape
+from tensorcap_formats.keys import Key, escape, unescape
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import ModuleInfo
 
@@ -179,11 +179,7 @@ def measure_layers(
             weight = _numbers(target, records[1], theirs, module, name)
             if trusted is None or weight is None:
                 continue
-            units = [
-                unit_of(weight.steps),
-                *(p.unit for p in (precision,) if p is not None and not p.is_wide),
-            ]
-            weight = replace(weight, unit=max(units))
+            weight = _with_unit(weight, precision)
             both = given.get(site, {}), made.get(site, {})
             products = list(_products(reference, target, trusted, *both, injected))
         except (OSError, ReadError):  # the comparison says so
@@ -204,6 +200,35 @@ def measure_layers(
                 results[key] = error
                 predicted[site] = max(error.predicted, predicted.get(site, 0.0))
     return QuantisedLayers(weights, results, predicted)
+
+
+def judge_quantised_weight(
+    reference: Archive, ours: Record, target: Archive, theirs: Record
+) -> QuantisedWeight | None:
+    """Judge a weight that a target holds in few bits, by its values alone; None if its numbers are not known.
+
+    Args:
+        reference: The trusted archive.
+        ours: Its weight.
+        target: The archive under test.
+        theirs: Its weight, in floats.
+    """
+    site, name = theirs.key.site, unescape(theirs.key.slot.partition(".")[2])
+    if (site, name) not in packed_weights(target.info):
+        return None
+    trusted = _floats(reference, ours)
+    module = target.info.modules.get(site)
+    weight = _numbers(target, theirs, _parameters(target, {site}), module, name)
+    if trusted is None or weight is None or trusted.shape != weight.values.shape:
+        return None
+    precision = POLICY.precision_of_runs(reference.info, target.info)
+    return _judge_weight(trusted, _with_unit(weight, precision), None)
+
+
+def _with_unit(weight: WeightNumbers, precision: Precision | None) -> WeightNumbers:
+    """A weight with the rounding that its steps, and the runs, have besides."""
+    units = [unit_of(weight.steps), *(p.unit for p in (precision,) if p is not None and not p.is_wide)]
+    return replace(weight, unit=max(units))
 
 
 def _judge_weight(reference: Array, weight: WeightNumbers, inputs: Array | None) -> QuantisedWeight:

@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tensorcap import preflight
 from tensorcap.comparison import Comparison, compare
+from tensorcap.comparison.preflight import item_text
 from tensorcap.localization import localize
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
@@ -62,6 +64,10 @@ def texts(result: Comparison, test: str) -> dict[str, str]:
     return {pair.key: f.text for pair in result.pairs for f in pair.findings if f.test == test}
 
 
+def scales_rolled(layer: Any) -> None:
+    layer.weight_scale.copy_(torch.roll(layer.weight_scale, 1, 0))
+
+
 FORMS = [
     pytest.param(lambda layer: Gptq(layer, 32), "uint4", "32 values", id="gptq"),
     pytest.param(lambda layer: Gptq(layer, 16, 0), "uint4", "16 values", id="gptq-2"),
@@ -101,6 +107,44 @@ def test_rightly_quantised_layers_are_as_their_rounding_predicts(
     assert (found.suspects, found.exit_status) == ((), 0)
 
 
+class InBfloat16(Bytes):
+    """A layer of a model in bfloat16, which its scales are rounded to after they were used."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        with torch.no_grad():
+            layer.weight.copy_(layer.weight.bfloat16().float())
+        super().__init__(layer)
+        self.weight_scale = self.get_buffer("weight_scale").bfloat16()
+        self.bias = nn.Parameter(self.bias.bfloat16())
+
+    def forward(self, x: Tensor) -> Tensor:
+        values: Any = self.weight
+        scales: Any = self.weight_scale
+        return nn.functional.linear(x, (values.float() * scales.float()).to(x.dtype), self.bias)
+
+
+@pytest.mark.spec("POL-280", "POL-281")
+@pytest.mark.parametrize(("wrong", "status"), [(None, 0), (scales_rolled, 1)])
+def test_scales_that_bfloat16_rounds_are_right(
+    tmp_path: Path, reference: Path, wrong: Callable[[Any], None] | None, status: int
+) -> None:
+    net = port(InBfloat16, wrong)
+    net[3] = net[3].bfloat16()
+    path = tmp_path / "target.h5"
+    capture_workload(Workload(net, (X.bfloat16(),)), path, params=True)
+    assert compare(reference, path).exit_status == status
+    suspects = localize(reference, path, reference_model=Workload(model(), (X,))).suspects
+    assert [suspect.module for suspect in suspects] == (["2"] if wrong else [])
+
+
+@pytest.mark.spec("PRE-90")
+def test_preflight_tells_right_weights_as_rounded(tmp_path: Path, reference: Path) -> None:
+    items = preflight(reference, captured(tmp_path, port(Gptq))).items
+    texts = [item_text(item) for item in items if item.kind == "parameters"]
+    assert len(texts) == 1
+    assert "3 parameters rounded to uint4 with a scale for 32 values" in texts[0]
+
+
 @pytest.mark.spec("CAP-330")
 @pytest.mark.parametrize(("make", "number", "scope"), FORMS)
 def test_what_is_recorded_is_what_the_layer_multiplies_by(
@@ -116,10 +160,6 @@ def test_what_is_recorded_is_what_the_layer_multiplies_by(
 
 def zero_point_off(layer: Any) -> None:
     layer.weight_zero_point += 1
-
-
-def scales_rolled(layer: Any) -> None:
-    layer.weight_scale.copy_(torch.roll(layer.weight_scale, 1, 0))
 
 
 def scales_of_columns(layer: Any) -> None:

@@ -24,7 +24,8 @@ from tensorcap.comparison.preflight.weights import (
     values_text,
     weights_of,
 )
-from tensorcap.comparison.weight_grids import WeightGrid, find_weight_grid
+from tensorcap.comparison.quantised_layers import judge_quantised_weight
+from tensorcap.comparison.weight_grids import find_weight_grid
 from tensorcap.metrics import measure
 from tensorcap.wording import FEW, conjugated, counted, some
 from tensorcap_formats.archive import Archive
@@ -225,9 +226,9 @@ def _judge(reference: Archive, target: Archive, pair: _WeightPair, outcome: _Out
         else:
             outcome.reshaped.append(pair)
     elif (error := _measured_error(reference, target, pair)) is not None:
-        grid = _find_grid(reference, target, pair) if error > 0 else None
-        if grid is not None:
-            outcome.on_grid.setdefault(grid.text, []).append(pair)
+        grid = _grid_text(reference, target, pair) if error > 0 else ""
+        if grid:
+            outcome.on_grid.setdefault(grid, []).append(pair)
         elif error > 0:
             outcome.other.append((error, pair))
     elif likeness == "other":
@@ -263,14 +264,18 @@ def _measured_error(reference: Archive, target: Archive, pair: _WeightPair) -> f
     return difference.relative_frobenius or math.inf
 
 
-def _find_grid(reference: Archive, target: Archive, pair: _WeightPair) -> WeightGrid | None:
-    """The grid that the target's values are the reference's rounded to; None if there is none."""
+def _grid_text(reference: Archive, target: Archive, pair: _WeightPair) -> str:
+    """The numbers that the target's values are the reference's rounded to; "" if there are none."""
     ours, theirs = pair.reference.record, pair.target.record
     if ours is None or theirs is None or {ours.dtype.kind, theirs.dtype.kind} != {"float"}:
-        return None
+        return ""
+    quantised = judge_quantised_weight(reference, ours, target, theirs)
+    if quantised is not None:
+        return quantised.text if quantised.finding.status == "within-rounding" else ""
     sides = reference.load(ours), target.load(theirs)
     ours_values, theirs_values = (side.astype(np.float64) for side in sides)
-    return find_weight_grid(ours_values, theirs_values, UNIT_ROUNDOFFS[theirs.dtype.name])
+    grid = find_weight_grid(ours_values, theirs_values, UNIT_ROUNDOFFS[theirs.dtype.name])
+    return "" if grid is None else grid.text
 
 
 def _grid_item(kind: WeightKind, grid: str, pairs: Sequence[_WeightPair]) -> Item:

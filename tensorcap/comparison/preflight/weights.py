@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from tensorcap.comparison.quantised_weights import kept_beside
 from tensorcap.runs import is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import DTYPES
@@ -72,12 +73,14 @@ class Weight:
 def weights_of(archive: Archive, kind: WeightKind) -> dict[WeightId, Weight]:
     """Return the parameters or the buffers of a run by rank, site and name, recorded or described."""
     weights = {}
+    beside = kept_beside(archive.info)
     for site, module in archive.info.modules.items():
         for name, info in getattr(module, kind).items():
             weights[0, site, name] = Weight(site, name, info)
     for record in archive.records:
         prefix, _, rest = record.key.slot.partition(".")
-        if prefix == _SLOTS[kind] and is_parameter(record.key):
+        is_own = (record.key.site, record.key.slot) not in beside
+        if prefix == _SLOTS[kind] and is_parameter(record.key) and is_own:
             key, name = record.key, unescape(rest)
             digest = f"{archive.algorithm}:{record.digest}" if record.digest and archive.algorithm else ""
             info = TensorInfo(record.shape, record.dtype.name, "", digest, record.statistics)
