@@ -64,7 +64,7 @@ def run_warnings(reference: Archive, target: Archive) -> Iterator[str]:
     root = target.info.injected.root if target.info.injected else ""
     if root and reference.root and root != reference.root:
         yield "What was injected into the target is not of this reference: errors are not its modules' own."
-    if not reference.is_ordered:
+    if not reference.is_ordered and len(reference.records) > 1:
         yield "The reference has no execution order: natural order of names is used instead."
     elif isinstance(reference, OrderedArchive):
         yield "The reference has no execution order: the target's is used instead."
