@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -15,6 +16,7 @@ from tensorcap.comparison import POLICY, Padding
 from tensorcap.diagnosis.hypothesis import Hypothesis
 from tensorcap.diagnosis.repeated_call import RepeatedCall, repeat_call
 from tensorcap.diagnosis.values import Values, relative_error
+from tensorcap.runs import Contents, contents_of, is_telling
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import decode
 from tensorcap_formats.errors import UsageError
@@ -299,6 +301,39 @@ class PairContext:
         """Find the first axis of a name, from an axis on."""
         return next((axis for axis in range(start, self.r.ndim) if self.axis_name(axis) == name), None)
 
+    def find_partner(self, record: Record) -> Record | None:
+        """Find the target's record of a reference's: of its key, else of one that holds the same before it.
+
+        A port calls a function where the reference has a module: what that is given is then nowhere in the
+        target but as the result that it is.
+        """
+        partner = _find_partner(self.target_archive, record.key, record)
+        if partner is not None or not is_telling(record):
+            return partner
+        alike = (r for r in self._alike.get(contents_of(record), ()) if r.order < record.order)
+        partners = (_find_partner(self.target_archive, r.key, r) for r in alike)
+        return next((found for found in partners if found is not None), None)
+
+    @cached_property
+    def _alike(self) -> Mapping[Contents, Sequence[Record]]:
+        """Records of the reference that hold the same, the last ones first."""
+        alike: dict[Contents, list[Record]] = defaultdict(list)
+        for record in sorted(self.reference_archive.records, key=lambda r: -r.order):
+            alike[contents_of(record)].append(record)
+        return alike
+
+    @cached_property
+    def maker(self) -> Record:
+        """The reference's record itself, or the result of a call that it is, where it is handed on."""
+        return self.maker_of(self.reference)
+
+    def maker_of(self, record: Record) -> Record:
+        """The result of a call that an argument of the reference is; the record itself if it is none."""
+        if not record.key.slot.startswith("input") or not is_telling(record):
+            return record
+        alike = (r for r in self._alike.get(contents_of(record), ()) if r.order < record.order)
+        return next((r for r in alike if r.key.slot.startswith("output")), record)
+
     @cached_property
     def inputs(self) -> list[tuple[str, Values, Values]]:
         """Inputs of the module, finite and whole on both sides: slot, reference, target."""
@@ -306,10 +341,13 @@ class PairContext:
             return []
         inputs = []
         for record in self.reference_archive.records:
-            slot = record.key.slot
-            if record.key.where != self.reference.key.where or record.row == self.reference.row:
+            slot, maker = record.key.slot, self.maker
+            if record.key.where != maker.key.where or record.row == maker.row:
                 continue
-            partner = _find_partner(self.target_archive, replace(self.target.key, slot=slot), record)
+            partner = None
+            if maker is self.reference:
+                partner = _find_partner(self.target_archive, replace(self.target.key, slot=slot), record)
+            partner = partner or self.find_partner(record)
             if slot.startswith("input.") and partner is not None and _is_readable(record):
                 sides = values_of(self.reference_archive, record), values_of(self.target_archive, partner)
                 if all(np.isfinite(side).all() for side in sides):
@@ -362,7 +400,7 @@ class PairContext:
             if record.digest:
                 digests.add(record.digest)
             reference = values_of(self.reference_archive, record)
-            partner = _find_partner(self.target_archive, record.key, record)
+            partner = self.find_partner(record)
             target = None if partner is None else values_of(self.target_archive, partner)
             if np.isfinite(reference).all():
                 is_finite = target is not None and bool(np.isfinite(target).all())
@@ -428,7 +466,7 @@ def read_last_inputs(context: PairContext) -> Iterator[PairContext]:
         and r.size <= LARGEST
     ]
     for record in sorted(inputs, key=lambda r: -r.order)[:2]:
-        partner = _find_partner(context.target_archive, record.key, record)
+        partner = context.find_partner(record)
         if partner is not None:
             sides = (context.reference_archive, record), (context.target_archive, partner)
             inner = read_pair(*sides, limit=LARGEST)

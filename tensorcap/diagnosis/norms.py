@@ -10,10 +10,11 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 
-from tensorcap.diagnosis.context import PairContext
+from tensorcap.diagnosis.context import PairContext, values_of
 from tensorcap.diagnosis.hypothesis import LESSENED, ROUNDINGS, Hypothesis, inherited_error
 from tensorcap.diagnosis.values import Values, evenly_spaced, fit_factors, relative_error
 from tensorcap_formats.float_formats import rounded
+from tensorcap_formats.keys import module_of
 
 Statistic = Literal["rms", "layer", "l2"]
 Weighting = Literal["w", "1 + w", "1 + w, rounded", "none"]
@@ -39,6 +40,8 @@ _EQUALLY_EXACT: Final = 1e-7  # and those that leave less than that
 _EPS_TOLERANCE: Final = 0.05  # relative: two eps so near are the same
 _ONE_TOLERANCE: Final = 0.1  # share of the difference of two weights that they may miss one by
 _EPS: Final = (1e-6, 1e-5, 1e-12, 1e-8, 1e-7, 1e-4, 1e-3, 0.0)
+_GROUPS: Final = (2, 4, 8, 16, 32)  # counts that channels may be cut into
+_MOST_NORMS: Final = 12  # of which weights are tried
 _WIDE: Final = ("float32", "float64")
 _NARROW: Final = ("bfloat16", "float16")  # in which a run in float32 may compute single steps
 _UNIT: Final = 2.0**-24  # of float32
@@ -100,7 +103,7 @@ class NormVariant:
         if self.is_cast_first or self.low.startswith("all"):
             y = rounded(y, low)
         if weight is not None and self.weighting != "none":
-            y = y * self._factor(weight, low)
+            y = y * self.weigh(weight, low)
         return rounded(y if bias is None else y + bias, dtype)
 
     def _variance(self, x: Values, centred: Values, dtype: str) -> Values:
@@ -130,7 +133,8 @@ class NormVariant:
         runs = self.low.rpartition("in runs of ")
         return int(runs[2]) if runs[1] else 0
 
-    def _factor(self, weight: Values, dtype: str) -> Values:
+    def weigh(self, weight: Values, dtype: str) -> Values:
+        """What the normalised value is multiplied by."""
         if self.weighting == "w":
             return weight
         return rounded(1 + weight, dtype) if self.weighting == "1 + w, rounded" else 1 + weight
@@ -168,6 +172,7 @@ def propose_norms(context: PairContext) -> Iterator[Hypothesis]:
     3. The variant that makes the target is found; that of the reference stays unless another one leaves far
        less. If only the target is narrow, either order of rounding and weight counts as the reference's.
     4. Proposed are an inherited error, another weight, and the other variant.
+    5. If there is none, the variant of the reference is proposed with other statistics and other weights.
     """
     if not context.is_same_shape or context.r.ndim < 2 or context.r.shape[-1] < _LEAST_CHANNELS:
         return
@@ -182,14 +187,13 @@ def propose_norms(context: PairContext) -> Iterator[Hypothesis]:
     rows = _sample_rows(ours.reshape(-1, width))
     dtype = context.reference.dtype.name
     x, outputs = ours.reshape(-1, width)[rows], context.r.reshape(-1, width)[rows]
-    fitted = 0
     usual = _find_variant(_Sample(x, outputs, weight, bias, dtype), context)
     if usual is None:
         fit = None if weight is not None else _fit_weight(x, outputs, dtype, context)
         if fit is None:
             return
         usual, weight, bias = fit
-        fitted = width * (1 if bias is None else 2)
+    is_fitted = not parameters  # to the reference alone, so that no number is fitted to what the target has
     is_wide = dtype in _WIDE
     dtype = context.target.dtype.name
     same = [None if side is None else rounded(side, dtype) for side in (weight, bias)]
@@ -199,13 +203,17 @@ def propose_norms(context: PairContext) -> Iterator[Hypothesis]:
         theirs.reshape(-1, width)[rows], context.t.reshape(-1, width)[rows], own_weight, own_bias, dtype
     )
     expected = _narrow(usual, sample) if is_wide and dtype not in _WIDE else usual
+    yield inherited_error(context.t, expected(theirs, same[0], same[1], dtype), context.r)
     other = _find_variant(sample, context, near=expected)
+    if other is None or other == expected:
+        yield from _propose_other_groups(context, expected, theirs, (same[0], same[1]), slot)
+        if is_fitted and weight is not None:
+            yield from _propose_other_weights(context, expected, theirs, (weight, same[1]))
     if other is None:
         return
-    yield inherited_error(context.t, expected(theirs, same[0], same[1], dtype), context.r)
     if expected.statistic == "layer" and dtype in _WIDE:
         yield from _propose_moments(context, expected, theirs, (own_weight, own_bias), dtype)
-    if weight is not None and own_weight is not None and not fitted:
+    if weight is not None and own_weight is not None and not is_fitted:
         yield from _propose_own_weight(context, other, theirs, (weight, own_weight), own_bias)
     if other == expected:
         return
@@ -216,7 +224,6 @@ def propose_norms(context: PairContext) -> Iterator[Hypothesis]:
         text,
         predicted,
         baseline=baseline,
-        parameters=fitted,
         log_alternatives=math.log(3 * 4 * 2 * len(_PRECISIONS) * (len(_EPS) + 2) * 2),
         hint=hint,
         facts={"reference": asdict(usual), "target": asdict(other)},
@@ -276,6 +283,121 @@ def _propose_own_weight(
             hint = "One plus the weight is meant on one side and the weight alone on the other."
     predicted, baseline = variant(x, own, bias, dtype), variant(x, rounded(weight, dtype), bias, dtype)
     yield context.propose(kind, text, predicted, baseline=baseline, hint=hint)
+
+
+def _propose_other_groups(
+    context: PairContext,
+    usual: NormVariant,
+    x: Values,
+    parameters: tuple[Values | None, Values | None],
+    slot: str,
+) -> Iterator[Hypothesis]:
+    """Propose that statistics are those of groups of channels, or of heads together, and of other axes."""
+    weight, bias = parameters
+    width, dtype = x.shape[-1], context.target.dtype.name
+    baseline = usual(x, weight, bias, dtype)
+    counts = [context.heads or 1, context.kv_heads or 1, *_GROUPS]
+    shapes = {
+        f"each of {count} groups of channels": (*x.shape[:-1], count, width // count)
+        for count in dict.fromkeys(counts)
+        if 1 < count < width and width % count == 0
+    }
+    ways: list[tuple[str, str, Values]] = []
+    for name, shape in shapes.items():
+        ways.append(("groups-differ", name, usual(x.reshape(shape), None, None, "float64").reshape(x.shape)))
+    for first in range(1, x.ndim - 1):
+        whole = x.reshape(*x.shape[:first], -1)
+        name = f"axes {first} to {x.ndim - 1} together"
+        ways.append(("axes-differ", name, usual(whole, None, None, "float64").reshape(x.shape)))
+    for axis in range(1, x.ndim - 1):
+        turned = np.swapaxes(x, axis, -1)
+        normed = np.swapaxes(usual(turned, None, None, "float64"), axis, -1)
+        ways.append(("axes-differ", f"axis {axis}", normed))
+    for kind, name, normed in ways:
+        factor = 1.0 if weight is None or usual.weighting == "none" else usual.weigh(weight, dtype)
+        predicted = rounded(normed * factor + (0.0 if bias is None else bias), dtype)
+        yield context.propose(
+            kind,
+            f"the target takes the statistics of its {slot} of {name}, the reference of its last axis",
+            predicted,
+            baseline=baseline,
+            log_alternatives=math.log(len(ways)),
+            hint="Statistics are those of each head, or of all of them: whose channels a norm is of.",
+        )
+
+
+def _propose_other_weights(
+    context: PairContext, usual: NormVariant, x: Values, parameters: tuple[Values, Values | None]
+) -> Iterator[Hypothesis]:
+    """Propose other weights in the place of the one that is fitted to the reference: by one, or of others.
+
+    Those of other norms are fitted to what these were given and made in the reference.
+    """
+    weight, bias = parameters
+    dtype = context.target.dtype.name
+    ways: list[tuple[str, str, Values, str]] = [
+        (
+            "norm-without-one-plus",
+            "the target multiplies by one less than the reference's weight",
+            weight - 1,
+            "",
+        ),
+        (
+            "norm-with-one-plus",
+            "the target multiplies by one more than the reference's weight",
+            weight + 1,
+            "",
+        ),
+        ("weight-twice", "the target multiplies by the weight twice", weight**2, ""),
+    ]
+    for site, other in _fit_sibling_weights(context, len(weight)):
+        text = f"the target multiplies by the weight of {site}"
+        ways.append(("other-weights", text, other, site))
+    hints = {
+        "other-weights": "The weight of another norm is used: names of the checkpoint, an index of layers.",
+        "weight-twice": "The weight is applied twice: folded into what follows, and left where it was.",
+    }
+    usual_hint = "One plus the weight is meant on one side and the weight alone on the other."
+    baseline = usual(x, weight, bias, dtype)
+    for kind, text, other, site in ways:
+        yield context.propose(
+            kind,
+            text,
+            usual(x, other, bias, dtype),
+            baseline=baseline,
+            log_alternatives=math.log(len(ways)),
+            hint=hints.get(kind, usual_hint),
+            facts={"module": site} if site else {},
+        )
+
+
+def _fit_sibling_weights(context: PairContext, width: int) -> Iterator[tuple[str, Values]]:
+    """Fit weights of other norms of the reference, the nearest ones first: site and weight."""
+    archive, own = context.reference_archive, context.reference
+    classes = {site: module.class_name for site, module in archive.info.modules.items()}
+    site = module_of(own.key.site)
+    results = [
+        r
+        for r in archive.records
+        if r.key.slot == "output"
+        and classes.get(module_of(r.key.site), "") == classes.get(site) != ""
+        and module_of(r.key.site) != site
+        and (r.key.step, r.key.rank) == (own.key.step, own.key.rank)
+        and r.shape[-1:] == (width,)
+    ]
+    sites = {module_of(r.key.site): r for r in sorted(results, key=lambda r: -abs(r.order - own.order))}
+    for other, result in itertools.islice(reversed(sites.items()), _MOST_NORMS):
+        inputs = [
+            r for r in archive.records if r.key.where == result.key.where and r.key.slot.startswith("input.")
+        ]
+        fitting = [r for r in inputs if r.shape == result.shape and r.stored]
+        if len(fitting) != 1 or not result.stored:
+            continue
+        x, y = (values_of(archive, r).reshape(-1, width) for r in (fitting[0], result))
+        rows = _sample_rows(x)
+        fit = _fit_weight(x[rows], y[rows], result.dtype.name, context)
+        if fit is not None:
+            yield other, fit[1]
 
 
 def _find_vector(

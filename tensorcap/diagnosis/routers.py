@@ -14,6 +14,7 @@ from tensorcap.diagnosis.context import PairContext, values_of
 from tensorcap.diagnosis.hypothesis import LESSENED, Hypothesis, inherited_error
 from tensorcap.diagnosis.values import Values, relative_error
 from tensorcap_formats.float_formats import rounded
+from tensorcap_formats.keys import module_of
 
 _MOST_EXPERTS: Final = 1024
 _HINT: Final = "The order of softmax and top-k in the router, or whether the chosen weights are renormalised."
@@ -273,7 +274,23 @@ def _propose_sums_of_weights(
     start = "each token of the target is that of the reference"
     text = f"{start} times the sum of its top {count} of {label}"
     hint = "Weights of experts are not renormalised after top-k."
-    yield context.propose("router-not-renormalised", text, context.r * total, hint=hint)
+    maker = _find_maker_of_weights(context, count)
+    facts = {"made_by": maker} if maker else {}
+    yield context.propose("router-not-renormalised", text, context.r * total, hint=hint, facts=facts)
     text = f"{start} over the sum of its top {count} of {label}"
     hint = "Weights of experts are renormalised after top-k, which the reference does not do."
-    yield context.propose("router-renormalised", text, context.r / total, hint=hint)
+    yield context.propose("router-renormalised", text, context.r / total, hint=hint, facts=facts)
+
+
+def _find_maker_of_weights(context: PairContext, count: int) -> str:
+    """The module whose result the weights of experts are, if the target has them nowhere; else "".
+
+    What experts make is then right for what they are given.
+    """
+    for record in context.reference_archive.records:
+        is_argument = record.key.where == context.maker.key.where and record.key.slot.startswith("input")
+        if is_argument and record.dtype.kind == "float" and record.shape[-1:] == (count,):
+            maker = context.maker_of(record)
+            if context.find_partner(record) is None and maker is not record:
+                return module_of(maker.key.site)
+    return ""

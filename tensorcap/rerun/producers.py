@@ -38,8 +38,9 @@ class Producers:
         1. A call is given what is known if the target has each tensor of floats of it: the argument, that of
            a module around, or an earlier result of these contents.
         2. A tensor that the target has is the result of a call, and not of the code that hands it on, if that
-           result is the first appearance of its contents in the reference, the call was not given the same,
-           and what it was given is known. So is the first result of a module around, with arguments before.
+           result is the first appearance of its contents in the reference, aside from calls within it that it
+           gave them to, the call was not given the same, and what it was given is known. So is the first
+           result of a module around, with arguments before.
         3. The result of a leaf that was given what is not known is made by all that lies between: by the
            nearest module around these calls.
 
@@ -115,10 +116,12 @@ class _Flow:
 
 
 def _find_results(flow: _Flow) -> Iterator[tuple[str, Record]]:
-    for contents, (record, *users) in flow.alike.items():
-        key = record.key
-        if not key.slot.startswith("output") or key.site == ROOT_SITE or key.text in flow.target:
+    for contents, records in flow.alike.items():
+        at = _find_first_result(flow, records)
+        if at is None:
             continue
+        record, users = records[at], records[at + 1 :]
+        key = record.key
         given = flow.inputs_of(key)
         if not given or contents in map(contents_of, given) or any(flow.unknown(key)):
             continue
@@ -127,6 +130,23 @@ def _find_results(flow: _Flow) -> Iterator[tuple[str, Record]]:
                 yield user.key.text, record
                 if user.key.slot.startswith("output"):  # what comes behind it is made of the target's
                     break
+
+
+def _find_first_result(flow: _Flow, records: Sequence[Record]) -> int | None:
+    """Which of records of the same contents is the result of the call that made them; None if none is.
+
+    The target has none before it. It is the first one, or that of the module whose code gave them to others
+    first, as to a dropout.
+    """
+    first = records[0].key
+    maker = first.site if first.slot.startswith("output") else caller_of(first.site, flow.called)
+    for at, record in enumerate(records):
+        key = record.key
+        if key.text in flow.target or maker == ROOT_SITE:
+            return None
+        if key.slot.startswith("output") and key.site == maker:
+            return at
+    return None
 
 
 def _find_spans(flow: _Flow) -> Iterator[tuple[str, str]]:

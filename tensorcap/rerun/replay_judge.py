@@ -197,7 +197,6 @@ class ReplayJudge:
 
     def _makes_weight(self, key: Key) -> bool:
         """Whether the target's module makes, at each call, the weight that the reference's holds."""
-        sides = (self._runs.exact, self._runs.target)
         ours, theirs = (run.info.modules.get(key.site) for run in (self._runs.exact, self._runs.target))
         return ours is not None and theirs is not None and _has_matrix(ours) and not _has_matrix(theirs)
 

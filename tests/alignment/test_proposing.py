@@ -605,3 +605,17 @@ def test_what_a_cache_holds_is_no_pair_of_what_one_step_makes(tmp_path: Path, gr
     target = new_archive(tmp_path / "tgt.h5", other)
     entries = propose(reference, target).alignment.entries
     assert any("mix/output.1" in entry.target[0] for entry in entries) is not grows
+
+
+@pytest.mark.spec("ALN-302")
+@pytest.mark.parametrize("is_sum", [True, False], ids=["sum", "term"])
+def test_what_is_handed_on_as_a_sum_is_no_pair_of_one_of_its_terms(tmp_path: Path, is_sum: bool) -> None:
+    rng = np.random.default_rng(5)
+    start, words, end, other = (_drawn(rng, D) for _ in range(4))
+    places = 3 + _drawn(rng, D)
+    summed = words + places if is_sum else 1.5 * words
+    one = {"first": start, "words": words, "layer/input.x": words + places, "layer": end}
+    target = summed + np.float32(0.01)
+    two = {"first": start, "both": target, "layer/input.x": target, "layer": other}
+    _, found = _proposed(tmp_path, one, two, without={"scaled_values"})
+    assert (found.get("words") == "both") is not is_sum

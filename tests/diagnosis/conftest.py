@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,11 @@ def diagnosed(tmp_path: Path) -> Diagnose:
         precision: str = "float32",
         config: Mapping[str, Any] | None = None,
         reference_precision: str = "float32",
+        modules: Sequence[Mapping[str, Any]] = (),
         **options: Any,
     ) -> Diagnosis:
         sides = [side if isinstance(side, Mapping) else {key: side} for side in (reference, target)]
-        about = {"model": {"config": dict(config or {})}}
+        about = {"model": {"config": dict(config or {})}, **({"modules": modules} if modules else {})}
         precisions = reference_precision, precision
         paths = [
             write_in(tmp_path / name, side, precision=each, run=about)

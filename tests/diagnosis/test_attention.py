@@ -128,3 +128,17 @@ def test_a_right_attention_in_low_precision_is_no_suspect(diagnosed: Diagnose) -
         {**beside, CORE: ours}, {**beside, CORE: theirs}, key=CORE, precision="bfloat16", config=CONFIG
     )
     assert not [e for e in found.explanations if e.kind.startswith("attention")]
+
+
+@pytest.mark.spec("DIA-423")
+def test_a_window_of_the_configuration_may_have_any_name(diagnosed: Diagnose) -> None:
+    rng = np.random.default_rng(5)
+    q, k, v = (2 * rng.standard_normal((1, TOKENS, n)).astype(np.float32) for n in (64, 32, 32))
+    names = "0/attn.q_proj/output", "0/attn.k_proj/output", "0/attn.v_proj/output"
+    causal = np.tril(np.ones((1, 1, TOKENS, TOKENS), np.bool_))
+    beside = {**dict(zip(names, (q, k, v), strict=True)), "0/attn/input.attention_mask": causal}
+    ours, theirs = (core(q, k, v, layout="none", window=window) for window in (8, 9))
+    config = {**CONFIG, "window_size": CONFIG["sliding_window"], "sliding_window": None}
+    found = diagnosed({**beside, CORE: ours}, {CORE: theirs}, key=CORE, config=config)
+    best = found.explanations[0]
+    assert (best.kind, best.facts["target"]["window"]) == ("attention-mask", 9)

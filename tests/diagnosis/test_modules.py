@@ -572,3 +572,76 @@ def test_slices_most_of_which_are_taken_repeatedly_are_no_order(
     r = rng.standard_normal((40, 32))
     found = diagnosed({OUT: r}, {OUT: r[:, np.arange(32) // 4]})
     assert not [e for e in found.explanations if e.kind == "channel-order"]
+
+
+@pytest.mark.spec("DIA-420")
+@pytest.mark.parametrize("key", [OUT, "0/next/input.x"], ids=["result", "argument"])
+def test_an_activation_that_a_port_has_as_a_function_is_known_by_the_result_before_it(
+    diagnosed: Diagnose, rng: np.random.Generator, key: str
+) -> None:
+    x = as_is(rng.standard_normal((1, 20, 32)))
+    ours = {"0/up/output": x, IN: x, OUT: silu(x), "0/next/input.x": silu(x)}
+    found = diagnosed(ours, {"0/up/output": x, key: quick_gelu(x)}, key=key)
+    best = found.explanations[0]
+    assert (best.kind, best.facts) == ("activation", {"reference": "silu", "target": "quick gelu"})
+
+
+OTHER_WEIGHTS = [
+    pytest.param(lambda w, _: w - 1, "norm-without-one-plus", id="w"),
+    pytest.param(lambda w, _: w + 1, "norm-with-one-plus", id="1+w"),
+    pytest.param(lambda w, _: w * w, "weight-twice", id="twice"),
+    pytest.param(lambda _, v: v, "other-weights", id="of-another"),
+]
+
+
+@pytest.mark.spec("DIA-421")
+@pytest.mark.parametrize(("theirs", "kind"), OTHER_WEIGHTS)
+def test_the_weight_of_a_norm_that_no_archive_has_is_fitted_to_the_reference(
+    diagnosed: Diagnose, rng: np.random.Generator, theirs: Any, kind: str
+) -> None:
+    x, y = rng.standard_normal((2, 1, 40, 32))
+    w, v = rng.standard_normal((2, 32)) * 0.3 + 0.4
+    beside = {"0/n/input.x": y, "0/n/output": rms(y) * v, IN: x}
+    modules = [{"path": name, "class": "Norm", "parameters": {}} for name in "mn"]
+    found = diagnosed({**beside, OUT: rms(x) * w}, {**beside, OUT: rms(x) * theirs(w, v)}, modules=modules)
+    assert found.explanations[0].kind == kind
+
+
+@pytest.mark.spec("DIA-421")
+@pytest.mark.parametrize("has_weight", [True, False])
+def test_statistics_of_groups_of_channels_are_named(
+    diagnosed: Diagnose, rng: np.random.Generator, has_weight: bool
+) -> None:
+    x, w = rng.standard_normal((1, 40, 32)), rng.standard_normal(32)
+    beside = {IN: x, **({"0/m/param.weight": w} if has_weight else {})}
+    grouped = rms(x.reshape(1, 40, 4, 8)).reshape(1, 40, 32)
+    found = diagnosed({**beside, OUT: rms(x) * w}, {**beside, OUT: grouped * w})
+    assert found.explanations[0].kind == "groups-differ"
+    assert "4 groups" in found.explanations[0].text
+
+
+@pytest.mark.spec("DIA-421")
+def test_statistics_of_all_heads_together_are_named(diagnosed: Diagnose, rng: np.random.Generator) -> None:
+    x, w = rng.standard_normal((1, 20, 4, 8)) * np.array([0.5, 1, 2, 3])[:, None], rng.standard_normal(8)
+    whole = rms(x.reshape(1, 20, 32)).reshape(x.shape)
+    found = diagnosed({IN: x, OUT: rms(x) * w}, {IN: x, OUT: whole * w})
+    assert found.explanations[0].kind == "axes-differ"
+
+
+@pytest.mark.spec("DIA-422")
+def test_weights_of_experts_that_only_a_router_can_have_made_are_its_work(
+    diagnosed: Diagnose, rng: np.random.Generator
+) -> None:
+    z, x, y = (rng.standard_normal((30, n)) for n in (8, 32, 32))
+    shares = top(softmax(z), 2)
+    ours = {
+        "0/gate/output.0": z,
+        "0/gate/output.1": shares,
+        IN: x,
+        "0/m/input.top_k_weights": shares,
+        OUT: y,
+    }
+    theirs = {"0/gate/output.0": z, IN: x, OUT: y / shares.sum(-1, keepdims=True)}
+    config = {"num_experts": 8, "num_experts_per_tok": 2}
+    best = diagnosed(ours, theirs, config=config).explanations[0]
+    assert (best.kind, best.facts.get("made_by")) == ("router-renormalised", "gate")

@@ -524,3 +524,64 @@ def test_a_weight_of_direction_and_length_is_rounded_twice(tmp_path: Path, facto
         target.second.parametrizations.weight.original0.mul_(factor)
     suspects = narrow(tmp_path, reference, target).suspects
     assert [suspect.module for suspect in suspects] == ([] if factor == 1 else ["second"])
+
+
+class Places(nn.Module):
+    """Words and positions in one module, with a dropout behind them; a linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = Summed(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        result: Tensor = self.out(self.embed(ids))
+        return result
+
+
+class Summed(nn.Module):
+    """The sum of words and of positions, handed on through a dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.drop = nn.Embedding(12, WIDTH), nn.Dropout(0.1)
+        self.positions = nn.Parameter(torch.randn(LENGTH, WIDTH))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        result: Tensor = self.drop(self.words(ids) + 3 * self.positions)
+        return result
+
+
+class Looked(nn.Module):
+    """A port of it, with all of the embedding in one module; with a mistake positions are reversed."""
+
+    def __init__(self, own: Places, *, is_wrong: bool) -> None:
+        super().__init__()
+        self.both, self.end = Table(own.embed, is_wrong=is_wrong), own.out
+
+    def forward(self, ids: Tensor) -> Tensor:
+        result: Tensor = self.end(self.both(ids))
+        return result
+
+
+class Table(nn.Module):
+    """Rows of two tables that are no parameters."""
+
+    def __init__(self, own: Summed, *, is_wrong: bool) -> None:
+        super().__init__()
+        self.rows, self.columns = [own.words.weight.detach()], [own.positions.detach()]
+        self.is_wrong = is_wrong
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.rows[0][ids] + 3 * (self.columns[0].flip(0) if self.is_wrong else self.columns[0])
+
+
+@pytest.mark.spec("RPL-200", "ALN-302")
+@pytest.mark.parametrize("is_wrong", [True, False], ids=["wrong", "right"])
+def test_a_sum_of_embeddings_is_no_pair_of_one_of_them(tmp_path: Path, is_wrong: bool) -> None:
+    torch.manual_seed(6)
+    reference = Places().eval()
+    ids = torch.randint(12, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    found = localized(tmp_path, reference, Looked(reference, is_wrong=is_wrong), ids=ids)
+    assert [suspect.module for suspect in found.suspects] == (["embed"] if is_wrong else [])
+    archives = localize(tmp_path / "ref.h5", tmp_path / "tgt.h5")
+    assert [suspect.module for suspect in archives.suspects] == (["embed"] if is_wrong else [])

@@ -28,6 +28,7 @@ from tensorcap.alignment.match.pairs import Pairs
 from tensorcap.alignment.match.sides import Side, sizes_of
 from tensorcap.alignment.names import Canonical, Index, SiteTemplate, name_of, plain_name
 
+_FAR_NEARER: Final = 0.5  # share of the distance of a pair within which another tensor is what it is
 _DRIFT: Final = 0.01  # of the values, that runs are taken to differ by at most for being equal
 _PRODUCT: Final = 4096  # of sites with equal values on both sides; more prove nothing about one another
 
@@ -235,7 +236,32 @@ class Matching(Pairs):
         left, right = self.sites_of(candidate, place)
         if self.are_near(left, right) is not False:
             return False
-        return self.contradicts(candidate, place) or self.is_confirmed(0, left) or self.is_confirmed(1, right)
+        return (
+            self.contradicts(candidate, place)
+            or self.is_confirmed(0, left)
+            or self.is_confirmed(1, right)
+            or self._is_more(left, right)
+        )
+
+    def _is_more(self, left: str, right: str) -> bool:
+        """Whether the target hands on a result where the reference hands on another one, far nearer to it.
+
+        The target's result is then what the reference makes of its own and of others, as a sum of embeddings.
+        """
+        one, other = self.sides
+        ours, theirs = one.fingerprints.get(left), other.fingerprints.get(right)
+        if ours is None or theirs is None:
+            return False
+        users = {self.partner[1].get(site) for site in other.consumers_of(other.result(right))}
+        given = set(one.consumers_of(one.result(left)))
+        arguments = [
+            fingerprint
+            for site in users - given
+            if site is not None
+            for fingerprint in one.arguments(one.by_site[site][0].name, one.by_site[site][1])
+        ]
+        apart = min((argument.distance(theirs) for argument in arguments), default=math.inf)
+        return not users & given and apart <= _FAR_NEARER * ours.distance(theirs)
 
     def find_values_elsewhere(self, candidate: Candidate, place: Place) -> str:
         """The other site template of the target that has the values of the reference's member, or ""."""

@@ -76,8 +76,8 @@ class Survey:
     Attributes:
         members: By site.
         never_called: Why sites that are registered were never called, "" if that is not known.
-        growing: Sites and slots of results that grow from step to step beside their module's main one, as what
-            a cache holds.
+        growing: Sites and slots of results that grow from step to step beside their module's main one, as
+            what a cache holds.
     """
 
     members: Mapping[str, Member]
@@ -157,7 +157,7 @@ def _first_calls(
 
 
 def _growing(archive: Archive, members: Mapping[str, Member]) -> Iterator[tuple[str, str]]:
-    """Sites and slots of results that gain elements from a site's first step to its last, and its main one none."""
+    """Sites and slots of results that hold more in the last step than in the first, unlike the main one."""
     last: dict[str, int] = {}
     for record in archive.records:
         last[record.key.site] = max(record.key.step, last.get(record.key.site, 0))

@@ -213,9 +213,21 @@ def _list_usual_cores(context: PairContext, parts: Parts) -> Iterator[Core]:
 
 
 def _list_extents(context: PairContext, parts: Parts) -> list[tuple[Mask, bool, int]]:
-    """List what may be visible: what the mask says, or usual extents if it only says what is padded."""
+    """List what may be visible: what the mask says, or usual extents if it only says what is padded.
+
+    Windows of the configuration also cut off what a causal mask shows, where the attention does that itself.
+    """
     extent = parts.analyse_mask()
     mask: Mask = "none" if extent is None else "padding"
-    windows = dict.fromkeys((0, int(context.config_number("sliding_window") or 0)))
+    windows = list(dict.fromkeys((0, *_list_windows(context))))
     usual = [(mask, is_causal, window) for is_causal in (True, False) for window in windows]
-    return usual if extent in (None, ("padding", False, 0)) else [extent] if extent else []
+    if extent in (None, ("padding", False, 0)):
+        return usual
+    return [(mask, True, window) for window in windows] if extent == ("padding", True, 0) else [extent]
+
+
+def _list_windows(context: PairContext) -> Iterator[int]:
+    """Yield the lengths of windows that the configuration names."""
+    for name, value in context.config.items():
+        if "window" in name and isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            yield value
