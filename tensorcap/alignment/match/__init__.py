@@ -1,13 +1,13 @@
 """Matching: which sites of two runs belong together, by names, structure, shapes and values.
 
 In come two archives, out comes a resolved mapping. Read `proposal` (the list of passes), `match_weights`,
-`sides` and `fingerprints` (what is known of a run), `matching` and `passes` (how pairs are accepted), the
-passes `fusion_rules`, `placement`, `derived_outputs`, then `member_layouts`, `entries`, `pair_evidence` and
-`unmatched` (what is reported), last `token_layouts` and `moved_results` (what is seen of records that are
-paired), and `numbered_children` (pairs that go before all passes).
+`sides`, `fingerprints` and `fingerprint_tree` (what is known of a run), `matching` and `passes` (how pairs
+are accepted), the passes `fusion_rules`, `placement`, `derived_outputs`, then `member_layouts`, `entries`,
+`pair_evidence` and `unmatched` (what is reported), last `token_layouts` and `moved_results` (what is seen of
+records that are paired), and `numbered_children` (pairs that go before all passes).
 """
 
-from tensorcap.alignment.match.fingerprints import Fingerprint, agreements, groups, rounding_of
+from tensorcap.alignment.match.fingerprints import Fingerprint, NearestFingerprints, agreements, rounding_of
 from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.moved_results import pair_moved_results
 from tensorcap.alignment.match.numbered_children import pair_numbered_children
@@ -22,9 +22,9 @@ __all__ = [
     "By",
     "Drift",
     "Fingerprint",
+    "NearestFingerprints",
     "agreements",
     "find_systematic_layouts",
-    "groups",
     "match_tokens",
     "order_doubt",
     "pair_equal_keys",

@@ -214,6 +214,7 @@ def _is_possible(whole: Fingerprint, parts: Sequence[Fingerprint], slack: float)
 
 _FACTOR: Final = 2.0**-8  # by which values times a factor may differ; chance comes so near once in thousands
 _EXACT: Final = 2.0**-16
+_SLACK: Final = 1 + 2.0**-20  # for what is rounded twice: times a factor, and to norm 1
 
 
 class ScaledResults:
@@ -230,24 +231,40 @@ class ScaledResults:
             {site: one for site, one in side.fingerprints.items() if not matching.has_partner(i, site)}
             for i, side in enumerate(matching.sides)
         ]
-        self._by_shape = [
-            NearestFingerprints(side, lambda one: one.mean * math.sqrt(one.size) / one.l2) for side in free
+        self._free = free
+        self._units = [
+            NearestFingerprints({site: one.times(1 / one.l2) for site, one in side.items()}) for side in free
         ]
-        self._by_l2 = [NearestFingerprints(side, lambda one: math.log(one.l2)) for side in free]
+        self._magnitudes = [
+            NearestFingerprints({site: _magnitudes(one) for site, one in side.items()}) for side in free
+        ]
 
     def find(self, side: int, fingerprint: Fingerprint) -> Mapping[str, str]:
         """Find the sites of the other side that have the values of a fingerprint, and say so of each."""
         texts: dict[str, str] = {}
+        others = self._free[1 - side]
         for sign in (1, -1):
-            for name, candidate in self._by_shape[1 - side].around(fingerprint.times(sign), self._bound):
-                factor = sign * fingerprint.l2 / candidate.l2
-                if candidate.times(factor).distance(fingerprint) <= self._bound:
+            unit = fingerprint.times(sign / fingerprint.l2)
+            names = self._units[1 - side].within(self._bound * _SLACK, unit)
+            for name in sorted(names, key=lambda name: (_mean_over_rms(others[name]), name)):
+                factor = sign * fingerprint.l2 / others[name].l2
+                if others[name].times(factor).distance(fingerprint) <= self._bound:
                     texts.setdefault(name, f"has the values of {name} times {factor:.4g}")
-        for name, candidate in self._by_l2[1 - side].around(fingerprint, _EXACT):
-            peaks = [max(-p.minimum, p.maximum) for p in (fingerprint, candidate)]
-            if math.isclose(*peaks, rel_tol=_EXACT) and not fingerprint.distance(candidate) <= self._bound:
+        names = self._magnitudes[1 - side].within(_EXACT, _magnitudes(fingerprint))
+        for name in sorted(names, key=lambda name: (others[name].l2, name)):
+            if not fingerprint.distance(others[name]) <= self._bound:
                 texts.setdefault(name, f"has the magnitudes of {name} with other signs")
         return texts
+
+
+def _magnitudes(one: Fingerprint) -> Fingerprint:
+    """What is known of a tensor's magnitudes: its norm and the largest."""
+    peak = max(-one.minimum, one.maximum)
+    return Fingerprint(one.size, 0.0, one.l2, -peak, peak)
+
+
+def _mean_over_rms(one: Fingerprint) -> float:
+    return one.mean * math.sqrt(one.size) / one.l2
 
 
 def pair_scaled(state: MatchState) -> None:

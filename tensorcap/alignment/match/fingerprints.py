@@ -7,16 +7,16 @@ with depth, so agreement is measured by rank: how much nearer the nearest tensor
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from tensorcap.alignment.match.fingerprint_tree import FingerprintTree
 from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -28,8 +28,6 @@ from tensorcap_formats.statistics import Statistics
 FEW: Final = 8  # elements: a smaller tensor proves nothing
 UNRELATED: Final = 0.1  # a usual distance of tensors that have nothing to do with each other
 _FREE: Final = 3  # numbers of a fingerprint that are independent of each other, taken low
-_MANY: Final = 3000  # fingerprints of one size, above which only neighbours by l2 are looked at
-_NEIGHBOURS: Final = 48
 _LEAST_ROUNDING: Final = 2.0**-22  # of float32 and finer: sums in another order differ by more than rounding
 
 
@@ -161,32 +159,35 @@ def statistics_distance(one: Statistics, other: Statistics, size: int) -> float:
 
 
 class NearestFingerprints:
-    """Fingerprints sorted by size and a number that is computed of each, to find near ones.
+    """Fingerprints by size, to find near ones of each other or of another one.
 
     Args:
         fingerprints: By name.
-        number: Computes the number.
     """
 
-    def __init__(
-        self, fingerprints: Mapping[str, Fingerprint], number: Callable[[Fingerprint], float]
-    ) -> None:
-        self._fingerprints = fingerprints
-        self._number = number
-        self._sorted: dict[int, list[tuple[float, str]]] = defaultdict(list)
+    def __init__(self, fingerprints: Mapping[str, Fingerprint]) -> None:
+        self._names: dict[int, list[str]] = defaultdict(list)
         for name, one in fingerprints.items():
-            self._sorted[one.size].append((number(one), name))
-        for of_size in self._sorted.values():
-            of_size.sort()
+            self._names[one.size].append(name)
+        self._trees = {
+            size: _tree([fingerprints[name] for name in names]) for size, names in self._names.items()
+        }
 
-    def around(self, one: Fingerprint, apart: float) -> Iterator[tuple[str, Fingerprint]]:
-        """The fingerprints of the same size whose numbers differ by at most `apart`."""
-        of_size, number = self._sorted.get(one.size, []), self._number(one)
-        start = bisect.bisect_left(of_size, (number - apart, ""))
-        for other, name in of_size[start:]:
-            if other > number + apart:
-                return
-            yield name, self._fingerprints[name]
+    def within(self, apart: float, one: Fingerprint) -> list[str]:
+        """The names of those whose distance from another fingerprint is at most `apart`."""
+        if one.size not in self._trees:
+            return []
+        names, (numbers, scales) = self._names[one.size], _rows([one])
+        return [names[i] for i in self._trees[one.size].within(numbers[:, 0], scales[:, 0], apart)]
+
+    def groups(self, rounding: float) -> list[tuple[str, ...]]:
+        """The names, those together that are equal within rounding: a block's result and its last layer's."""
+        equal = (
+            tuple(sorted(self._names[size][i] for i in group))
+            for size, tree in self._trees.items()
+            for group in tree.groups(rounding)
+        )
+        return sorted(equal)
 
 
 def rounding_of(record: Record) -> float:
@@ -211,37 +212,6 @@ class Agreement:
     nats: float
 
 
-def groups(fingerprints: Mapping[str, Fingerprint], rounding: float) -> list[tuple[str, ...]]:
-    """Group names with fingerprints equal within rounding, such as a block's result and its last layer's."""
-    equal: list[tuple[str, ...]] = []
-    by_size: dict[int, list[str]] = defaultdict(list)
-    for name, fingerprint in fingerprints.items():
-        by_size[fingerprint.size].append(name)
-    for names in by_size.values():
-        names.sort(key=lambda name: (fingerprints[name].l2, name))
-        rows = np.array([_row(fingerprints[name]) for name in names])
-        parent = list(range(len(names)))
-
-        def root(i: int, parent: list[int] = parent) -> int:
-            while parent[i] != i:
-                parent[i] = parent[parent[i]]
-                i = parent[i]
-            return i
-
-        for step in range(1, len(names)):
-            near = np.abs(rows[step:, 2] - rows[:-step, 2]) <= rounding * rows[step:, 2]
-            if not near.any():
-                break
-            for i in np.flatnonzero(near).tolist():
-                if fingerprints[names[i]].distance(fingerprints[names[i + step]]) <= rounding:
-                    parent[root(i + step)] = root(i)
-        members: dict[int, list[str]] = defaultdict(list)
-        for i, name in enumerate(names):
-            members[root(i)].append(name)
-        equal += [tuple(sorted(group)) for group in members.values()]
-    return sorted(equal)
-
-
 def agreements(
     reference: Sequence[Fingerprint], target: Sequence[Fingerprint], rounding: float
 ) -> dict[tuple[int, int], Agreement]:
@@ -256,13 +226,13 @@ def agreements(
     sizes: list[dict[int, list[int]]] = [defaultdict(list), defaultdict(list)]
     for side, fingerprints in zip(sizes, (reference, target), strict=True):
         for i, fingerprint in enumerate(fingerprints):
-            side[fingerprint.size].append(i)
+            if math.isfinite(fingerprint.l2):
+                side[fingerprint.size].append(i)
     for size in sizes[0].keys() & sizes[1].keys():
         rows_of_size, columns_of_size = sizes[0][size], sizes[1][size]
-        rows = np.array([_row(reference[i]) for i in rows_of_size])
-        columns = np.array([_row(target[i]) for i in columns_of_size])
-        right, right_next = _two_nearest(rows, columns)
-        left, left_next = _two_nearest(columns, rows)
+        trees = _tree([reference[i] for i in rows_of_size]), _tree([target[j] for j in columns_of_size])
+        right, right_next = trees[0].two_nearest(trees[1])
+        left, left_next = trees[1].two_nearest(trees[0])
         for i, j in enumerate(right):
             if left[j] != i:
                 continue
@@ -281,41 +251,12 @@ def proof(distance: float, other: float, rounding: float) -> float:
     return min(max(nats, 0.0), WEIGHTS.tensor_most)
 
 
-def _row(one: Fingerprint) -> Array:
-    rms = one.l2 / math.sqrt(one.size)
-    return np.array([one.mean, rms, one.l2, one.minimum, one.maximum])
+def _tree(fingerprints: Sequence[Fingerprint]) -> FingerprintTree:
+    return FingerprintTree(*_rows(fingerprints))
 
 
-def _distances(rows: Array, columns: Array) -> Array:
-    """Distances of all pairs, as `Fingerprint.distance`."""
-    a, b = rows[:, None, :], columns[None, :, :]
-    rms = np.maximum(a[..., 1], b[..., 1])
-    peak = np.maximum(np.abs(a[..., 3:]).max(-1), np.abs(b[..., 3:]).max(-1))
-    result: Array = np.abs(a[..., 1] - b[..., 1]) / rms
-    for i, scale in ((0, rms), (3, peak), (4, peak)):
-        np.maximum(result, np.abs(a[..., i] - b[..., i]) / scale, out=result)
-    return result
-
-
-def _two_nearest(rows: Array, columns: Array) -> tuple[Array, Array]:
-    """The nearest column of each row, and the distance of the second nearest."""
-    nearest = np.zeros(len(rows), np.int64)
-    second = np.full(len(rows), np.inf)
-    order = np.argsort(columns[:, 1], kind="stable")
-    places = np.searchsorted(columns[order, 1], rows[:, 1])
-    block = max(1, 2_000_000 // len(columns))
-    is_many = len(rows) * len(columns) > _MANY**2
-    for start in range(0, len(rows), 1 if is_many else block):
-        part = slice(start, start + (1 if is_many else block))
-        if is_many:
-            low = max(0, int(places[start]) - _NEIGHBOURS)
-            chosen = order[low : low + 2 * _NEIGHBOURS]
-        else:
-            chosen = np.arange(len(columns))
-        distances = _distances(rows[part], columns[chosen])
-        best = distances.argmin(1)
-        nearest[part] = chosen[best]
-        if len(chosen) > 1:
-            distances[np.arange(len(distances)), best] = np.inf
-            second[part] = distances.min(1)
-    return nearest, second
+def _rows(fingerprints: Sequence[Fingerprint]) -> tuple[Array, Array]:
+    """What a `FingerprintTree` holds of fingerprints of one size."""
+    numbers = np.array([(one.l2, one.mean, one.minimum, one.maximum) for one in fingerprints]).T.copy()
+    l2, peak = numbers[0], np.maximum(np.abs(numbers[2]), np.abs(numbers[3]))
+    return numbers, np.stack([l2, l2 / math.sqrt(fingerprints[0].size), peak, peak])

@@ -42,7 +42,6 @@ class Drift:
         return _REACH * max(rounding, min(usual, UNRELATED))
 
 
-_TINY: Final = 1e-12
 _LAST: Final = 3  # of a run's sites that are asked whether it ended right
 
 
@@ -232,6 +231,6 @@ class Pairs:
         one, near = self.sides[side].fingerprints.get(site), self._near
         if one is None:
             return []
-        apart = -math.log1p(-near) + _TINY if near < 1 else math.inf  # of logarithms of the norms
-        others = self.sides[1 - side].by_l2.around(one, apart)
-        return [name for name, other in others if one.distance(other) <= near]
+        other = self.sides[1 - side]
+        names = other.nearest.within(near, one)
+        return sorted(names, key=lambda name: (other.fingerprints[name].l2, name))

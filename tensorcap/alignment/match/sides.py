@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -10,7 +9,6 @@ from tensorcap.alignment.match.fingerprints import (
     Fingerprint,
     Fingerprints,
     NearestFingerprints,
-    groups,
 )
 from tensorcap.alignment.names import Index, Member, Survey, are_equal, collect_site_templates
 from tensorcap_formats.records import Record
@@ -28,7 +26,7 @@ class Side:
         results_of: The results of each module, the main one first.
         fingerprints: Of the results, by site.
         groups: Sites whose results are equal.
-        by_l2: The fingerprints by the logarithm of their l2.
+        nearest: Finds those fingerprints that are near to one.
         group_of: The number of each site's group.
         rounding: Of the coarsest dtype.
         growing: Sites whose results grow from step to step, as what a cache holds.
@@ -55,7 +53,7 @@ class Side:
             fingerprint = fingerprints.joint_fingerprint(_distinct(self.records(site)))
             if fingerprint is not None:
                 self.fingerprints[site] = fingerprint
-        self.by_l2 = NearestFingerprints(self.fingerprints, lambda one: math.log(one.l2))
+        self.nearest = NearestFingerprints(self.fingerprints)
         self.rounding = fingerprints.rounding
         self.growing = {
             s for s in self.by_site if (self.module(s), self.result(s).key.slot) in survey.growing
@@ -64,7 +62,7 @@ class Side:
 
     def group(self, rounding: float) -> None:
         """Find the sites whose results are equal within so much."""
-        self.groups = groups(self.fingerprints, rounding)
+        self.groups = self.nearest.groups(rounding)
         self.group_of = {site: i for i, group in enumerate(self.groups) for site in group}
 
     def module(self, site: str) -> str:
