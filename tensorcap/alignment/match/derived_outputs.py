@@ -296,7 +296,8 @@ def pair_scaled(state: MatchState) -> None:
 def _find_best_pair(matching: Matching, pairs: Iterable[tuple[str, str]]) -> tuple[str, str] | None:
     """The pair of sites that stand at one place in both runs: they took the same, the same took them."""
     standings = {pair: _standing(matching, *pair) for pair in pairs}
-    best = [pair for pair, standing in standings.items() if standing == max(standings.values())]
+    most = max(standings.values(), default=0)
+    best = [pair for pair, standing in standings.items() if standing == most]
     return best[0] if len(best) == 1 else None
 
 

@@ -117,7 +117,8 @@ class FingerprintTree:
         members = near[near >= 0]
         distances = np.abs(self._numbers[:, members] - numbers)
         distances /= np.maximum(self._scales[:, members], scales)
-        return members[distances.max(0) <= apart]
+        near_ones: Array = members[distances.max(0) <= apart]
+        return near_ones
 
     def _gaps(self, number: int, others: FingerprintTree) -> Array:
         """How far each box of others is at least from one of these."""

@@ -86,7 +86,7 @@ def claim(matching: Matching, fusion: Fusion) -> None:
     matching.fused |= fusion.sites
     for part in fusion.parts:
         reference, target = fusion.turned((part, fusion.whole))
-        matching.template_partners[reference].add(target)
+        matching.pair_templates(reference, target)
 
 
 def is_free(matching: Matching, fusion: Fusion) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -155,11 +155,12 @@ def fuse_by_shapes(state: MatchState) -> None:
         return
     possible = _find_possible(matching)
     candidates = [f for f in possible if f.axis is None and _do_sizes_add_up(matching, f)]
-    chosen: list[Fusion] = []
-    for fusion in candidates:
-        rivals = [f for f in candidates if f is not fusion and f.sites & fusion.sites]
-        if not rivals and not matching.fused & fusion.sites:
-            chosen.append(fit_fusion(matching, state.slots, fusion))
+    wanted = Counter(site for fusion in candidates for site in fusion.sites)
+    chosen = [
+        fit_fusion(matching, state.slots, fusion)
+        for fusion in candidates
+        if all(wanted[site] == 1 and site not in matching.fused for site in fusion.sites)
+    ]
     for fusion in chosen:
         claim(matching, fusion)
     state.fusions += chosen

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Final
 
 from tensorcap.alignment.match.candidates import (
@@ -49,6 +49,7 @@ class Matching(Pairs):
         self._canonical = canonical
         self._claims: tuple[dict[int, int], dict[int, int]] = ({}, {})
         self._similarities: dict[tuple[str, str], float] = {}
+        self._standings: dict[tuple[int, int], Mapping[str, int]] = {}
         self._group_by_drift()
         self._candidates = self._find_candidates()
         if canonical is not None:
@@ -151,9 +152,9 @@ class Matching(Pairs):
 
     def _is_saturated(self, side: int, number: int, claim: int) -> bool:
         """Whether all sites with the values of a group have a partner in it, so that it may have others."""
-        group = self.sides[side].groups[number]
-        partners = [self.partner[1 - side].get(site) for site in self.sides[1 - side].groups[claim]]
-        return all(partner in group for partner in partners)
+        group_of, partner = self.sides[side].group_of, self.partner[1 - side]
+        claiming = self.sides[1 - side].groups[claim]
+        return all(site in partner and group_of.get(partner[site]) == number for site in claiming)
 
     def _add_names(self, canonical: Canonical) -> None:
         """Make candidates of site templates whose names are equal."""
@@ -371,11 +372,18 @@ class Matching(Pairs):
     def _standing_similarity(self, candidate: Candidate, place: Place) -> float:
         """Whether both stand at one place, in order of results, among the sites that have their values."""
         standing = []
-        for side, site in zip(self.sides, self.sites_of(candidate, place), strict=True):
-            group = side.groups[side.group_of[site]]
-            ordered = sorted(group, key=lambda s: (side.order(s), s))
-            standing.append((ordered.index(site), len(ordered) - ordered.index(site)))
+        for i, site in enumerate(self.sites_of(candidate, place)):
+            places = self._places_in_group(i, self.sides[i].group_of[site])
+            standing.append((places[site], len(places) - places[site]))
         return sum(WEIGHTS.standing_equal for a, b in zip(*standing, strict=True) if a == b)
+
+    def _places_in_group(self, i: int, number: int) -> Mapping[str, int]:
+        """Where each site of a group stands in order of results."""
+        if (i, number) not in self._standings:
+            side = self.sides[i]
+            ordered = sorted(side.groups[number], key=lambda s: (side.order(s), s))
+            self._standings[i, number] = {site: place for place, site in enumerate(ordered)}
+        return self._standings[i, number]
 
     def children_similarity(self, reference: str, target: str) -> float:
         """How many of what lies inside the one is paired with what lies inside the other."""
@@ -384,7 +392,7 @@ class Matching(Pairs):
         partners = [self.template_partners[name] for name in children if self.template_partners.get(name)]
         if not partners:
             return 0.0
-        target_partners = set[str]().union(*self.template_partners.values()) & target_children
+        target_partners = target_children & self.paired_targets
         both = sum(bool(names & target_children) for names in partners)
         span = WEIGHTS.children_paired - WEIGHTS.children_unpaired
         return span * both / max(len(partners), len(target_partners)) + WEIGHTS.children_unpaired

@@ -8,7 +8,7 @@ results stays one.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
@@ -126,11 +126,11 @@ def _entries(
         for record, partner in records[:1] if is_whole else records:
             ours, theirs = (_place(each, is_whole=is_whole) for each in (record, partner))
             places[ours].add(theirs)
-    partners = [theirs for others in places.values() for theirs in others]
+    partners = Counter(theirs for others in places.values() for theirs in others)
     return tuple(
         Entry((ours,), tuple(others), evidence="values", reason=_REASON)
         for ours, others in places.items()
-        if len(others) == 1 and partners.count(*others) == 1
+        if len(others) == 1 and partners[next(iter(others))] == 1
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import bisect
+import heapq
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -30,11 +32,14 @@ class Drift:
     def __init__(self, proven: Iterable[tuple[int, float]]) -> None:
         self._orders: list[int] = []
         self._usual = [0.0]  # by how many pairs came before: three of four are no further apart
-        known: list[float] = []
-        for order, distance in sorted(proven):
-            bisect.insort(known, distance)
+        nearer: list[float] = []  # three of four and the next, negated; two heaps give a running quantile
+        further: list[float] = []
+        for count, (order, distance) in enumerate(sorted(proven), 1):
+            heapq.heappush(further, -heapq.heappushpop(nearer, -distance))
+            if len(nearer) <= count * 3 // 4:
+                heapq.heappush(nearer, -heapq.heappop(further))
             self._orders.append(order)
-            self._usual.append(known[len(known) * 3 // 4])
+            self._usual.append(-nearer[0])
 
     def near(self, rounding: float, before: float = float("inf")) -> float:
         """How far pairs may be apart by what those before a result are, mostly."""
@@ -55,6 +60,7 @@ class Pairs:
         accepted: The pairs.
         partner: By site, of each side.
         template_partners: The target's site templates by the reference's.
+        paired_targets: All of the target's site templates among them.
         fused: Sites in fusions, with the number of their side.
         handed_on: Sites of the reference whose results the target has as arguments.
     """
@@ -66,13 +72,14 @@ class Pairs:
         self.accepted: list[Candidate] = []
         self.partner: tuple[dict[str, str], dict[str, str]] = ({}, {})
         self.template_partners: dict[str, set[str]] = defaultdict(set)
+        self.paired_targets: set[str] = set()
         self.fused: set[tuple[int, str]] = set()
         self.handed_on: set[str] = set()
         self._orders = [sorted((side.order(site), site) for site in side.fingerprints) for side in self.sides]
-        self._drifts_of: tuple[int, tuple[Drift, Drift]] = (
-            -1,
-            (Drift(()), Drift(())),
-        )  # and the count of pairs that they are of
+        self._last_of: list[tuple[int, list[tuple[int, str]]]] = [(0, []), (0, [])]
+        self._proven_pairs: list[tuple[tuple[str, str], float]] = []  # and how far they are apart
+        self._drifts_of = Drift(()), Drift(())
+        self._drifts_count = 0  # of pairs that they are of
 
     def has_partner(self, side: int, site: str) -> bool:
         """Whether a site is in a pair or in a fusion."""
@@ -126,12 +133,18 @@ class Pairs:
     def accept(self, candidate: Candidate, places: tuple[Place, ...]) -> None:
         """Take a candidate as a pair."""
         candidate.places = places
-        candidate.agreeing = {p: a for p, a in candidate.agreeing.items() if p in places}
+        taken = set(places)
+        candidate.agreeing = {p: a for p, a in candidate.agreeing.items() if p in taken}
         self.accepted.append(candidate)
-        self.template_partners[candidate.reference].add(candidate.target)
+        self.pair_templates(candidate.reference, candidate.target)
         for place in places:
             left, right = self.sites_of(candidate, place)
             self.partner[0][left], self.partner[1][right] = right, left
+
+    def pair_templates(self, reference: str, target: str) -> None:
+        """Take two site templates as partners."""
+        self.template_partners[reference].add(target)
+        self.paired_targets.add(target)
 
     def extend(self, candidate: Candidate, places: Iterable[Place]) -> None:
         """Take further members of a pair."""
@@ -176,19 +189,21 @@ class Pairs:
 
     def _drifts(self) -> tuple[Drift, Drift]:
         """What the pairs are apart that values prove, by the order of either side."""
-        if self._drifts_of[0] != len(self.accepted):
-            proven = [
-                (self.sites_of(candidate, place), agreement.distance)
-                for candidate in self.accepted
-                for place, agreement in candidate.agreeing.items()
-                if agreement.nats >= WEIGHTS.proof
-            ]
+        proven = [
+            (self.sites_of(candidate, place), agreement.distance)
+            for candidate in self.accepted[self._drifts_count :]
+            for place, agreement in candidate.agreeing.items()
+            if agreement.nats >= WEIGHTS.proof
+        ]
+        self._drifts_count = len(self.accepted)
+        if proven:
+            self._proven_pairs += proven
             one, other = (
-                Drift((side.order(sites[i]), distance) for sites, distance in proven)
+                Drift((side.order(sites[i]), distance) for sites, distance in self._proven_pairs)
                 for i, side in enumerate(self.sides)
             )
-            self._drifts_of = len(self.accepted), (one, other)
-        return self._drifts_of[1]
+            self._drifts_of = one, other
+        return self._drifts_of
 
     def is_confirmed(self, side: int, site: str, consumers: Sequence[str] | None = None) -> bool:
         """Whether a site's values were right, as what they were used for agrees.
@@ -215,10 +230,18 @@ class Pairs:
             return self._agrees(side, around, near)
         if not self.is_ordered:
             return False
-        orders = self._orders[side]
-        at = bisect.bisect_right(orders, (self.sides[side].order(site), "\uffff"))
-        following = [other for _, other in orders[at:] if other in self.partner[side]]
-        return bool(following) and all(self._agrees(side, other, near) for other in following[-_LAST:])
+        order = self.sides[side].order(site)
+        following = [other for at, other in self._last_paired(side) if at > order]
+        return bool(following) and all(self._agrees(side, other, near) for other in following)
+
+    def _last_paired(self, side: int) -> list[tuple[int, str]]:
+        """The last sites of a run that have a partner, with their order."""
+        count, last = self._last_of[side]
+        if count != len(self.partner[side]):
+            paired = (each for each in reversed(self._orders[side]) if each[1] in self.partner[side])
+            last = [*itertools.islice(paired, _LAST)]
+            self._last_of[side] = len(self.partner[side]), last
+        return last
 
     def _agrees(self, side: int, site: str, near: float) -> bool:
         """Whether a site and its partner are no further apart than that."""

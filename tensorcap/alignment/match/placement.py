@@ -207,10 +207,14 @@ def _align_segment(
     def through(i: int, j: int) -> float:
         return forward[i][j] + scores[i, j] + backward[len(templates) - 1 - i][len(target_templates) - 1 - j]
 
+    rows, columns = (defaultdict[int, list[tuple[int, int]]](list) for _ in range(2))
+    for i, j in candidates:
+        rows[i].append((i, j))
+        columns[j].append((i, j))
     for (i, j), candidate in sorted(candidates.items()):
         if through(i, j) < best - _ROUNDING:
             continue
-        rivals = [k for k in candidates if (k[0] == i) != (k[1] == j)]
+        rivals = [k for k in (*rows[i], *columns[j]) if k != (i, j)]
         if all(through(*k) <= best - WEIGHTS.placement_margin for k in rivals):
             matching.accept(candidate, candidate.places)
 

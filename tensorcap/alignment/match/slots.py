@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from tensorcap.alignment.layout import (
@@ -180,17 +181,24 @@ class Slots:
 
         Such are a dropout, which a port has no module for, and the attention before it, whose result it has.
         """
-        works = []
-        for archive, side, site in zip(
-            self.archives, self.matching.sides, self.matching.sites_of(candidate, place), strict=True
-        ):
-            module, infos = side.module(site), archive.info.modules
-            if module not in infos:
-                return False
-            within = [path for path in infos if path.startswith(f"{module}.")]
-            has_parameters = any(infos[path].parameters for path in (module, *within))
-            works.append("with parameters" if has_parameters else "of modules" if within else "alone")
+        sites = self.matching.sites_of(candidate, place)
+        modules = [side.module(site) for side, site in zip(self.matching.sides, sites, strict=True)]
+        works = [known.get(module, "") for known, module in zip(self._works, modules, strict=True)]
         return sorted(works) == ["alone", "with parameters"]
+
+    @cached_property
+    def _works(self) -> tuple[Mapping[str, str], ...]:
+        """What each module of both sides works with: parameters of its own or in it, modules, or alone."""
+        works: tuple[dict[str, str], ...] = ({}, {})
+        for archive, known in zip(self.archives, works, strict=True):
+            infos = archive.info.modules
+            around = {path: _modules_around(path) for path in infos}
+            known |= dict.fromkeys(infos, "alone")
+            known |= dict.fromkeys((outer for path in infos for outer in around[path]), "of modules")
+            for path, info in infos.items():
+                if info.parameters:
+                    known |= dict.fromkeys((path, *around[path]), "with parameters")
+        return works
 
     def _names(self, candidate: Candidate, place: Place) -> tuple[frozenset[str], ...]:
         """The argument names of two members; layers with others say nothing of this one."""
@@ -377,6 +385,11 @@ class Slots:
             for slot, site in sites
             if (theirs := site.removeprefix(f"{other.site}/")) in other.other_results
         ]
+
+
+def _modules_around(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def _contents(record: Record) -> tuple[object, ...]:
