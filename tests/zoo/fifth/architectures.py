@@ -224,21 +224,21 @@ def _latent_inputs() -> dict[str, Any]:
     }
 
 
-class TinyXLNet(XLNetForTokenClassification):  # type: ignore[misc]  # the library's classes are not annotated
+class TinyXLNet(XLNetForTokenClassification):  # type: ignore[no-untyped-call]  # the library's
     """XLNet of three layers; `from_pretrained` would leave the parameters of attention in float32."""
 
     def __init__(self) -> None:
-        config = XLNetConfig(
-            d_model=64,
-            n_layer=3,
-            n_head=4,
-            d_inner=128,
-            mem_len=6,
-            num_labels=9,
-            initializer_range=MATRIX_STD,
+        options: dict[str, Any] = {
             **_IDS,
-        )
-        super().__init__(config)
+            "d_model": 64,
+            "n_layer": 3,
+            "n_head": 4,
+            "d_inner": 128,
+            "mem_len": 6,
+            "num_labels": 9,
+            "initializer_range": MATRIX_STD,
+        }
+        super().__init__(XLNetConfig(**options))
 
 
 _EXAONE: Final = {

@@ -26,14 +26,16 @@ def square_of_all(_: Any, x: Tensor) -> Tensor:
 
 
 def bias_within_gain(self: Any, x: Tensor) -> Tensor:
-    return (functional.layer_norm(x, x.shape[-1:], eps=self.eps) + self.shift) * self.gain
+    out: Tensor = (functional.layer_norm(x, x.shape[-1:], eps=self.eps) + self.shift) * self.gain
+    return out
 
 
 def rates_of_the_whole_head(self: Any, length: int) -> Tensor:
     """The exponents run over the channels of a head, not over those that are rotated."""
     count = self.frequencies.shape[0]
     rates = 10000.0 ** (-torch.arange(count).float() * 2 / (4 * count))
-    return torch.arange(length).float()[:, None] * rates
+    out: Tensor = torch.arange(length).float()[:, None] * rates
+    return out
 
 
 def second_shard_is_the_first(table: Tensor) -> Tensor:
@@ -47,14 +49,16 @@ def without_bias_of_values(bias: Tensor) -> Tensor:
 
 
 def bias_after_activation(self: Any, x: Tensor) -> Tensor:
-    return self.act(functional.linear(x, self.grow.weight)) + self.grow.bias
+    out: Tensor = self.act(functional.linear(x, self.grow.weight)) + self.grow.bias
+    return out
 
 
 def mask_of_scores_added(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """What is not to be seen has score zero in the place of minus infinity."""
     keep = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
     scores = (q @ k.transpose(-1, -2)) * self.size**-0.5
-    return (scores * keep).softmax(-1) @ v
+    out: Tensor = (scores * keep).softmax(-1) @ v
+    return out
 
 
 NEMOTRON: Final = (
@@ -142,11 +146,15 @@ NEMOTRON: Final = (
 
 def all_heads_together(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     """The statistics of all heads' channels, not of each head's."""
-    q, k = self.query(x).unflatten(-1, (self.queries, -1)), self.key(x).unflatten(-1, (self.groups, -1))
+    q, k = (
+        torch.unflatten(self.query(x), -1, (self.queries, -1)),
+        torch.unflatten(self.key(x), -1, (self.groups, -1)),
+    )
 
     def apart(y: Tensor, norm: Any) -> Tensor:
         size = y.float().square().mean((-1, -2), keepdim=True)
-        return ((y.float() * torch.rsqrt(size + norm.eps)).to(y.dtype) * norm.gain).transpose(1, 2)
+        out: Tensor = ((y.float() * torch.rsqrt(size + norm.eps)).to(y.dtype) * norm.gain).transpose(1, 2)
+        return out
 
     return apart(q, self.query_norm), apart(k, self.key_norm)
 

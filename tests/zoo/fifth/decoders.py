@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.zoo.fifth.parts import by_blocks
+from tests.zoo.fifth.parts import by_blocks, embedding
 from tests.zoo.fourth.parts import Rms, Scores
 from tests.zoo.third.parts import attend, causal, fused, heads, kept, linear, merged, turn
 
@@ -94,13 +94,14 @@ class NemotronPort(nn.Module):
     def __init__(self, reference: Any) -> None:
         super().__init__()
         inner = reference.model
-        self.words = nn.Embedding.from_pretrained(inner.embed_tokens.weight.detach().clone(), freeze=False)
+        self.words = embedding(inner.embed_tokens.weight)
         self.frequencies = inner.rotary_emb.inv_freq.detach().clone()
         self.blocks = nn.ModuleList([NemotronBlock(layer, self.mixer) for layer in inner.layers])
         self.norm, self.head = ShiftedNorm(inner.norm), reference.lm_head
 
     def angles(self, length: int) -> Tensor:
-        return torch.arange(length).float()[:, None] * self.frequencies.float()
+        out: Tensor = torch.arange(length).float()[:, None] * self.frequencies.float()
+        return out
 
     def forward(self, input_ids: Tensor, use_cache: bool = False) -> Scores:
         x, angles = self.words(input_ids), self.angles(input_ids.shape[1])
@@ -122,7 +123,7 @@ def folded(gain: Tensor, shift: Tensor, layer: Any) -> nn.Linear:
 
 def nemotron_with_norms_folded(reference: Any) -> Any:
     """Gains and shifts of the norms before linears are in these."""
-    port = NemotronPort(reference)
+    port: Any = NemotronPort(reference)
     with torch.no_grad():
         for block in port.blocks:
             for norm, owner, name in (
@@ -268,7 +269,7 @@ def exaone_with_norms_in_queries(reference: Any) -> Any:
     A head's norm gives `gain * unit`; only products of queries and keys are used where nothing is rotated,
     so that in layers without rotation one gain may be moved to the other side.
     """
-    port = ExaonePort(reference)
+    port: Any = ExaonePort(reference)
     with torch.no_grad():
         for block in port.blocks:
             if not block.mix.rotates:

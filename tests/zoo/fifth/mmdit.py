@@ -80,7 +80,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def by_head(x: Tensor) -> Tensor:
-    return x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    return torch.unflatten(x, -1, (HEADS, -1)).transpose(1, 2)
 
 
 class Feed(nn.Module):
@@ -156,10 +156,13 @@ class SingleBlock(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         shift, scale, gate = self.mod(condition)
-        qkv, feed = self.wide(modulated(x, shift, scale)).split([3 * WIDTH, 2 * WIDTH], -1)
+        qkv, feed = torch.split(self.wide(modulated(x, shift, scale)), [3 * WIDTH, 2 * WIDTH], -1)
         q, k, v = (by_head(part) for part in qkv.chunk(3, -1))
         mixed = self.attend(self.query_norm(q), self.key_norm(k), v, cos, sin)
-        return x + gate * self.narrow(torch.cat((mixed, functional.gelu(feed, approximate="tanh")), -1))
+        out: Tensor = x + gate * self.narrow(
+            torch.cat((mixed, functional.gelu(feed, approximate="tanh")), -1)
+        )
+        return out
 
 
 class Last(nn.Module):

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
+
+from tests.zoo.third.parts import kept
 
 
 @dataclass
@@ -16,6 +18,13 @@ class Labels(ModelOutput):
 
     logits: Tensor | None = None
     mems: tuple[Any, ...] | None = None
+
+
+def embedding(table: Tensor) -> nn.Embedding:
+    """A table of its own with these rows."""
+    made = nn.Embedding(table.shape[0], table.shape[1], dtype=table.dtype)
+    made.weight = kept(table)
+    return made
 
 
 def as_it_is(reference: Any) -> Any:

@@ -23,7 +23,7 @@ STAGES: Final = "mobilevit.encoder.layer"
 
 def rows_for_columns(self: Any, x: Tensor, rows: int, columns: int) -> Tensor:
     """Pixels are put back with the rows and columns of a patch exchanged."""
-    parts = x.unflatten(0, (-1, self.size, self.size)).unflatten(3, (rows, columns))
+    parts = torch.unflatten(torch.unflatten(x, 0, (-1, self.size, self.size)), 3, (rows, columns))
     return parts.permute(0, 5, 3, 2, 4, 1).flatten(4, 5).flatten(2, 3)
 
 
@@ -155,7 +155,7 @@ def from_the_edges(self: Any, shape: Any, device: Any, dtype: Any, mask: Any = N
 
 
 def of_each_level(scores: Tensor, _: int) -> Tensor:
-    return scores.unflatten(-1, (4, -1)).softmax(-1).flatten(-2)
+    return torch.unflatten(scores, -1, (4, -1)).softmax(-1).flatten(-2)
 
 
 def padding_sampled(_: Any, given: dict[str, Any]) -> None:
@@ -310,7 +310,7 @@ def class_token_kept(self: Any, hidden_states: Any, conditional_embeddings: Tens
             x = gain[:, None] * x + shift[:, None]
         x = layer(x, attention_mask=None)
     side = math.isqrt(x.shape[1] - 1)
-    grid = x[:, :-1].transpose(1, 2).unflatten(2, (side, side))
+    grid = torch.unflatten(x[:, :-1].transpose(1, 2), 2, (side, side))
     return CLIPSegDecoderOutput(logits=self.transposed_convolution(grid).squeeze(1))
 
 
@@ -346,7 +346,7 @@ SEGMENTS: Final = (
         returning("clip.text_model", last_of_the_row),
         also_kinds=("offset", "padding"),
         port=as_it_is,
-        in_words="the last token of a row, which may be padding, stands for the prompt, not the one that ends it",
+        in_words="the last token of a row, maybe padding, stands for the prompt, not the one that ends it",
         words=("pool", "token", "last"),
     ),
     PortedMistake(
@@ -388,7 +388,7 @@ SEGMENTS: Final = (
         "clipseg",
         "decoder",
         "offset",
-        computing("decoder", capture_outputs(class_token_kept)),
+        computing("decoder", capture_outputs(class_token_kept)),  # type: ignore[no-untyped-call]  # the library's
         also_kinds=("shift",),
         port=as_it_is,
         in_words="the last token is dropped where the class token should be",

@@ -89,12 +89,12 @@ class PixelLayer(nn.Module):
     def apart(self, x: Tensor) -> Tensor:
         """Pixels (batch * place in the patch, patches, channels)."""
         rows, columns = x.shape[2] // self.size, x.shape[3] // self.size
-        parts = x.unflatten(3, (columns, self.size)).unflatten(2, (rows, self.size))
+        parts = torch.unflatten(torch.unflatten(x, 3, (columns, self.size)), 2, (rows, self.size))
         return parts.permute(0, 3, 5, 2, 4, 1).flatten(3, 4).flatten(0, 2)
 
     def together(self, x: Tensor, rows: int, columns: int) -> Tensor:
         """The inverse."""
-        parts = x.unflatten(0, (-1, self.size, self.size)).unflatten(3, (rows, columns))
+        parts = torch.unflatten(torch.unflatten(x, 0, (-1, self.size, self.size)), 3, (rows, columns))
         return parts.permute(0, 5, 3, 1, 4, 2).flatten(4, 5).flatten(2, 3)
 
     def fused(self, x: Tensor, y: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ class Bilinear(nn.Module):
         self, value: Tensor, _: Any, shapes: Any, __: Any, places: Tensor, weights: Tensor, ___: int
     ) -> Tensor:
         batch, _length, count, size = value.shape
-        levels = value.split([height * width for height, width in shapes], 1)
+        levels = torch.split(value, [height * width for height, width in shapes], 1)
         total = torch.zeros(batch, places.shape[1], count, size, dtype=value.dtype)
         for at, (height, width) in enumerate(shapes):
             pixels = levels[at].permute(0, 2, 1, 3)  # batch, heads, pixels, channels
@@ -183,7 +183,7 @@ class Bilinear(nn.Module):
                     index = (row.clamp(0, height - 1) * width + column.clamp(0, width - 1)).long()
                     index = index.permute(0, 2, 1, 3).flatten(2)  # batch, heads, queries * points
                     taken = pixels.gather(2, index[..., None].expand(-1, -1, -1, size))
-                    taken = taken.unflatten(2, (places.shape[1], -1)).permute(0, 2, 1, 3, 4)
+                    taken = torch.unflatten(taken, 2, (places.shape[1], -1)).permute(0, 2, 1, 3, 4)
                     total = total + ((share * inside * weights[:, :, :, at])[..., None] * taken).sum(3)
         return total.flatten(2)
 
@@ -233,9 +233,9 @@ class Both(nn.Module):
         level_start_index: Any,
     ) -> tuple[Tensor, Tensor]:
         offsets, weights = self.both(hidden_states + position_embeddings).tensor_split(self.split, -1)
-        offsets = offsets.unflatten(-1, (*self.sizes, 2))
-        weights = weights.unflatten(-1, (self.sizes[0], -1)).softmax(-1)
-        weights = weights.unflatten(-1, self.sizes[1:])
+        offsets = torch.unflatten(offsets, -1, (*self.sizes, 2))
+        weights = torch.unflatten(weights, -1, (self.sizes[0], -1)).softmax(-1)
+        weights = torch.unflatten(weights, -1, self.sizes[1:])
         middle = reference_points[:, :, None, :, None]
         if middle.shape[-1] == 2:
             places = middle + offsets / spatial_shapes.flip(-1)[:, None]
@@ -287,7 +287,7 @@ class Flat(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows, columns = x.shape[2] // self.size, x.shape[3] // self.size
-        cut = x.unflatten(3, (columns, self.size)).unflatten(2, (rows, self.size))
+        cut = torch.unflatten(torch.unflatten(x, 3, (columns, self.size)), 2, (rows, self.size))
         return functional.linear(cut.permute(0, 2, 4, 3, 5, 1).flatten(3), self.weight).permute(0, 3, 1, 2)
 
 

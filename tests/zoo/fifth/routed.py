@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.zoo.fifth.parts import embedding
 from tests.zoo.fourth.parts import Experts, Gated, Rms, Scores
 from tests.zoo.third.parts import attend, causal, fused, heads, kept, linear, merged, turn, turn_pairs
 
@@ -18,6 +19,11 @@ def rms(norm: Any) -> Rms:
 
 class LightningMixer(nn.Module):
     """Linear attention by blocks, with a state that decays."""
+
+    slope_rate: Tensor
+    query_decay: Tensor
+    key_decay: Tensor
+    diagonal_decay: Tensor
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
@@ -46,7 +52,7 @@ class LightningMixer(nn.Module):
     def prompt(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         state = torch.zeros(*q.shape[:2], q.shape[-1], v.shape[-1], dtype=v.dtype)
         outs = []
-        for part in zip(*(x.split(self.block, 2) for x in (q, k, v)), strict=True):
+        for part in zip(*(torch.split(x, self.block, 2) for x in (q, k, v)), strict=True):
             query, key, value = part
             size = query.shape[2]
             outs.append((query * self.query_decay[:, :size]) @ state + self.within(query, key, value))
@@ -62,7 +68,8 @@ class LightningMixer(nn.Module):
         return torch.cat(outs, 2), state
 
     def gated(self, x: Tensor, mixed: Tensor) -> Tensor:
-        return self.gate(x).sigmoid() * self.norm(mixed)
+        out: Tensor = self.gate(x).sigmoid() * self.norm(mixed)
+        return out
 
     def forward(self, x: Tensor, angles: Tensor, past: Any) -> tuple[Tensor, Any]:
         q, k, v = self.parts(x)
@@ -218,7 +225,8 @@ class ScoutMixer(nn.Module):
 
     def growth(self, length: int) -> Tensor:
         places = torch.arange(length).float()
-        return torch.log1p(torch.floor((places + 1) / self.floor)) * self.grows + 1
+        out: Tensor = torch.log1p(torch.floor((places + 1) / self.floor)) * self.grows + 1
+        return out
 
     def forward(self, x: Tensor, angles: Tensor) -> Tensor:
         every = heads(self.qkv(x), self.queries + 2 * self.groups)
@@ -280,7 +288,7 @@ class OneExpertEach(ScoutFeed):
             chosen = flat[:, at].nonzero()[:, 0]
             gate, up = ((rows[chosen] * flat[chosen, at, None]) @ self.gate_up[at]).chunk(2, -1)
             outs[chosen] += (functional.silu(gate) * up) @ self.down[at]
-        return outs.unflatten(0, x.shape[:2])
+        return torch.unflatten(outs, 0, x.shape[:2])
 
 
 class ScoutBlock(nn.Module):
@@ -312,7 +320,7 @@ class ScoutPort(nn.Module):
     def __init__(self, reference: Any) -> None:
         super().__init__()
         inner, chunk = reference.model, reference.config.attention_chunk_size
-        self.words = nn.Embedding.from_pretrained(inner.embed_tokens.weight.detach().clone(), freeze=False)
+        self.words = embedding(inner.embed_tokens.weight)
         self.frequencies = inner.rotary_emb.inv_freq.detach().clone()
         self.blocks = nn.ModuleList([ScoutBlock(x, chunk, self.mixer, self.feed) for x in inner.layers])
         self.norm, self.head = rms(inner.norm), linear(reference.lm_head.weight)

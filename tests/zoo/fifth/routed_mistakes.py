@@ -17,7 +17,8 @@ from tests.zoo.third.parts import causal, having
 
 def gate_of_what_is_mixed(self: Any, x: Tensor, mixed: Tensor) -> Tensor:
     normed = self.norm(mixed)
-    return self.gate(normed).sigmoid() * normed
+    out: Tensor = self.gate(normed).sigmoid() * normed
+    return out
 
 
 def slopes_of_the_next_layer(layer: int) -> Any:
@@ -42,7 +43,7 @@ def keys_faded_from_the_first(self: Any, k: Tensor) -> Tensor:
 
 
 def values_as_they_are(self: Any, x: Tensor) -> tuple[Tensor, ...]:
-    q, k, v = self.qkv(x).unflatten(-1, (self.count, -1)).transpose(1, 2).chunk(3, -1)
+    q, k, v = torch.unflatten(self.qkv(x), -1, (self.count, -1)).transpose(1, 2).chunk(3, -1)
     return functional.silu(q), functional.silu(k), v
 
 
@@ -58,7 +59,8 @@ def seen_without_oneself(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """A token's own key and value are left out within a block."""
     size = q.shape[2]
     scores = (q @ k.transpose(-1, -2)) * self.diagonal_decay[0, :, :size, :size]
-    return scores.tril(-1) @ v
+    out: Tensor = scores.tril(-1) @ v
+    return out
 
 
 MINIMAX: Final = (
@@ -157,7 +159,8 @@ MINIMAX: Final = (
 
 def growth_from_zero(self: Any, length: int) -> Tensor:
     places = torch.arange(length).float()
-    return torch.log1p(torch.floor(places / self.floor)) * self.grows + 1
+    out: Tensor = torch.log1p(torch.floor(places / self.floor)) * self.grows + 1
+    return out
 
 
 def last_few(self: Any, length: int) -> Tensor:

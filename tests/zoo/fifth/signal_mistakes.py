@@ -29,7 +29,8 @@ def upwards(_: Any, length: int) -> Tensor:
 
 def hidden_afterwards(self: Any, x: Tensor, real: Tensor) -> Tensor:
     x = self.along(x.transpose(1, 2)) * real[:, None]
-    return self.norm(x).transpose(1, 2)
+    out: Tensor = self.norm(x).transpose(1, 2)
+    return out
 
 
 def channels_first(_: Any, x: Tensor) -> Tensor:
@@ -188,7 +189,8 @@ def values_normed(self: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def both_sums_gated(self: Any, x: Tensor, parts: Any, cos: Tensor, sin: Tensor) -> Tensor:
     """The gate takes the residual, too."""
     inner = type(self).__mro__[1].forward(self, x, parts, cos, sin)  # type: ignore[attr-defined]
-    return inner + (parts[2] - 1) * x
+    out: Tensor = inner + (parts[2] - 1) * x
+    return out
 
 
 DIFFUSION: Final = (

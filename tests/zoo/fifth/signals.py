@@ -20,7 +20,7 @@ class Subsampler(nn.Module):
         super().__init__()
         self.convs = nn.ModuleList([part for part in layer.layers if isinstance(part, nn.Conv2d)])
         channels = layer.channels
-        weight = layer.linear.weight.unflatten(1, (channels, -1)).transpose(1, 2).flatten(1)
+        weight = torch.unflatten(layer.linear.weight, 1, (channels, -1)).transpose(1, 2).flatten(1)
         self.out = linear(weight, layer.linear.bias)
 
     def shorter(self, lengths: Tensor) -> Tensor:
@@ -31,7 +31,8 @@ class Subsampler(nn.Module):
 
     def forward(self, features: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         x = features[:, None]
-        for at, conv in enumerate(self.convs):
+        convs: Any = self.convs
+        for at, conv in enumerate(convs):
             if conv.stride[0] == 2:
                 lengths = self.shorter(lengths)
             x = conv(x)
@@ -106,7 +107,8 @@ class Convolved(nn.Module):
 
     def over_time(self, x: Tensor, real: Tensor) -> Tensor:
         x = (x * real[..., None]).transpose(1, 2)
-        return self.norm(self.along(x)).transpose(1, 2)
+        out: Tensor = self.norm(self.along(x)).transpose(1, 2)
+        return out
 
     def forward(self, x: Tensor, real: Tensor) -> Tensor:
         out: Tensor = self.out(functional.silu(self.over_time(self.gated(x), real)))
@@ -171,7 +173,7 @@ class BirdGathered(BirdPort):
 
 def parakeet_with_statistics_folded(reference: Any) -> Any:
     """The statistics of the norm over time in the convolution of each channel, and 8 in the first linear."""
-    port = BirdPort(reference)
+    port: Any = BirdPort(reference)
     with torch.no_grad():
         for block in port.blocks:
             conv, norm = block.conv.along, block.conv.norm
@@ -227,7 +229,8 @@ class Pair(nn.Module):
         both = zip(
             self.text(modulated(words, *of_words[:2])), self.picture(modulated(x, *of_x[:2])), strict=True
         )
-        out = mixed(*(torch.cat(pair, 2) for pair in both), cos, sin)
+        q, k, v = (torch.cat(pair, 2) for pair in both)
+        out = mixed(q, k, v, cos, sin)
         first, second = out.tensor_split((words.shape[1],), 1)
         words = words + of_words[2] * self.text_out(first)
         x = x + of_x[2] * self.picture_out(second)
@@ -248,7 +251,8 @@ class Alone(nn.Module):
     def forward(self, x: Tensor, parts: Any, cos: Tensor, sin: Tensor) -> Tensor:
         given = modulated(x, *parts[:2])
         fed = self.shrink(functional.gelu(self.grow(given), approximate="tanh"))
-        out: Tensor = x + parts[2] * (self.out(mixed(*self.halves(given), cos, sin)) + fed)
+        q, k, v = self.halves(given)
+        out: Tensor = x + parts[2] * (self.out(mixed(q, k, v, cos, sin)) + fed)
         return out
 
 
@@ -275,7 +279,9 @@ class DiffusionPort(nn.Module):
         parts = self.conditions(functional.silu(self.time(time) + self.summary(pooled)))[:, None]
         given = [
             p.chunk(n, -1)
-            for p, n in zip(parts.split([n * WIDTH for n in self.counts], -1), self.counts, strict=True)
+            for p, n in zip(
+                torch.split(parts, [n * WIDTH for n in self.counts], -1), self.counts, strict=True
+            )
         ]
         cos, sin = self.places(self.ids(words.shape[1], rows, columns))
         for at, pair in enumerate(self.pairs):
@@ -291,7 +297,7 @@ class PixelShuffled(nn.Module):
     """Patches put together by the library's function, the channels of the last linear reordered for it."""
 
     def forward(self, x: Tensor, rows: int, columns: int) -> Tensor:
-        grid = x.transpose(1, 2).unflatten(2, (rows, columns))
+        grid = torch.unflatten(x.transpose(1, 2), 2, (rows, columns))
         return functional.pixel_shuffle(grid, 2)
 
 

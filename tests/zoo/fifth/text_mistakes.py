@@ -46,7 +46,8 @@ def normed_before(self: Any, x: Tensor) -> Tensor:
 
 
 def padding_seen(self: Any, real: Tensor) -> Tensor:
-    return self.near(real.shape[1]).expand(real.shape[0], 1, -1, -1)
+    out: Tensor = self.near(real.shape[1]).expand(real.shape[0], 1, -1, -1)
+    return out
 
 
 MODERN: Final = (

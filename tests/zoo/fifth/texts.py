@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.zoo.fifth.parts import Labels
+from tests.zoo.fifth.parts import Labels, embedding
 from tests.zoo.fourth.parts import Scores
 from tests.zoo.third.parts import attend, having, heads, kept, linear, merged, turn
 
@@ -111,10 +111,12 @@ class ModernPort(nn.Module):
         self.scores = linear(reference.decoder.weight, reference.decoder.bias)
 
     def rates(self, block: Any) -> Tensor:
-        return self.near if block.is_local else self.wide
+        out: Tensor = self.near if block.is_local else self.wide
+        return out
 
     def told(self, x: Tensor) -> Tensor:
-        return self.norm_dense(functional.gelu(self.dense(x)))
+        out: Tensor = self.norm_dense(functional.gelu(self.dense(x)))
+        return out
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Scores:
         x, real = self.norm_words(self.words[input_ids]), attention_mask.bool()
@@ -147,6 +149,11 @@ class ModernRowByRow(nn.Module):
 
 class XLMixer(nn.Module):
     """Attention by words, by distance and by segment, batch first."""
+
+    q: nn.Linear
+    k: nn.Linear
+    v: nn.Linear
+    r: nn.Linear
 
     def __init__(self, attention: Any) -> None:
         super().__init__()
@@ -230,7 +237,7 @@ class XLPort(nn.Module):
     def __init__(self, reference: Any) -> None:
         super().__init__()
         inner = reference.transformer
-        self.words = nn.Embedding.from_pretrained(inner.word_embedding.weight.detach().clone(), freeze=False)
+        self.words = embedding(inner.word_embedding.weight)
         self.blocks = nn.ModuleList([XLBlock(layer, self.mixer) for layer in inner.layer])
         self.labels, self.most = reference.classifier, inner.mem_len
 
@@ -292,7 +299,7 @@ def blocks_as_a_mask(
     scores = local_q @ k.transpose(-1, -2) + functional.pad(mask, (dim.global_len, 0))[:, None, None]
     scores = scores.masked_fill(apart, float("-inf"))
     mixed = scores.softmax(-1) @ v
-    return mixed.unflatten(2, (dim.num_blocks, dim.block_size)), None
+    return torch.unflatten(mixed, 2, (dim.num_blocks, dim.block_size)), None
 
 
 def pegasus_with_blocks_as_a_mask(reference: Any) -> Any:
