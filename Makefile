@@ -64,7 +64,7 @@ $(NEURON)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 zoo: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n 2 -m entries tests/zoo/second tests/zoo/third tests/zoo/fourth
+	$(BIN)/python -m pytest -q -n 2 -m entries tests/zoo/second tests/zoo/third tests/zoo/fourth tests/zoo/fifth
 	$(BIN)/python -m tests.zoo.run
 	$(BIN)/python -m tests.zoo.run --zoo second --half dev
 

@@ -20,6 +20,7 @@ from tests.zoo.architecture import (
     text_inputs,
     tokens,
 )
+from tests.zoo.fifth.architectures import FIFTH_ARCHITECTURES
 from tests.zoo.fourth.architectures import FOURTH_ARCHITECTURES
 from tests.zoo.second.architectures import SECOND_ARCHITECTURES
 from tests.zoo.third.architectures import THIRD_ARCHITECTURES
@@ -249,6 +250,7 @@ ALL_ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     **SECOND_ARCHITECTURES,
     **THIRD_ARCHITECTURES,
     **FOURTH_ARCHITECTURES,
+    **FIFTH_ARCHITECTURES,
 }
 
 

@@ -9,6 +9,7 @@ from tests.zoo.correct import CORRECT
 from tests.zoo.dense_mistakes import DENSE_MISTAKES
 from tests.zoo.entry import Entry
 from tests.zoo.expert_mistakes import EXPERT_MISTAKES
+from tests.zoo.fifth.catalogue import FIFTH_ENTRIES
 from tests.zoo.fourth.catalogue import FOURTH_ENTRIES
 from tests.zoo.gemma_mistakes import GEMMA_MISTAKES
 from tests.zoo.other_mistakes import OTHER_MISTAKES
@@ -26,4 +27,5 @@ ALL_ENTRIES: Final[Mapping[str, Entry]] = {
     **HALVES["held-out"],
     **THIRD_ENTRIES,
     **FOURTH_ENTRIES,
+    **FIFTH_ENTRIES,
 }

@@ -22,6 +22,7 @@ from tests.zoo.architectures import ALL_ARCHITECTURES
 from tests.zoo.catalogue import ALL_ENTRIES, ENTRIES
 from tests.zoo.effect import is_exercised
 from tests.zoo.entry import DTYPES, Entry, Mistake, build
+from tests.zoo.fifth.catalogue import FIFTH_ENTRIES
 from tests.zoo.fourth.catalogue import FOURTH_ENTRIES
 from tests.zoo.localisers import LOCALISERS, Suspect
 from tests.zoo.scoring import Outcome, Score
@@ -104,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", action="append", choices=DTYPES, help="both if none is given")
     parser.add_argument(
         "--zoo",
-        choices=("first", "second", "third", "fourth"),
+        choices=("first", "second", "third", "fourth", "fifth"),
         default="first",
         help="the first if not given",
     )
@@ -115,7 +116,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if (given.zoo == "second") != (given.half is not None):
         parser.error("the second zoo, and it alone, is measured by halves: --zoo second --half dev")
-    zoos = {"first": ENTRIES, "third": THIRD_ENTRIES, "fourth": FOURTH_ENTRIES}
+    zoos = {
+        "first": ENTRIES,
+        "third": THIRD_ENTRIES,
+        "fourth": FOURTH_ENTRIES,
+        "fifth": FIFTH_ENTRIES,
+    }
     entries = HALVES[given.half] if given.half is not None else zoos[given.zoo]
     names = [n for n in entries if any(fnmatch.fnmatchcase(n, glob) for glob in given.only or ["*"])]
     if not names:

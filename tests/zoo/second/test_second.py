@@ -23,6 +23,7 @@ from tests.zoo.effect import (
     is_exercised,
 )
 from tests.zoo.entry import Correct, Entry, Mistake, build
+from tests.zoo.fifth.catalogue import FIFTH_ENTRIES
 from tests.zoo.fourth.catalogue import FOURTH_ENTRIES
 from tests.zoo.second.architectures import SECOND_ARCHITECTURES
 from tests.zoo.second.catalogue import HALVES, SECOND_CORRECT, SECOND_MISTAKES
@@ -79,7 +80,7 @@ def test_both_halves_have_mistakes_and_correct_ports_of_each_of_fifteen_models()
 def test_no_entry_and_no_architecture_has_a_name_of_the_first_zoo() -> None:
     assert ENTRIES.keys().isdisjoint(name for half in HALVES.values() for name in half)
     assert ARCHITECTURES.keys().isdisjoint(SECOND_ARCHITECTURES)
-    others = len(ENTRIES) + len(THIRD_ENTRIES) + len(FOURTH_ENTRIES)
+    others = len(ENTRIES) + len(THIRD_ENTRIES) + len(FOURTH_ENTRIES) + len(FIFTH_ENTRIES)
     assert len(SECOND_MISTAKES) + len(SECOND_CORRECT) == len(ALL_ENTRIES) - others
 
 
