@@ -26,7 +26,8 @@ def scaled(count: int) -> Array:
 
 def of_one_norm(count: int) -> Array:
     x = drawn(count)
-    return x / np.linalg.norm(x, axis=1, keepdims=True)
+    scaled: Array = x / np.linalg.norm(x, axis=1, keepdims=True)
+    return scaled
 
 
 def in_clusters(count: int) -> Array:
@@ -64,7 +65,7 @@ def all_distances(ones: Sequence[Fingerprint], others: Sequence[Fingerprint]) ->
     (l2, mean, low, high), (other_l2, other_mean, other_low, other_high) = sides
     norm = np.maximum(l2, other_l2)
     peak = np.maximum.reduce(np.broadcast_arrays(*map(np.abs, (low, high, other_low, other_high))))
-    return np.maximum.reduce(
+    distance: Array = np.maximum.reduce(
         [
             np.abs(l2 - other_l2) / norm,
             np.abs(mean - other_mean) / (norm / SIZE**0.5),
@@ -72,6 +73,7 @@ def all_distances(ones: Sequence[Fingerprint], others: Sequence[Fingerprint]) ->
             np.abs(high - other_high) / peak,
         ]
     )
+    return distance
 
 
 @pytest.mark.spec("ALN-20")

@@ -521,7 +521,7 @@ def test_a_weight_of_direction_and_length_is_rounded_twice(tmp_path: Path, facto
     target = copy.deepcopy(reference)
     parametrizations.weight_norm(target.second)
     with torch.no_grad():
-        target.second.parametrizations.weight.original0.mul_(factor)
+        target.second.get_parameter("parametrizations.weight.original0").mul_(factor)
     suspects = narrow(tmp_path, reference, target).suspects
     assert [suspect.module for suspect in suspects] == ([] if factor == 1 else ["second"])
 
