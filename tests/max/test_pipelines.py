@@ -177,3 +177,20 @@ def test_archived_token_ids_are_run_without_padding_in_the_first_layers(tmp_path
     assert workload.inputs[0].to_numpy().tolist() == [4, 6, 7]
     assert len(workload.model.module.layers) == 1
     assert not workload.model.keeps_state
+
+
+@pytest.mark.slow
+@pytest.mark.spec("MAX-104")
+@pytest.mark.parametrize(
+    ("options", "left_out"),
+    [
+        pytest.param({"num_hidden_layers": 1}, {"pooler.dense.weight", "pooler.dense.bias"}, id="first-look"),
+        pytest.param({"config": {"layer_norm_eps": 1e-3}}, set(), id="another-configuration"),
+    ],
+)
+def test_the_head_that_an_architecture_leaves_out_is_told_of_its_first_layers_too(
+    tmp_path: Path, options: dict[str, Any], left_out: set[str]
+) -> None:
+    folder = str(tiny_folders.bert(tmp_path / "model"))
+    workload = load_pipeline(folder, {"input_ids": "1,2", **options})
+    assert set(workload.model.left_out_weights) == left_out

@@ -75,9 +75,8 @@ def load_pipeline(
         tokens = _token_ids(request, options, inputs)
         config = _configure(request, len(tokens or ()), options)
         registry, task = request.pipelines.PIPELINE_REGISTRY, request.architecture.task
-        is_part = _is_changed(options)
         with (
-            _partial_weights() if is_part else nullcontext(),
+            _partial_weights() if _is_changed(options) else nullcontext(),
             _note_left_out(request.architecture) as left_out,
         ):
             retrieved = registry.retrieve_factory(config, task=task)
@@ -86,7 +85,7 @@ def load_pipeline(
             graph = take_graph(_spec_class(), lambda: _run(retrieved, task, tokens))
         if graph is None:
             raise UsageError(f"{path}: {request.architecture.name} of MAX ran no graph")
-        return Workload(_model(graph, () if is_part else left_out), graph.buffers)
+        return Workload(_model(graph, () if options.get("config") else left_out), graph.buffers)
 
 
 def check_pipeline(path: str, options: Mapping[str, Any]) -> None:
