@@ -479,7 +479,7 @@ def _of_first_error(reference: Archive, origins: ErrorOrigins, pairs: Sequence[P
     jump = origins.first_jump(pairs)
     if divergence is None:
         return ()
-    if jump is not None and (not evidence or _order(jump.pair) < _order(divergence.pair)):
+    if jump is not None and (not evidence or _order(jump.pair) <= _order(divergence.pair)):
         findings = (*jump.pair.findings, jump.finding)
         one = _of_pair(origins.module_of(jump.pair, pairs), jump.pair, jump.finding.text)
         return (replace(one, findings=findings),)

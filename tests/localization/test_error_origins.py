@@ -297,3 +297,40 @@ def test_experts_with_wrong_shares_are_accused(tmp_path: Path) -> None:
     tokens = torch.randn(400, 32, generator=torch.Generator().manual_seed(2)).bfloat16().float()
     suspects = accused(tmp_path, Mixture(), Dense(is_whole=True).bfloat16(), tokens)
     assert suspects[:1] in (["experts"], ["@root"])
+
+
+class Mixer(nn.Module):
+    """A product of three parts of what a linear makes, one of them a token late; it is small."""
+
+    def __init__(self, *, is_exchanged: bool) -> None:
+        super().__init__()
+        self.into, self.out, self.is_exchanged = nn.Linear(32, 96), nn.Linear(32, 32), is_exchanged
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, last, value = self.into(x).chunk(3, dim=-1)
+        if self.is_exchanged:
+            first, last = last, first
+        result: Tensor = self.out(last * torch.roll(first * value, 1, dims=1) * 0.03)
+        return result
+
+
+class Mixing(nn.Module):
+    """A norm and a mixer."""
+
+    def __init__(self, *, is_exchanged: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.mix, self.end = nn.LayerNorm(32), Mixer(is_exchanged=is_exchanged), nn.Linear(32, 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.end(self.mix(self.norm(x)))
+        return result
+
+
+@pytest.mark.spec("LCL-260")
+@pytest.mark.parametrize("is_exchanged", [False, True])
+def test_a_small_product_that_is_wrong_does_not_hide_behind_a_large_input(
+    tmp_path: Path, is_exchanged: bool
+) -> None:
+    target = Mixing(is_exchanged=is_exchanged).bfloat16()
+    assert accused(tmp_path, Mixing(is_exchanged=False), target, X) == (["mix"] if is_exchanged else [])
