@@ -4,7 +4,7 @@ Two workloads, of which every pair has diverged, are compared by `tcap compare` 
 plain numpy; a plain warm read of the same bytes is the measure. Then the engines, on one core, against a dot
 product of the same arrays.
 
-Usage: python tests/benchmarks/bench_compare.py [--json] [--folder FOLDER] [--big] [--many]
+Usage: python tests/benchmarks/bench_compare.py [--json] [--folder FOLDER] [--big] [--many] [--identical]
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ import numpy as np
 
 from tensorcap.metrics import NumpyEngine, Operands
 from tensorcap.metrics.compiled_engine import CompiledEngine
+from tensorcap_formats.conversion import convert
 from tensorcap_formats.dtypes import bits_of, dtype, dtype_of
 from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
+from tensorcap_formats.output_path import remove
 from tensorcap_formats.writing import Writer
 
 Array = np.ndarray[Any, Any]
@@ -200,6 +202,37 @@ def whole_process(folder: Path) -> list[Row]:
     return rows
 
 
+def identical_pairs(folder: Path) -> list[Row]:
+    """Archives of 1 GiB with the same bytes, which are hashed and not measured."""
+    rows = []
+    first, other = build(folder, "same", 256, 1 << 20)
+    other.unlink()
+    tiny = build(folder, "tiny", 2, 64)  # what a process takes that reads nearly nothing
+    start = min(run(["compare", str(tiny[0]), str(tiny[0])]).cpu for _ in range(REPEATS))
+    for suffix in (".h5", ".zarr", ".safetensors"):
+        paths = [folder / f"{side}{suffix}" for side in ("reference", "target")]
+        with open_archive(first) as archive:
+            for path in paths:
+                convert(archive, path)
+        files = tuple(file for path in paths for file in (path, *path.rglob("*")) if file.is_file())
+        begin = time.process_time()
+        read = min(read_plainly(files) for _ in range(REPEATS))
+        read_cpu = (time.process_time() - begin) / (2 * REPEATS)
+        usages = [run(["compare", *map(str, paths)]) for _ in range(REPEATS)]
+        if not all("256 identical" in usage.output for usage in usages):
+            raise RuntimeError(usages[0].output)
+        wall, cpu = min(usage.wall for usage in usages), min(usage.cpu for usage in usages)
+        rows += [
+            Row(f"identical {suffix}, 2 x 1 GiB: plain warm read", read, "s"),
+            Row(f"identical {suffix}, 2 x 1 GiB: tcap compare", wall, "s"),
+            Row(f"identical {suffix}, 2 x 1 GiB: over a plain read", wall / read, "x"),
+            Row(f"identical {suffix}, 2 x 1 GiB: CPU time over it", (cpu - start) / read_cpu, "x"),
+        ]
+        for path in paths:
+            remove(path)
+    return rows
+
+
 def many_pairs(folder: Path) -> list[Row]:
     """100,000 tensors of 64 bytes that all differ, and a list of one side."""
     paths = build(folder, "many", MANY, 16)
@@ -308,10 +341,14 @@ def main() -> int:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--big", action="store_true", help="also compare a pair of 4 GiB")
     parser.add_argument("--many", action="store_true", help=f"also compare {MANY:,} small pairs")
+    parser.add_argument("--identical", action="store_true", help="compare archives of the same bytes alone")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     try:
-        rows = [*first_run(folder), *whole_process(folder), *kernels()]
+        if options.identical:
+            rows = identical_pairs(folder)
+        else:
+            rows = [*first_run(folder), *whole_process(folder), *kernels()]
         if options.many:
             rows += many_pairs(folder)
         if options.big:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,11 @@ import click
 import tensorcap_cli.main as main
 from tensorcap.adapters.native_call import call_natively
 from tensorcap.reports.verification_files import replace_folder
+from tensorcap.session import run_on_ranks
 from tensorcap_cli.options.time_limit import time_limit_option
+
+
+RANK = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 
 
 def sleep():
@@ -45,6 +50,8 @@ def command(what, output):
         print(os.getpid(), flush=True)
         if what == "sleeps":
             sleep()
+        if what == "ranks":
+            run_on_ranks([sys.executable, "-c", RANK], [Path(f"{number}.log") for number in range(2)])
         call_natively(compile_for_long, lambda seconds: None)
 
 
@@ -114,3 +121,19 @@ def test_a_closed_terminal_signals_both_processes_and_each_ends_once(tmp_path: P
     assert (process.returncode, errors.count("Ended by")) == (129, 1)
     assert not is_alive(worker)
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".log"] == []
+
+
+@pytest.mark.spec("MAX-110", "NRN-154")
+def test_a_signal_ends_the_ranks_that_a_command_started(tmp_path: Path) -> None:
+    process, _ = run_until(tmp_path, "ranks")
+    logs = [tmp_path / f"{number}.log" for number in range(2)]
+    last = time.monotonic() + 120
+    while not all(log.exists() and log.read_text().endswith("\n") for log in logs):
+        assert time.monotonic() < last
+        time.sleep(0.05)
+    ranks = [int(log.read_text()) for log in logs]
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 143, errors
+    assert not any(map(is_alive, ranks))
+    assert list(tmp_path.iterdir()) == []

@@ -112,6 +112,8 @@ def kill_at_every_step(folder: Path, arguments: list[str], *, counts_writes: boo
         if status != -signal.SIGKILL:
             place.rename(folder / "end")
             print(f"{step - 1} kills, then exit status {status}", flush=True)
+            if status not in (0, 1):
+                raise SystemExit(f"exit status {status}, expected 0 or 1")
             return
 
 

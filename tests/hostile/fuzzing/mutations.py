@@ -131,6 +131,11 @@ def change_json(path: Path, draw: Draw) -> None:
     file.write_text(mutated_json(file.read_text(), draw), encoding="utf-8", errors="surrogatepass")
 
 
+def change_names(path: Path, draw: Draw) -> None:
+    """Change words of a list of names in a folder."""
+    change_text(path / "tensor_names.txt", draw)
+
+
 def change_text(path: Path, draw: Draw) -> None:
     """Change words of a text, such as TOML."""
     text = path.read_text()

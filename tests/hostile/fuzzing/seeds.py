@@ -17,6 +17,7 @@ from tensorcap_formats.dtypes import bits_of, dtype
 from tensorcap_formats.foreign import write_max
 from tensorcap_formats.keys import Key
 from tensorcap_formats.writing import Writer
+from tests.hostile.containers import CONTAINERS
 from tests.hostile.fuzzing import mutations
 from tests.hostile.fuzzing.mutations import Mutation
 
@@ -254,6 +255,11 @@ def _write_calibration(path: Path) -> None:
     )
 
 
+def _written_by(name: str) -> Callable[[Path], object]:
+    """What writes one of the containers, whose name a seed has."""
+    return lambda path: CONTAINERS[name].write(path.parent)
+
+
 def available() -> list[str]:
     """The names of the seeds whose libraries are installed."""
     return [name for name in SEEDS if find_spec(_LIBRARIES.get(name, "numpy"))]
@@ -329,6 +335,26 @@ SEEDS: Final[Mapping[str, Seed]] = {
     ),
     "dump": Seed(
         "x", _write_dump, (_BYTES, mutations.change_folder), ("import {} -o out.h5", "compare {} good.h5")
+    ),
+    "dump-with-names": Seed(
+        "run", _written_by("dump of .pt"), (_BYTES, mutations.change_names, mutations.change_folder)
+    ),
+    "dump-max": Seed("run", _written_by("dump of .max"), (_BYTES, mutations.change_folder)),
+    "print-log": Seed("run.log", _written_by("log of prints"), (_BYTES, mutations.change_text)),
+    "neuron-captures": Seed(
+        "run", _written_by("captures of Neuron"), (_BYTES, mutations.change_json, mutations.change_folder)
+    ),
+    "neuron-ranks": Seed(
+        "run", _written_by("ranks of Neuron"), (_BYTES, mutations.change_json, mutations.change_folder)
+    ),
+    "neuron-inputs": Seed("run", _written_by("inputs of Neuron"), (_BYTES, mutations.change_folder)),
+    "neuron-snapshots": Seed(
+        "run", _written_by("snapshots of Neuron"), (_BYTES, mutations.change_npy, mutations.change_folder)
+    ),
+    "neuron-calls": Seed(
+        "run",
+        _written_by("calls of Neuron"),
+        (_BYTES, mutations.change_json, mutations.change_npy, mutations.change_folder),
     ),
     "map": Seed(
         "x.toml",
