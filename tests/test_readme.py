@@ -33,6 +33,7 @@ def test_no_fence_is_left_out() -> None:
         ["make", "demo"],  # which CI runs
         ["tcap", "verify"],  # tests/max/test_decoder.py
         ["tcap", "verify"],  # tests/max/test_pipelines.py
+        ["tcap", "capture"],  # tests/onnx/test_pretrained.py
         ["eval", '"$(_TCAP_COMPLETE=bash_source'],  # tests/cli/test_terminal.py
     ]
 

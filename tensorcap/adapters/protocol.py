@@ -525,7 +525,8 @@ def adapter_named(framework: str) -> Adapter:
     except ModuleNotFoundError as error:
         if error.name not in (package, "torch", "onnxruntime"):  # torch: of which some convert models
             raise
-        raise missing_package(f"capturing a {framework} model", error.name, extra=package) from None
+        article = "an" if framework == "onnx" else "a"
+        raise missing_package(f"capturing {article} {framework} model", error.name, extra=package) from None
 
 
 def decomposed(program: Any, framework: str) -> Any:

@@ -361,7 +361,9 @@ def test_a_second_capture_of_the_same_model_is_refused(
 
 
 def test_a_model_of_no_known_framework_is_refused(path: Path) -> None:
-    with pytest.raises(UsageError, match="no adapter for dict, expected a model of: coreai, max, torch"):
+    with pytest.raises(
+        UsageError, match="no adapter for dict, expected a model of: coreai, max, onnx, torch"
+    ):
         tensorcap.capture({}, path)
 
 

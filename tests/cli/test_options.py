@@ -95,6 +95,7 @@ def test_commands_that_refuse_to_repeat_a_run_do_not_offer_it() -> None:
         "capture coreai",
         "capture max",
         "capture neuron",
+        "capture onnx",
         "capture torch",
         "inject",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from click.testing import CliRunner
 from onnx import TensorProto, helper
 
+from tensorcap.adapters import adapter_named
 from tensorcap_cli.main import main
+from tensorcap_formats.errors import MissingPackageError
 from tests.onnx.graphs import X, mlp, model, save
 
 
@@ -69,6 +72,18 @@ def test_what_is_no_run_of_a_model_is_refused(arguments: list[str], line: str, f
     assert status in (2, 3)
     assert not lines or line in lines[0]
     assert not (folder / "o.h5").exists()
+
+
+@pytest.mark.spec("ONX-31")
+def test_a_runtime_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("tensorcap.adapters.onnx.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(
+        MissingPackageError, match="capturing an onnx model needs the package 'onnxruntime'"
+    ) as error:
+        adapter_named("onnx")
+    assert error.value.hint == "Install it with: pip install 'tensorcap[onnx]'"
 
 
 def nodes(op: str, domain: str = "") -> list[Any]:
