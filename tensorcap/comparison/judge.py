@@ -157,12 +157,36 @@ class PolicyJudge:
         Returns:
             All pairs in their order, and a summary of the runs.
         """
-        archives = self.reference, self.target
         pairs = [self._as_masks(pair) for pair in pairs]
         if all(pair.difference is None for pair in pairs) and not any(map(self._is_open, pairs)):
             return list(pairs), RunSummary(POLICY)
-        differences = {pair.key: pair.difference for pair in pairs}
-        pairs = [self._without_padding(pair) for pair in pairs]
+        differences = [pair.difference for pair in pairs]
+        pairs, context, flips = self._without_moved_rows([self._without_padding(pair) for pair in pairs])
+        findings, gain_log = self._run_tests(context), context.gain_log
+        del context  # whose tables are as large as all pairs
+        judged = [
+            self._decided(pair, without_estimates(findings.pop(pair.key))) if pair.key in findings else pair
+            for pair in pairs
+        ]
+        summary = summarize_runs(
+            self.reference,
+            self.target,
+            calls=self._calls,
+            pairs=judged,
+            gain_log=gain_log,
+            left_out=sum(pair.reason == _MOVED for pair in pairs),
+            flips=flips,
+            precision=self._precision,
+            is_injected=bool(self.injected),
+        )
+        return [
+            pair if pair.difference is difference else pair.with_difference(difference)
+            for pair, difference in zip(judged, differences, strict=True)
+        ], summary
+
+    def _without_moved_rows(self, pairs: list[Pair]) -> tuple[list[Pair], Context, list[Flips]]:
+        """Take out of the pairs what other choices of experts moved; what tests look at, and the choices."""
+        archives = self.reference, self.target
         by_key = {pair.key: pair for pair in pairs}
         ops = ops_of(self.reference)
         routers = find_routers(self._calls, ops, by_key)
@@ -196,34 +220,17 @@ class PolicyJudge:
             injected=self.injected,
             layers=self.layers,
         )
-        judged = self._run_tests(context, pairs)
-        summary = summarize_runs(
-            *archives,
-            calls=self._calls,
-            pairs=judged,
-            gain_log=context.gain_log,
-            left_out=sum(pair.reason == _MOVED for pair in pairs),
-            flips=flips,
-            precision=self._precision,
-            is_injected=bool(self.injected),
-        )
-        return [
-            pair if pair.difference is differences[pair.key] else pair.with_difference(differences[pair.key])
-            for pair in judged
-        ], summary
+        return pairs, context, flips
 
-    def _run_tests(self, context: Context, pairs: Sequence[Pair]) -> list[Pair]:
-        """Run every test, and decide each open pair by the worst of its findings."""
-        findings: dict[str, list[Finding]] = {pair.key: [] for pair in pairs}
+    @staticmethod
+    def _run_tests(context: Context) -> dict[str, tuple[Finding, ...]]:
+        """Run every test; the findings of each open pair."""
+        findings: dict[str, tuple[Finding, ...]] = {}
         for test in TESTS:
             for key, finding in test.judge(context):
-                findings[key].append(finding)
-        return [
-            self._decided(pair, without_estimates(findings[pair.key]))
-            if pair.key in context.open_keys and findings[pair.key]
-            else pair
-            for pair in pairs
-        ]
+                if key in context.open_keys:
+                    findings[key] = (*findings.get(key, ()), finding)
+        return findings
 
     def _decided(self, pair: Pair, findings: Sequence[Finding]) -> Pair:
         """Decide a pair by its findings, with limits of a calibration in place of the policy's (POL-72)."""
