@@ -4,14 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := hf,zarr,compress,report
 
-.PHONY: demo picture test test-slow test-entries test-files fuzz kills test-browser test-downstream test-neuron zoo ablate golden upgrades trained check clean
+.PHONY: demo pictures test test-slow test-entries test-files fuzz kills test-browser test-downstream test-neuron zoo ablate golden upgrades trained check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
 
-# README's picture of a report, by a headless Chromium on the PATH.
-picture: demo
-	$(BIN)/python examples/report_picture.py
+# README's pictures of the report and of the page, by a headless Chromium on the PATH.
+pictures: demo
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[view]' playwright
+	$(BIN)/python examples/pictures.py
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 -m "not slow and not entries"
