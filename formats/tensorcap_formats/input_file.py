@@ -16,6 +16,7 @@ from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, Rea
 _ALWAYS_ALLOWED_BYTES: Final = 256 * 1024 * 1024  # so much is harmless, however far a file expands
 _ALWAYS_ALLOWED_TOTAL: Final = 16 * 1024 * 1024 * 1024  # of all tensors of a file: a minute's reading
 _MAX_RATIO: Final = 200
+_UNCOMPRESSED: Final = "If it is what you mean to read, store it without compression first."
 
 
 class InputFile:
@@ -126,7 +127,7 @@ def read_stored(path: Path, file_size: int, itemsize: int, offset: int, start: i
         file.read_into(offset + start * itemsize, out)
 
 
-def check_expansion(stored_bytes: int, declared_bytes: int, where: str) -> None:
+def check_expansion(stored_bytes: int, declared_bytes: int, where: str, *, hint: str = _UNCOMPRESSED) -> None:
     """Refuse what expands to more than 256 MiB and more than 200 times its stored size.
 
     Raises:
@@ -136,7 +137,7 @@ def check_expansion(stored_bytes: int, declared_bytes: int, where: str) -> None:
         raise UnsafeFileError(
             f"{where}: {stored_bytes} stored bytes claim to expand to {declared_bytes}, "
             f"expected at most {_MAX_RATIO} times as many",
-            hint="If it is what you mean to read, store it without compression first.",
+            hint=hint,
         )
 
 

@@ -31,6 +31,9 @@ _MAX_PICKLE_BYTES: Final = 64 * 1024 * 1024
 _MAX_LEAVES: Final = 1_000_000
 _MAX_DEPTH: Final = 100
 _SHARD: Final = re.compile(r"(?:.*/)?(?:pytorch_model|.*-\d{5}-of-\d{5})")
+_EXPANDED: Final = (
+    "It is an expanded view, with strides of 0. If that is what you mean, save tensor.contiguous()."
+)
 _HINT: Final = "Save it anew with torch 1.6 or later, or its tensors as safetensors."
 
 
@@ -204,7 +207,7 @@ def _tensor(name: str, view: TensorView, members: ZipMembers, root: str, bands: 
             raise CorruptArchiveError(
                 f"{where}: reaches to element {last} of a storage of {size // logical.itemsize}"
             )
-        check_expansion(size, math.prod(view.shape) * logical.itemsize, where)  # strides of 0
+        check_expansion(size, math.prod(view.shape) * logical.itemsize, where, hint=_EXPANDED)
     offset = members.offset(member)
     tensor = StridedTensor(
         partial(read_stored, members.path, members.file_size, logical.itemsize, offset),
