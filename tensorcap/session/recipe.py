@@ -153,7 +153,7 @@ class Recipe:
             UsageError: The path or an option is wrong.
         """
         if self.kind != "huggingface":
-            model = self.build().model
+            model = self.build({} if self.framework in BY_SUFFIX.values() else None).model
             return adapter_for(model).describe(model)
         from tensorcap.adapters.huggingface.workload_builder import build_without_weights
 

@@ -38,6 +38,12 @@ def test_inputs_of_a_file_and_of_an_archive(folder: Path) -> None:
     assert outcome("--like", "a.h5", "--optimization", "none", "-o", "c.h5") == (0, [])
 
 
+def test_the_modules_of_a_file_are_listed_without_inputs(folder: Path) -> None:
+    done = CliRunner().invoke(main, ["tree", "net.onnx"])
+    assert done.exit_code == 0
+    assert [line.split(":")[0].strip() for line in done.stdout.splitlines() if "up" in line]
+
+
 @pytest.mark.spec("ONX-30")
 @pytest.mark.parametrize(
     ("arguments", "line"),

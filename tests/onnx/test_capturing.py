@@ -234,6 +234,17 @@ def test_nodes_without_a_path_lie_where_their_parameters_do(tmp_path: Path) -> N
 
 
 @pytest.mark.spec("ONX-3")
+def test_a_fused_node_lies_where_most_of_its_parameters_do(tmp_path: Path) -> None:
+    weights = dict.fromkeys(("out.norm.weight", "out.norm.bias", "out.dense.bias"), SQUARE[0])
+    nodes = [
+        helper.make_node(
+            "SkipLayerNormalization", ["x", "x", *weights], ["y"], "SkipLayerNorm_5", domain="com.microsoft"
+        )
+    ]
+    assert scopes_of(tmp_path, nodes, weights).nodes[0].calls[-1] == ModuleCall("out.norm")
+
+
+@pytest.mark.spec("ONX-3")
 def test_the_name_of_a_fused_node_is_that_of_its_value(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["/layer.0/output/LayerNorm/Add_1_output_0"], "SkipLayerNorm_3")]
     scopes = scopes_of(tmp_path, nodes, {})

@@ -93,6 +93,24 @@ def test_every_node_with_a_counterpart_agrees_within_rounding(reference: Path, t
     assert all("attention_mask" in key or "dropout" in key or "output.1" in key for key in left)
 
 
+def test_an_optimised_file_with_fused_attention_accuses_nobody(reference: Path, tmp_path: Path) -> None:
+    optimizer = pytest.importorskip("onnxruntime.transformers.optimizer")
+    fused = optimizer.optimize_model(str(MODEL), model_type="bert", num_heads=12, hidden_size=384)
+    ops = {node.op_type for node in fused.model.graph.node}
+    assert {"Attention", "SkipLayerNormalization", "EmbedLayerNormalization", "BiasGelu"} <= ops
+    comparison = compared(reference, tmp_path, fused.model)
+    assert comparison.exit_status == 0
+    green = {pair.key for pair in comparison.pairs if pair.is_compared and pair.is_green}
+    for layer in range(3):
+        within = f"0/encoder.layer.{layer}."
+        assert {
+            f"{within}attention.self/output.0",
+            f"{within}attention.output/output",
+            f"{within}output/output",
+        } <= green
+    assert "0/embeddings.LayerNorm/output" in green
+
+
 def test_a_layer_of_another_checkpoint_is_named(reference: Path, tmp_path: Path) -> None:
     made = onnx.load(MODEL)
     weights = {stored.name: stored for stored in made.graph.initializer}

@@ -97,7 +97,7 @@ def _tree(path: str, options: dict[str, Any]) -> Tree:
         from tensorcap.session import Recipe
         from tensorcap_formats.run_info import RunInfo
 
-        recipe = Recipe(path, options if not path.rpartition(":")[0].endswith(".py") else {})
+        recipe = Recipe.named(path, options if not path.rpartition(":")[0].endswith(".py") else {})
         tree = Tree.of_run(path, RunInfo.of(recipe.described()))
         if tree is None:
             raise click.UsageError(f"{path}: has no modules.")

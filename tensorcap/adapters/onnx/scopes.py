@@ -225,15 +225,19 @@ def _by_parameters(
     owners: Mapping[str, str],
     located: Sequence[tuple[tuple[str, ...], str] | None],
 ) -> tuple[tuple[str, ...], str] | None:
-    """The module whose parameters a node takes, or the sum behind it that adds a bias; None if none."""
-    modules = {owners[name] for name in node.inputs if name in owners}
+    """The module of most parameters that a node takes, or of the bias that is added behind it; None if none.
+
+    A fused SkipLayerNormalization takes weight and bias of the norm, and the bias of the Linear before it.
+    """
+    modules = Counter(owners[name] for name in node.inputs if name in owners)
     if not modules and any(graph.is_constant(name) for name in node.inputs):
         behind = [taker for name in node.outputs for taker in graph.takers.get(name, ())]
         if len(behind) == 1 and behind[0].op == "Add":
-            modules = {owners[name] for name in behind[0].inputs if name in owners}
-    if len(modules) != 1:
+            modules = Counter(owners[name] for name in behind[0].inputs if name in owners)
+    most = modules.most_common(2)
+    if not most or (len(most) > 1 and most[0][1] == most[1][1]):
         return None
-    parts = modules.pop().split(".")
+    parts = most[0][0].split(".")
     return tuple(".".join(parts[:count]) for count in range(1, len(parts) + 1)), node.name or node.op
 
 
