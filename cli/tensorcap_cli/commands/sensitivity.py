@@ -60,9 +60,10 @@ def command(
     bad ones alone.
 
     \b
-        tcap sensitivity model.py:reference model.py:quantised
-        tcap sensitivity model.py:reference model.py:quantised --goal kl=0.01
-        tcap sensitivity model.py:reference model.py:quantised --goal kl=0.01 --list torchao
+        tcap sensitivity model.py:reference model.py:int8
+        tcap sensitivity model.py:reference model.py:int8 --goal kl=0.01
+        tcap sensitivity model.py:reference model.py:int8 --goal kl=0.01 \\
+            --list torchao
 
     With --goal the layers are chosen that have to stay in the reference's precision: top1=0.99 is a share of
     first choices that are at least the same. A function of --metric is given the reference's output and
