@@ -147,6 +147,11 @@ def is_workload(path: str) -> bool:
     return not os.path.exists(path) and path.count("/") <= 1 and not path.endswith(_ARCHIVES)
 
 
+def is_archive(path: str) -> bool:
+    """Whether an argument is an archive, and no model."""
+    return path.endswith(_ARCHIVES)
+
+
 def make_recipe(
     model: str | None, before: Archive | None, options: dict[str, Any], *, framework: str | None = None
 ) -> tuple[Recipe, dict[str, StoredInput] | None]:
