@@ -1,9 +1,9 @@
 """Which layers of a target cost how much of its output, and which have to stay in the reference's precision.
 
 A reference's and a target's workload go in; a `Sensitivity` comes out; of two archives, with less certainty,
-an `ArchiveSensitivity`. Read `output_metrics` (what is measured of an output), then `layer_sensitivity` (which
-runs are made, in which order), then `precision_lists` (the layers that stay, as quantisers take them), and
-`archive_sensitivity`.
+an `ArchiveSensitivity`. Read `output_metrics` (what is measured of an output), then `layer_sensitivity`
+(which runs are made, in which order), then `precision_lists` (the layers that stay, as quantisers take
+them), and `archive_sensitivity`.
 """
 
 from tensorcap.sensitivities.archive_sensitivity import (
