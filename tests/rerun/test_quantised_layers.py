@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import tensorcap
 from tensorcap import preflight
 from tensorcap.comparison import Comparison, compare
 from tensorcap.comparison.preflight import item_text
@@ -457,3 +458,21 @@ def test_columns_that_were_scaled_before_rounding_accuse_nobody(
     for found in (localize(*paths), localize(*paths, reference_model=workload)):
         assert {suspect.module for suspect in found.suspects} <= guilty
         assert bool(found.suspects) == bool(guilty)
+
+
+class Noisy(Gptq):
+    """A layer that draws random numbers in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), 0.1, training=True)
+
+
+@pytest.mark.spec("CAP-330")
+def test_asking_a_layer_draws_no_random_numbers_of_the_run(tmp_path: Path) -> None:
+    net = nn.Sequential(Noisy(nn.Linear(64, 32)))
+    torch.manual_seed(5)
+    alone = net(X)
+    torch.manual_seed(5)
+    with tensorcap.capture(net, tmp_path / "run.h5", params=True):
+        captured_result = net(X)
+    assert torch.equal(alone, captured_result)
