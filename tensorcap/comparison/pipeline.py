@@ -211,6 +211,7 @@ class _Run:
             reference, target, precision, thresholds, self.calibration, injected, layers
         )
         pairs, account = policy_judge.judge(pairs)
+        pairs = layers.explain(pairs)
         if not injected:  # else records that are the same in the reference are not in the target
             padding = Padding(reference, target)
             pairs = judge_pass_through(

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
 from tensorcap.comparison.injected import Injected
-from tensorcap.comparison.pair import Finding
+from tensorcap.comparison.pair import Decision, Finding, Pair, decide
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.quantised_weights import packed_weights
 from tensorcap.comparison.weight_mistakes import alternatives, describe_mistake
@@ -28,7 +28,7 @@ from tensorcap.comparison.weight_rounding import (
     measure_rounding,
     unit_of,
 )
-from tensorcap.runs import is_parameter
+from tensorcap.runs import contents_of, is_parameter
 from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -41,6 +41,9 @@ _MOST_ROWS: Final = 512  # of an input, the first ones, that are multiplied
 _LINEAR: Final = 1e-3  # relative error of a product that is a layer's result, in float32
 _ROUNDINGS: Final = 3.0  # of the runs' precision, that a layer may add besides
 _SPREAD: Final = 4.5  # see `weight_rounding`
+_ALIKE: Final = 0.1  # by which fitted factors may be off, relative
+_MOST: Final = 0.98  # of the columns have to have such factors
+_FOLDED: Final = "each column times a number that its input is divided by"
 _NAMED: Final = 0.5  # of the error that another reading may leave, to be what is wrong
 
 
@@ -127,11 +130,25 @@ class QuantisedLayers:
         weights: What became of each weight, by key text.
         results: The own error of each call of a layer, by the key text of its result.
         predicted: By site, the largest error of its results that rounding predicts, relative.
+        undone: Why tensors differ and nothing is wrong, by key text: columns of an input were divided by
+            numbers that its layer's weight was multiplied by before it was rounded (AWQ, SmoothQuant).
+        folded: Key texts of the results of such layers.
     """
 
     weights: Mapping[str, QuantisedWeight] = field(default_factory=dict)
     results: Mapping[str, LayerError] = field(default_factory=dict)
     predicted: Mapping[str, float] = field(default_factory=dict)
+    undone: Mapping[str, str] = field(default_factory=dict)
+    folded: frozenset[str] = frozenset()
+
+    def explain(self, pairs: Iterable[Pair]) -> list[Pair]:
+        """Make `explained` what differs and is undone by the layer that is given it."""
+        return [
+            decide(pair, Decision("agreement", "explained", self.undone[pair.key], pair.findings))
+            if pair.key in self.undone and pair.status in ("suspect", "diverged")
+            else pair
+            for pair in pairs
+        ]
 
 
 def measure_layers(
@@ -145,7 +162,9 @@ def measure_layers(
     1. The numbers of a weight are those that the target says (`param.NAME_step`, `param.NAME_zero`), or else
        those that its values lie on.
     2. It is held against the reference's.
-    3. If the reference's result is the product of its weight and input, and a bias, the target's own error is
+    3. If it is not, and columns of the input are those of the reference times numbers by which columns of the
+       weight were divided, it is held against that.
+    4. If the reference's result is the product of its weight and input, and a bias, the target's own error is
        its result less such a product of the input that it was given.
 
     Args:
@@ -168,6 +187,8 @@ def measure_layers(
     weights: dict[str, QuantisedWeight] = {}
     results: dict[str, LayerError] = {}
     predicted: dict[str, float] = {}
+    undone: dict[str, str] = {}
+    folded: set[str] = set()
     for site, name in sorted(packed):
         slot = f"param.{escape(name)}"
         records = ours.get((site, slot)), theirs.get((site, slot))
@@ -188,6 +209,18 @@ def measure_layers(
         judged = _judge_weight(trusted, weight, inputs)
         weights[records[0].key.text] = judged
         is_right = POLICY.quantised.status(judged.rounding.value) == "within-rounding"
+        factors = None if is_right or not products else _column_factors(trusted, weight, products[0])
+        if factors is not None:
+            trusted = trusted * factors
+            scaled = _judge_weight(trusted, weight, inputs)
+            if scaled.finding.status == "within-rounding":
+                weights[records[0].key.text] = replace(scaled, text=f"{scaled.text}, {_FOLDED}")
+                products = [replace(p, wanted=p.x @ trusted.T + p.bias) for p in products]
+                folded |= {product.key for product in products}
+                undone |= _undone(reference, target, site, both[0].values(), 1 / factors)
+                is_right = True
+            else:
+                trusted = trusted / factors
         for product in products:
             error = _layer_error(product, trusted, weight, module, precision, is_right=is_right)
             results[product.key] = error
@@ -199,7 +232,7 @@ def measure_layers(
             ):
                 results[key] = error
                 predicted[site] = max(error.predicted, predicted.get(site, 0.0))
-    return QuantisedLayers(weights, results, predicted)
+    return QuantisedLayers(weights, results, predicted, undone, frozenset(folded))
 
 
 def judge_quantised_weight(
@@ -247,6 +280,7 @@ class _Product:
         y: What it made, `[rows, outputs]`.
         wanted: What the reference's makes of the same.
         bias: What the reference adds, `[outputs]`.
+        given: What the reference's layer was given, `[rows, inputs]`.
     """
 
     key: str
@@ -254,6 +288,7 @@ class _Product:
     y: Array
     wanted: Array
     bias: Array
+    given: Array
 
 
 def _products(
@@ -297,7 +332,49 @@ def _products(
             if not injected.is_replaced(other.input.key):
                 continue
             x_target = x
-        yield _Product(call.output.key.text, x_target, y_target, x_target @ weight.T + bias, bias)
+        yield _Product(call.output.key.text, x_target, y_target, x_target @ weight.T + bias, bias, x)
+
+
+def _column_factors(reference: Array, weight: WeightNumbers, product: _Product) -> Array | None:
+    """The numbers that columns of a weight were multiplied by before it was rounded; None if there are none.
+
+    They are fitted to the weight, by least squares, and have to be those that the input's columns were
+    divided by.
+    """
+    sizes = np.square(product.given).sum(axis=0), np.square(reference).sum(axis=0)
+    if not (sizes[0] > 0).all() or not (sizes[1] > 0).all():
+        return None
+    divided: Array = (product.x * product.given).sum(axis=0) / sizes[0]
+    factors: Array = (weight.values * reference).sum(axis=0) / sizes[1]
+    rest = float(np.linalg.norm(product.x - product.given * divided))
+    is_other = np.abs(factors - 1) > _ALIKE
+    is_known = rest <= _NAMED * float(np.linalg.norm(product.x - product.given)) and is_other.mean() > 0.5
+    is_inverse = np.abs(factors * divided - 1) <= _ALIKE
+    return factors if is_known and is_inverse.mean() >= _MOST else None
+
+
+def _undone(
+    reference: Archive, target: Archive, site: str, calls: Iterable[_Call], factors: Array
+) -> dict[str, str]:
+    """Which tensors differ because they are made of a scaled input: it, what holds it, and what scaled it."""
+    reason = f"its columns are divided by what those of the weight of {site} were multiplied by"
+    inputs = {contents_of(call.input) for call in calls}
+    alike = [r for r in reference.records if r.digest and contents_of(r) in inputs]
+    undone = {record.key.text: reason for record in alike}
+    undone |= {call.input.key.text: reason for call in calls}
+    makers = {record.key.site for record in alike if record.key.slot.startswith("output")}
+    ours, theirs = (_parameters(archive, makers) for archive in (reference, target))
+    for name, record in ours.items():
+        other = theirs.get(name)
+        if other is None or record.shape != other.shape or record.size != factors.size:
+            continue
+        sides = _floats(reference, record), _floats(target, other)
+        if sides[0] is None or sides[1] is None:
+            continue
+        wanted = sides[0].reshape(-1) * factors
+        if np.linalg.norm(sides[1].reshape(-1) - wanted) <= _ALIKE * np.linalg.norm(wanted):
+            undone[record.key.text] = reason
+    return undone
 
 
 def _rounded_results(

@@ -127,6 +127,11 @@ class ReplayJudge:
         """Judge one tensor that both sides have."""
         pair = self._near_ties.without(self._padding.without(pair))
         key = both_records(pair)[0].key
+        if pair.key in self._layers.folded:
+            finding = self._layers.results[pair.key].finding
+            return self._makers.own_error(pair, finding.status, (finding,))
+        if pair.key in self._layers.undone:
+            return self._makers.own_error(pair, "explained", pair.findings)
         is_leaf = self._is_leaf(key)
         ratio = None if pair.baseline is None else pair.baseline.r
         status, findings = self._status(pair, ratio, is_leaf=is_leaf)

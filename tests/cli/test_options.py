@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # Options of one meaning whose help says what they do for the command at hand.
 SAID_BY_COMMAND = {
     "--all",
+    "--by",
     "--dry-run",
     "--force",
     "--format",
@@ -29,6 +30,7 @@ SAID_BY_COMMAND = {
     "--params",
     "--slice",
     "--sort",
+    "--state",
     "--steps",
 }
 GONE = ("--filter", "--include", "--input-file", "--into", "--outputs", "--reference", "--repeat", "--target")

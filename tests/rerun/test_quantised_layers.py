@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import tensorcap
 from tensorcap import preflight
 from tensorcap.comparison import Comparison, compare
 from tensorcap.comparison.preflight import item_text
@@ -388,3 +389,90 @@ def test_own_errors_are_those_that_independent_rounding_makes(tmp_path: Path, ma
         step = torch.exp2(exponent - 3) * scale
     predicted = (x.double().square() @ (step.square() / 12).T).sum().sqrt()
     assert 0.8 < own / predicted < 1.25
+
+
+class Block(nn.Module):
+    """A norm and a gated pair of layers, beside a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.act = nn.LayerNorm(64), nn.SiLU()
+        self.up, self.down = nn.Linear(64, 128), nn.Linear(128, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.down(self.act(self.up(self.norm(x))))
+        return result
+
+
+def blocks() -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(Block(), Block(), Block()).eval()
+
+
+def smoothed(wrong: Callable[[Any], None] | None = None) -> Any:
+    """AWQ as it is: columns of a weight are multiplied before it is rounded, and the norm is divided."""
+    port = blocks()
+    for block in port:
+        scales = torch.exp(torch.randn(64, generator=torch.Generator().manual_seed(3)) / 2)
+        with torch.no_grad():
+            block.norm.weight /= scales
+            block.norm.bias /= scales
+            block.up.weight *= scales
+        block.up, block.down = Awq(block.up), Awq(block.down)
+    if wrong is not None:
+        with torch.no_grad():
+            wrong(port[1])
+    return port
+
+
+def norm_not_divided(block: Any) -> None:
+    block.norm.weight.copy_(blocks()[1].norm.weight)
+
+
+def larger_scale_of_awq(block: Any) -> None:
+    block.up.scales *= 1.4
+
+
+@pytest.mark.spec("POL-284")
+@pytest.mark.parametrize(
+    ("wrong", "guilty"),
+    [
+        pytest.param(None, set(), id="right"),
+        pytest.param(norm_not_divided, {"1.norm", "1.up"}, id="the norm is not divided"),
+        pytest.param(larger_scale_of_awq, {"1.norm", "1.up"}, id="larger scales"),
+    ],
+)
+def test_columns_that_were_scaled_before_rounding_accuse_nobody(
+    tmp_path: Path, wrong: Callable[[Any], None] | None, guilty: set[str]
+) -> None:
+    paths = tmp_path / "reference.h5", tmp_path / "target.h5"
+    workload = Workload(blocks(), (X,))
+    capture_workload(workload, paths[0], params=True)
+    capture_workload(Workload(smoothed(wrong), (X,)), paths[1], params=True)
+    result = compare(*paths)
+    assert result.exit_status == int(bool(guilty))
+    assert (
+        set(result.counts) <= {"identical", "within-rounding", "explained", "missing-in-reference"} or guilty
+    )
+    for found in (localize(*paths), localize(*paths, reference_model=workload)):
+        assert {suspect.module for suspect in found.suspects} <= guilty
+        assert bool(found.suspects) == bool(guilty)
+
+
+class Noisy(Gptq):
+    """A layer that draws random numbers in training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), 0.1, training=True)
+
+
+@pytest.mark.spec("CAP-330")
+def test_asking_a_layer_draws_no_random_numbers_of_the_run(tmp_path: Path) -> None:
+    net = nn.Sequential(Noisy(nn.Linear(64, 32)))
+    torch.manual_seed(5)
+    alone = net(X)
+    torch.manual_seed(5)
+    with tensorcap.capture(net, tmp_path / "run.h5", params=True):
+        captured_result = net(X)
+    assert torch.equal(alone, captured_result)

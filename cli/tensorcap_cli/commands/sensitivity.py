@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tensorcap_cli.options.archives import json_option
-from tensorcap_cli.options.run import make_recipe, run_options
+from tensorcap_cli.options.run import is_archive, make_recipe, run_options
 from tensorcap_cli.options.sections import Command
 from tensorcap_cli.text.output import print_result
 from tensorcap_cli.text.progress import Bar, spinner
@@ -60,9 +60,16 @@ def command(
     bad ones alone.
 
     \b
-        tcap sensitivity model.py:reference model.py:quantised
-        tcap sensitivity model.py:reference model.py:quantised --goal kl=0.01
-        tcap sensitivity model.py:reference model.py:quantised --goal kl=0.01 --list torchao
+        tcap sensitivity model.py:reference model.py:int8
+        tcap sensitivity model.py:reference model.py:int8 --goal kl=0.01
+        tcap sensitivity model.py:reference model.py:int8 --goal kl=0.01 \\
+            --list torchao
+
+    Of two archives, captured with --params, layers are ranked by the error that each makes itself. How much
+    of that reaches the output only runs tell.
+
+    \b
+        tcap sensitivity ref.h5 int8.h5
 
     With --goal the layers are chosen that have to stay in the reference's precision: top1=0.99 is a share of
     first choices that are at least the same. A function of --metric is given the reference's output and
@@ -71,13 +78,23 @@ def command(
     Exit status: 0 measured, the goal reached; 1 the goal is not reached with all layers kept; 2 wrong usage,
     a target that cannot be grafted, or a metric that fails; 3 a file cannot be read.
     """
-    from tensorcap.sensitivities import precision_list, sensitivity
-    from tensorcap_cli.text.sensitivity import print_sensitivity
+    from tensorcap.sensitivities import archive_sensitivity, precision_list, sensitivity
+    from tensorcap_cli.text.sensitivity import print_own_errors, print_sensitivity
 
     if form is not None and as_json:
         raise click.UsageError(
             "--list prints a line for a quantiser, expected no --json, which has all lists."
         )
+    are_archives = [is_archive(path) for path in (reference_model, target_model)]
+    if any(are_archives):
+        if not all(are_archives) or any(value is not None for value in (metric, goal, state, form)):
+            raise click.UsageError(
+                "Archives are ranked without a run, expected two of them and no --metric, --goal, --state or "
+                "--list."
+            )
+        with spinner("measuring own errors"):
+            ranked = archive_sensitivity(reference_model, target_model)
+        print_result(ranked, print_own_errors, as_json=as_json)
     reference, target = (_workload(model, options) for model in (reference_model, target_model))
     with spinner("measuring sensitivities") as bar:
         result = sensitivity(

@@ -184,6 +184,11 @@ def is_workload(path: str) -> bool:
     return not os.path.exists(path) and path.count("/") <= 1 and not path.endswith(_ARCHIVES)
 
 
+def is_archive(path: str) -> bool:
+    """Whether an argument is an archive, and no model."""
+    return path.endswith(_ARCHIVES)
+
+
 def is_given(value: Any) -> bool:
     """Whether an option was given: not left out, a flag that is not set, or a list of none; 0 is a number."""
     return value is not None and value is not False and value != ()

@@ -12,7 +12,7 @@ from tensorcap_cli.text.output import number_text, print_table, size_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tensorcap.sensitivities import LayerGroup, Sensitivity
+    from tensorcap.sensitivities import ArchiveSensitivity, LayerGroup, Sensitivity
 
 _FEW = 5  # layers that are left out, and named
 
@@ -41,6 +41,16 @@ def print_sensitivity(result: Sensitivity) -> None:
     _print_kept(result)
     known = f" and {result.known_runs} known ones" if result.known_runs else ""
     click.echo(f"{counted(result.runs, 'run')} of models{known}, of {counted(result.layers, 'layer')}")
+
+
+def print_own_errors(result: ArchiveSensitivity) -> None:
+    """Print the layers of two archives by the errors that they make themselves."""
+    rows = [
+        (layer.name, number_text(layer.own, 3), number_text(layer.predicted, 3), layer.text)
+        for layer in result.layers
+    ]
+    print_table(("layer", "own error", "predicted", "weight"), rows, left=(0, 3))
+    click.echo("How much of them reaches the output is not known of archives: give the two models.")
 
 
 def _print_groups(groups: Sequence[LayerGroup], what: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from tensorcap.adapters.torch.tensor_leaves import untraced
 from tensorcap.adapters.torch.tensors import PLAIN_CLASSES, dtype_name
 
 _DYNAMIC: Final = "torch.ao.nn.quantized.dynamic."  # beginning of the modules whose inputs are floats
@@ -374,9 +375,18 @@ def _itself(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _as_computed(module: nn.Module, readings: Sequence[QuantisedWeight]) -> QuantisedWeight:
-    """The reading by which the module computes; the first if it cannot be asked."""
+    """The reading by which the module computes; the first if it cannot be asked.
+
+    The generators of random numbers are as before.
+    """
     if len(readings) == 1:
         return readings[0]
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), untraced():
+        return _asked(module, readings)
+
+
+def _asked(module: nn.Module, readings: Sequence[QuantisedWeight]) -> QuantisedWeight:
+    """The reading that is nearest to what the module makes of a few inputs."""
     weights = [reading.values() for reading in readings]
     inputs = weights[0].shape[-1]
     probe = 1 + torch.sin(torch.arange(_PROBES * inputs, dtype=torch.float32)).reshape(_PROBES, inputs) / 2

@@ -62,11 +62,12 @@ class _Holder:
         self._leaves = leaves
         self._call = Call(point, 0, 0, is_of_run=True)
         self._undo: Callable[[], object] = lambda: None
-        self.left = [slot for slot in self._tensors() if leaves.recorder.wants(self._call, slot)]
+        self._known: dict[str, _Contents] | None = self._tensors()
+        self.left = [slot for slot in self._known if leaves.recorder.wants(self._call, slot)]
 
     def take(self) -> None:
         """Record the tensors that have values now."""
-        tensors = self._tensors()
+        tensors, self._known = self._known or self._tensors(), None
         for slot in list(self.left):
             tensor = tensors.get(slot)
             if tensor is None or (isinstance(tensor, torch.Tensor) and _is_empty(tensor)):
