@@ -78,6 +78,7 @@ NEEDED_BY = {
         "tests/zoo",
         "tests/max/tiny_folders.py",
     ],
+    "torchao": ["tests/rerun/test_torchao.py"],
     "transformers": [
         "tests/alignment/ports",
         "tests/alignment/test_ports.py",

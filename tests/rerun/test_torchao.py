@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tensorcap.localization import localize
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
 
-quantization: Any = pytest.importorskip("torchao.quantization")
+quantization: Any = import_module("torchao.quantization")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 X = torch.randn(4, 16, 256, generator=torch.Generator().manual_seed(1))
 
