@@ -188,13 +188,13 @@ CASES: list[Case] = [
     ),
     Case(
         "axes-differ",
-        "axes 1, 2 in layer_norm",
+        "statistics of its input.input of axes 1 to 2 together",
         lambda _: nn.LayerNorm(16, EPS),
         lambda v: normed(v["input"], (1, 2)) * v["weight"] + v["bias"],
     ),
     Case(
         "groups-differ",
-        "4 groups in mean",
+        "statistics of its input.input of each of 4 groups of channels",
         lambda _: Own(rms, weight=(16,)),
         lambda v: (
             v["weight"]
