@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, sync_playwright
 REPORT = Path("demo/report.html")
 VERIFIED = Path("demo/verified")
 FOLDER = Path("examples")
-LARGEST = 250_000  # bytes of a picture
+LARGEST = 300_000  # bytes of a picture
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
