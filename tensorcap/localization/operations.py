@@ -93,7 +93,7 @@ def gather_operation_evidence(
         except UsageError as raised:
             error = raised
     sides = _without(values, () if result is None else result.elsewhere.keys())
-    free = compare(*sides, mapping="none", compute_dtype=compute_dtype, trust_digests=True)
+    free = compare(*sides, mapping="none", compute_dtype=compute_dtype)
     if replays is None or result is None:
         source = evidence_of_archives(*sides, free)
     else:

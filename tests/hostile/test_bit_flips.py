@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tensorcap.comparison import compare
+from tensorcap.localization import localize
 from tensorcap.testing import assert_matches
+from tensorcap_formats.errors import ReadError
 from tests.hostile.containers import CONTAINERS, Container, available
 
 
@@ -29,7 +31,7 @@ def flip(container: Container, folder: Path, share: float, bit: int) -> None:
     file.write_bytes(changed)
 
 
-@pytest.mark.spec("ARC-38", "CMP-2", "CMP-70")
+@pytest.mark.spec("ARC-38", "CMP-2", "CMP-70", "LCL-7")
 @pytest.mark.parametrize("name", available())
 def test_no_flipped_bit_is_green(name: str, tmp_path: Path) -> None:
     container = CONTAINERS[name]
@@ -49,3 +51,6 @@ def test_no_flipped_bit_is_green(name: str, tmp_path: Path) -> None:
             assert found.exit_status == 3 if container.is_sealed else found.exit_status in {1, 3}
             with pytest.raises(AssertionError):
                 assert_matches(*sides, rtol=0, atol=0)
+            if container.is_sealed:
+                with pytest.raises(ReadError):
+                    localize(*sides)
