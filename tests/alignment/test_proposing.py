@@ -155,6 +155,18 @@ def test_a_bfloat16_target_is_found(tmp_path: Path) -> None:
     assert found == {site: _worded(site) for site in one}
 
 
+@pytest.mark.spec("ALN-130")
+@pytest.mark.parametrize("noise", [0.0, 2e-3])
+def test_a_layer_whose_shapes_differ_has_steps_of_its_own(tmp_path: Path, noise: float) -> None:
+    one = _run()
+    other = _renamed(_noisy(one, noise), _worded)
+    for site in ("layers.1.mlp", "layers.1.mlp.down"):  # as a mixture of experts in every other layer
+        one[site] = one[site][0]
+    _, found = _proposed(tmp_path, one, other)
+    own = {"layers.1.mlp": "blocks.1.ff; squeeze 0", "layers.1.mlp.down": "blocks.1.ff.w2; squeeze 0"}
+    assert found == {site: _worded(site) for site in one} | own
+
+
 @pytest.mark.spec("ALN-20")
 def test_the_reason_says_how_many_agree_how_closely_and_what_came_next(tmp_path: Path) -> None:
     one = _run()

@@ -60,23 +60,24 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Written:
     by_slots: dict[tuple[SlotPair, Steps, Evidence, str], list[Place]] = defaultdict(list)
     is_sharded = any(len(side_records) > 1 for side_records in records)
     arguments = {} if is_sharded else slots.arguments(candidate)
-    for place in candidate.places:
+    for place, pair in zip(candidate.places, pairs, strict=True):
         members, own_arguments = matching.members_of(candidate, place), arguments.get(place, ())
         if members[0].site in slots.covered:
             continue
+        own_steps = slots.steps_of_member(steps, *pair)
         is_whole = bool(reference.slot) == bool(target.slot) and slots.is_whole(
-            candidate, place, steps, own_arguments
+            candidate, place, own_steps, own_arguments
         )
         if not any(member.other_tensors for member in members) and (is_sharded or is_whole):
             ends = "", ""
             if not is_whole:
                 ends = _main_slot(matching.sides[0], reference), _main_slot(matching.sides[1], target)
-            by_slots[ends, steps, evidence, reason].append(place)
+            by_slots[ends, own_steps, evidence, reason].append(place)
             covered = (record.key.slot for record, _ in slots.other_results(*members))
             slots.covered |= {f"{members[0].site}/{slot}" for slot in covered}
             continue
         ends = _slot(reference, members[0]), _slot(target, members[1])
-        by_slots[ends, steps, evidence, reason].append(place)
+        by_slots[ends, own_steps, evidence, reason].append(place)
         for own in own_arguments:
             ends = f"/{own.reference}", f"/{own.target}"
             by_slots[ends, own.steps, own.evidence, own.reason].append(place)

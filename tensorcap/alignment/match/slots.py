@@ -350,6 +350,15 @@ class Slots:
                     return steps
         return plain([shape], [other])
 
+    def steps_of_member(self, steps: Steps, reference: Sequence[Record], target: Sequence[Record]) -> Steps:
+        """The layout of a member: that of most, or a certain one of its own if its shapes do not fit that."""
+        if len(reference) != 1 or len(target) != 1:
+            return steps
+        if fits_shapes(steps, reference[0].shape, target[0].shape):
+            return steps
+        own = self.find_layout(reference, target)
+        return own.steps if own is not None and own.is_sure else steps
+
     def is_whole(
         self, candidate: Candidate, place: Place, steps: Steps, argument_pairs: Sequence[ArgumentPair]
     ) -> bool:
