@@ -264,7 +264,7 @@ class Pages:
         row, query = row_of(subject, request.path_params["number"]), request.query_params
         level = whole_number(query["level"]) if "level" in query else None
         panel = source_panel(subject, row, side=query.get("side", ""), level=level)
-        return self._html("source.html", panel=panel)
+        return self._html("source.html", panel=panel, number=row.number)
 
     def _diagnosis(self, subject: Subject, request: Request) -> Response:
         row = row_of(subject, request.path_params["number"])

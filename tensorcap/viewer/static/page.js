@@ -208,11 +208,12 @@ async function showSource(more = '') {
   const line = $('text').querySelector('.hll'), box = $('code')
   if (line) box.scrollTop = line.offsetTop - box.clientHeight / 2
 }
-const frame = () => $('text').querySelector('.crumb.open')
+const frame = () => $('text').querySelector(`[data-number="${shown}"] .crumb.open`) // none if the pane is of another tensor yet
 $('text').onclick = event => {
   const { side, level } = event.target.closest('button')?.dataset ?? {}
   if (side) put('beside', $('beside'), `row/${shown}/beside?side=${showSource.side = side}`)
-  if (side || level) showSource(`&level=${level ?? frame().dataset.level}`)
+  const at = level ?? frame()?.dataset.level
+  if (side || level) showSource(at === undefined ? '' : `&level=${at}`)
 }
 async function showMaps(more = '') {
   const view = $('view')
