@@ -22,7 +22,7 @@ async function ask(purpose, url, read = answer => answer.text()) {
     return undefined
   }
 }
-// What an answer said of another file stays, whatever else is answered meanwhile.
+// What an answer said of another file, or a key of itself, stays, whatever else is answered meanwhile.
 function fail(text, of = 'page') {
   if (text || fail.of === of) Object.assign($('failure'), { hidden: !text, textContent: text })
   if (text) fail.of = of
@@ -210,10 +210,9 @@ async function showSource(more = '') {
 }
 const frame = () => $('text').querySelector(`[data-number="${shown}"] .crumb.open`) // none if the pane is of another tensor yet
 $('text').onclick = event => {
-  const { side, level } = event.target.closest('button')?.dataset ?? {}
+  let { side, level } = event.target.closest('button')?.dataset ?? {}
   if (side) put('beside', $('beside'), `row/${shown}/beside?side=${showSource.side = side}`)
-  const at = level ?? frame()?.dataset.level
-  if (side || level) showSource(at === undefined ? '' : `&level=${at}`)
+  if (side || level) showSource((level ??= frame()?.dataset.level) ? `&level=${level}` : '')
 }
 async function showMaps(more = '') {
   const view = $('view')
@@ -381,7 +380,8 @@ onkeydown = event => {
   if (event.target.id === 'curves' && /Left|Right/.test(event.key)) return goToPoint(`from=${shown || 0}&step=${event.key === 'ArrowLeft' ? -1 : 1}`)
   if (event.target.closest('.pane')?.matches(':focus-visible, :has(:focus-visible)') && /^(Arrow|Page|Home|End)/.test(event.key)) return // the browser scrolls
   const key = $('keys').querySelector(`[data-key~="${CSS.escape(event.key)}"]`)
-  if (key && !needed(key)) fail(key.dataset.without)
+  fail('', 'key')
+  if (key && !needed(key)) fail(key.dataset.without, 'key')
   else if (key?.matches('[data-pressed]')) needed(key).click()
   else if (inTree() && (event.key in STEPS || event.key.startsWith('Arrow'))) walkTree(event.key)
   else if (event.key in STEPS) select(undefined, STEPS[event.key])
