@@ -191,10 +191,6 @@ def sensitivity(
     return search.run()
 
 
-class _GraftError(Exception):
-    """A run with exchanged layers failed."""
-
-
 @dataclass(slots=True)
 class _RunLog:
     """What runs came to, kept in a file if there is one.
@@ -205,6 +201,7 @@ class _RunLog:
         losses: By run; a text says why a run failed.
         made: Count of runs that were made now.
         read: Names of runs that were known, and asked for.
+        kept: Names of all runs that the file kept.
     """
 
     path: Path | None
@@ -370,7 +367,7 @@ class _Search:
         if kept is None and len(layers) > 1:
             return [group for layer in layers for group in self._measured(layer, (layer,), name)]
         if kept is None:
-            self._leave_out(name)
+            self._leave_out(*layers)
             return []
         alone = self._try("reference", layers)
         cost = self._total - kept if alone is None else alone

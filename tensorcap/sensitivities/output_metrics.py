@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
@@ -14,8 +13,6 @@ from tensorcap.metrics import agreement, divergences
 from tensorcap.workload import load_file
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import UsageError, abbreviate
-
-BUILT_IN: Final = ("kl", "top1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,6 +165,8 @@ def test_usage_errors_say_what_was_expected() -> None:
     one, other = workloads()
     with pytest.raises(UsageError, match=r"output is \[20, 32\], expected \[40, 32\]"):
         sensitivity(one, Workload(other.model, (X[:20],)))
+    with pytest.raises(UsageError, match="the target's has other values than the reference's"):
+        sensitivity(one, Workload(other.model, (X.flip(0),)))
 
 
 class Strict(Bytes):
@@ -193,6 +195,16 @@ def test_layers_that_cannot_be_exchanged_are_left_out_and_named() -> None:
         port[layer] = net[layer]
     with pytest.raises(UsageError, match="cannot be grafted: no layer can be exchanged, 2 left out"):
         sensitivity(Workload(net, (X,)), Workload(port, (X,)))
+
+
+@pytest.mark.spec("SEN-8")
+def test_the_only_layer_of_a_block_is_left_out_by_its_own_name() -> None:
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32)) for _ in range(4))).eval()
+    kinds = (Bytes, Strict, Taking, Bytes)
+    port = nn.Sequential(*(nn.Sequential(kind(block[0])) for kind, block in zip(kinds, net, strict=True)))  # type: ignore[index] # of a list
+    result = sensitivity(Workload(net, (X,)), Workload(port, (X,)))
+    assert set(result.left_out) == {"1.0", "2.0"}
+    assert {group.layers for group in result.groups} == {("0.0",), ("3.0",)}
 
 
 @pytest.mark.spec("SEN-1")

@@ -31,6 +31,12 @@ class TorchGrafts(Grafts):
     """
 
     def __init__(self, reference: Workload, target: Workload) -> None:
+        """Find the layers.
+
+        Raises:
+            UsageError: The workloads have unlike values in inputs of one shape.
+        """
+        _refuse_other_inputs(reference, target)
         self._workloads = {"reference": reference, "target": target}
         self._modules = {side: tree(workload.model)[0] for side, workload in self._workloads.items()}
         self._dtypes = {side: main_dtype(workload.model) for side, workload in self._workloads.items()}
@@ -92,6 +98,24 @@ class TorchGrafts(Grafts):
         finally:
             for parent, name, own in reversed(undo):
                 parent._modules[name] = own
+
+
+def _refuse_other_inputs(reference: Workload, target: Workload) -> None:
+    """Refuse inputs of other values, in whichever precision of both: what they cost would be the layers'."""
+    ours, theirs = (
+        {leaf.name: leaf.value for leaf in walk(workload.inputs, KINDS) if leaf.is_tensor}
+        for workload in (reference, target)
+    )
+    for name, one in ours.items():
+        other = theirs.get(name)
+        if other is None or one.shape != other.shape:
+            continue
+        other = other.to(one.device)
+        if not torch.equal(one.to(other.dtype), other) and not torch.equal(one, other.to(one.dtype)):
+            raise UsageError(
+                f"input {name}: the target's has other values than the reference's, expected the same",
+                hint="Make both workloads of the same inputs.",
+            )
 
 
 class _Cast(nn.Module):
