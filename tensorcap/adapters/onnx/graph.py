@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, TensorProto, numpy_helper
+from onnx import AttributeProto, TensorProto
 
 from tensorcap.adapters.input_arrays import InputKind
 from tensorcap.adapters.onnx.engine import PACKED, from_stored, type_name
-from tensorcap_formats.dtypes import Array, DType, bits_of, dtype_of
+from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import CorruptArchiveError, UsageError, abbreviate
 from tensorcap_formats.foreign.onnx_file import foreign_tensor, load_onnx
 from tensorcap_formats.foreign_archive import ForeignTensor
@@ -153,8 +153,7 @@ class OnnxGraph:
         size = int(np.prod(tensor.shape, dtype=np.int64)) * tensor.dtype.itemsize
         if stored.data_location == TensorProto.EXTERNAL or size < _APART:
             return
-        values = numpy_helper.to_array(stored)
-        bits, dtype = bits_of(values), dtype_of(values)
+        bits, dtype = self.read(name)
         self.weights[name] = ForeignTensor(name, dtype, bits.shape, _no_read)
         self._kept[name] = bits, dtype
         if TensorProto.DataType.Name(stored.data_type).lower() in PACKED:

@@ -87,7 +87,7 @@ class TappedGraph:
             live |= section.session.run(section.outputs, {name: live[name] for name in section.inputs})
             for node in section.nodes:
                 receive(node, live)
-            made = {name for nodes in self._cuts[: number + 1] for node in nodes for name in node.outputs}
+            made = self._graph.makers
             live = {n: v for n, v in live.items() if n not in made or uses.get(n, -1) > number}
 
     def _last_uses(self) -> dict[str, int]:
@@ -147,19 +147,18 @@ class TappedGraph:
 
     def element_type(self, name: str) -> int | None:
         """The element type of a value; None if it is no tensor."""
-        if name in self._graph.inputs:
-            wanted = self._graph.inputs[name].dtype
-        else:
-            text = self.types.get(name, "")
-            wanted = dtype_name(text) if text.startswith(_TENSOR) else ""
-        return element_type_of(wanted)
+        return element_type_of(self._dtype_name(name))
 
     def dtype_of(self, name: str) -> DType | None:
         """The dtype of a value; None if it is no tensor of numbers."""
+        return DTYPES.get(self._dtype_name(name))
+
+    def _dtype_name(self, name: str) -> str:
+        """The dtype of a value, as numpy names it; "" if it is no tensor."""
         if name in self._graph.inputs:
-            return DTYPES.get(self._graph.inputs[name].dtype)
+            return self._graph.inputs[name].dtype
         text = self.types.get(name, "")
-        return DTYPES.get(dtype_name(text)) if text.startswith(_TENSOR) else None
+        return dtype_name(text) if text.startswith(_TENSOR) else ""
 
     def _session(self, proto: Any) -> Session:
         graph, model = self._graph, self._model
