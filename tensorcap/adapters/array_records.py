@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
+from tensorcap.adapters.input_arrays import as_array
 from tensorcap.recording import Call, NothingLeftError, Recorder
 from tensorcap_formats.dtypes import Array, DType, bits_of, dtype_of
+from tensorcap_formats.keys import escape
+
+
+def record_inputs(inputs: Any, recorder: Recorder) -> None:
+    """Record the arrays that a run is given as `given.NAME` of the root, before its first call."""
+    named = inputs if isinstance(inputs, Mapping) else {str(i): value for i, value in enumerate(inputs)}
+    call = Call(recorder.points[""], 0, 0)
+    for name, value in named.items():
+        array = np.array(as_array(value), order="C")
+        record_array(recorder, call, f"given.{escape(name)}", array, required=True)
 
 
 def record_array(recorder: Recorder, call: Call, slot: str, array: Array, *, required: bool = False) -> str:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-import numpy as np
 import torch
 from torch.export import ExportedProgram
 
+from tensorcap.adapters.array_records import record_inputs
 from tensorcap.adapters.coreai.asset import operations_of
 from tensorcap.adapters.coreai.conversion import decompose
 from tensorcap.adapters.coreai.description import describe, modules_of
@@ -21,11 +21,10 @@ from tensorcap.adapters.coreai.operation_map import mappings_of
 from tensorcap.adapters.coreai.tap import input_kinds, name_of, tapped
 from tensorcap.adapters.input_arrays import InputKind, as_array, make_arrays
 from tensorcap.adapters.protocol import Adapter, CalledRoot, ProgramOperation, Site
-from tensorcap.recording import Call, CaptureOptions, Recorder, Substitution
+from tensorcap.recording import CaptureOptions, Recorder, Substitution
 from tensorcap.workload import StoredInput, Workload, class_name
-from tensorcap_formats.dtypes import bits_of, decode, dtype_of
+from tensorcap_formats.dtypes import decode
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import escape
 
 _OF_MODEL: Final = ("precision", "function", "mode", "device_target", "compute_units")
 
@@ -185,13 +184,7 @@ class CoreAIAdapter(Adapter):
 
     def record_inputs(self, inputs: Any, recorder: Recorder) -> None:
         """Record the arrays among `inputs`."""
-        named = inputs if isinstance(inputs, Mapping) else {str(i): value for i, value in enumerate(inputs)}
-        call = Call(recorder.points[""], 0, 0)
-        for name, value in named.items():
-            array = np.array(as_array(value), order="C")
-            recorder.tensor(
-                call, f"given.{escape(name)}", bits_of(array), dtype_of(array), array.shape, required=True
-            )
+        record_inputs(inputs, recorder)
 
     def watch_roots(
         self, pattern: str | None, take: Callable[[Any], bool]

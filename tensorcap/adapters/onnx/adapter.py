@@ -8,20 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-import numpy as np
-
-from tensorcap.adapters.array_records import record_array
-from tensorcap.adapters.input_arrays import as_array, make_arrays
+from tensorcap.adapters.array_records import record_inputs
+from tensorcap.adapters.input_arrays import make_arrays
 from tensorcap.adapters.onnx.description import describe
 from tensorcap.adapters.onnx.model import OnnxModel
 from tensorcap.adapters.onnx.parameters import record_parameters
 from tensorcap.adapters.onnx.tap import LoadedModel, ModelTap
 from tensorcap.adapters.protocol import Adapter, CalledRoot, Site
-from tensorcap.recording import Call, CaptureOptions, Recorder, Substitution
+from tensorcap.recording import CaptureOptions, Recorder, Substitution
 from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.dtypes import decode
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import escape
 
 _OF_MODEL: Final = ("providers", "optimization")
 
@@ -161,11 +158,7 @@ class OnnxAdapter(Adapter):
 
     def record_inputs(self, inputs: Any, recorder: Recorder) -> None:
         """Record the arrays among `inputs`."""
-        named = inputs if isinstance(inputs, Mapping) else {str(i): value for i, value in enumerate(inputs)}
-        call = Call(recorder.points[""], 0, 0)
-        for name, value in named.items():
-            array = np.array(as_array(value), order="C")
-            record_array(recorder, call, f"given.{escape(name)}", array, required=True)
+        record_inputs(inputs, recorder)
 
     def watch_roots(
         self, pattern: str | None, take: Callable[[Any], bool]
