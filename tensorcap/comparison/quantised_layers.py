@@ -23,6 +23,7 @@ from tensorcap.comparison.weight_mistakes import alternatives, describe_mistake
 from tensorcap.comparison.weight_rounding import (
     Rounding,
     WeightNumbers,
+    chance_of,
     find_numbers,
     levels_of,
     measure_rounding,
@@ -40,7 +41,6 @@ from tensorcap_formats.run_info import ModuleInfo
 _MOST_ROWS: Final = 512  # of an input, the first ones, that are multiplied
 _LINEAR: Final = 1e-3  # relative error of a product that is a layer's result, in float32
 _ROUNDINGS: Final = 3.0  # of the runs' precision, that a layer may add besides
-_SPREAD: Final = 4.5  # see `weight_rounding`
 _ALIKE: Final = 0.1  # by which fitted factors may be off, relative
 _MOST: Final = 0.98  # of the columns have to have such factors
 _FOLDED: Final = "each column times a number that its input is divided by"
@@ -306,18 +306,12 @@ def _products(
         other = theirs.get(place)
         if other is None:
             continue
-        records = (
-            (reference, call.input),
-            (reference, call.output),
-            (target, other.input),
-            (target, other.output),
-        )
-        sides = [_floats(archive, record) for archive, record in records]
-        if any(side is None for side in sides):
-            continue
+        sides = (*call.values(reference), *other.values(target))
         x, y, x_target, y_target = (
-            side.reshape(-1, side.shape[-1])[:_MOST_ROWS] for side in sides if side is not None
+            None if side is None else side.reshape(-1, side.shape[-1])[:_MOST_ROWS] for side in sides
         )
+        if x is None or y is None or x_target is None or y_target is None:
+            continue
         if len(x) != len(y) or len(x_target) != len(y_target) or x.shape[1] != x_target.shape[1]:
             continue
         if (x.shape[1], y.shape[1]) != weight.shape[::-1] or y_target.shape[1] != y.shape[1]:
@@ -390,14 +384,8 @@ def _rounded_results(
         other = theirs.get(place)
         if other is None or (injected and not injected.is_replaced(other.input.key)):
             continue
-        records = (
-            (reference, call.input),
-            (reference, call.output),
-            (target, other.input),
-            (target, other.output),
-        )
         try:
-            x, y, x_target, y_target = (_floats(archive, record) for archive, record in records)
+            x, y, x_target, y_target = (*call.values(reference), *other.values(target))
         except (OSError, ReadError):  # the comparison says so
             continue
         if x is None or y is None or x_target is None or y_target is None or not np.array_equal(x, y):
@@ -405,7 +393,7 @@ def _rounded_results(
         wanted = x if injected else x_target
         size = max(float(np.linalg.norm(wanted)), 1e-300)
         errors = float(np.linalg.norm(y_target - wanted)), math.sqrt(wanted.size / 12) * step
-        chance = math.sqrt(1 + _SPREAD / math.sqrt(max(1, wanted.size)))
+        chance = chance_of(wanted.size)
         cut = int((np.abs(y_target - wanted) > step).sum())
         mistake = f"{counted(cut, 'value', 'lie')} beyond the range of its numbers" if cut else ""
         yield (
@@ -442,11 +430,11 @@ def _layer_error(
     made = made + np.square(product.wanted).sum(axis=0) * noise**2
     squares = np.square(own).sum(axis=0)
     size = max(float(np.linalg.norm(product.wanted)), 1e-300)
-    chance = math.sqrt(1 + _SPREAD / math.sqrt(max(1, x.shape[1])))
+    chance = chance_of(x.shape[1])
     is_of_chance = bool(inputs.any()) or not is_right
     worst = 0.0
     if not inputs.any():  # of like rows, rounding errors of inputs are alike
-        by_chance = math.sqrt(1 + _SPREAD / math.sqrt(max(1, min(len(x), x.shape[1]))))
+        by_chance = chance_of(min(len(x), x.shape[1]))
         ratios = np.sqrt(squares / np.maximum(made, 1e-300)) / by_chance
         worst = float(ratios.max(initial=0.0))
     own_error, predicted = (math.sqrt(float(side.sum())) / size for side in (squares, made))
@@ -519,6 +507,10 @@ class _Call:
 
     input: Record
     output: Record
+
+    def values(self, archive: Archive) -> tuple[Array | None, Array | None]:
+        """The values of both in float64, see `_floats`."""
+        return _floats(archive, self.input), _floats(archive, self.output)
 
 
 def _calls(archive: Archive, sites: set[str]) -> Mapping[str, Mapping[tuple[int, int, int], _Call]]:

@@ -209,7 +209,7 @@ def _arrangements(weight: WeightNumbers, *, undone: bool) -> Iterator[tuple[str,
         yield (
             "each scale is that of every "
             f"{groups}th column, and its numbers were rounded in groups of {size} neighbours, or the reverse",
-            np.tile(np.repeat(steps, 1, axis=0), (shape[0] // rows, size)),
+            np.tile(steps, (shape[0] // rows, size)),
         )
 
 

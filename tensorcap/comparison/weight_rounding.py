@@ -261,10 +261,15 @@ def measure_rounding(reference: Array, weight: WeightNumbers, inputs: Array | No
     feedback = None
     if energy is not None and inputs is not None:
         outputs, expected = np.concatenate(made), np.concatenate(independent)
-        allowed = math.sqrt(1 + _SPREAD / math.sqrt(max(1, min(len(inputs), columns))))
+        allowed = chance_of(min(len(inputs), columns))
         ratios = np.sqrt(outputs / np.maximum(expected, 1e-300)) / allowed
         feedback = max(_ratio(outputs.sum(), expected.sum()), float(ratios.max(initial=0.0)))
     return Rounding(_ratio(*totals), worst, beyond, is_nearest, feedback)
+
+
+def chance_of(count: int) -> float:
+    """How many times what is expected the RMS of so many errors may be by chance."""
+    return math.sqrt(1 + _SPREAD / math.sqrt(max(1, count)))
 
 
 def _ratio(squares: float, expected: float) -> float:
@@ -288,7 +293,7 @@ def _worst_of(made: Array, wanted: Array, count: int) -> float:
         return 0.0
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = np.where(wanted > 0, made / wanted, np.where(made > 0, np.inf, 0.0))
-    return math.sqrt(float(ratios.max(initial=0.0)) / (1 + _SPREAD / math.sqrt(count)))
+    return math.sqrt(float(ratios.max(initial=0.0))) / chance_of(count)
 
 
 def spread(blocks: Array, shape: tuple[int, ...]) -> Array:
