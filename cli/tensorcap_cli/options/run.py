@@ -115,13 +115,14 @@ run_options: Final = with_options(
     ),
     trust_option,
 )
+_INPUT_FILES: Final = run_option(
+    "--inputs",
+    metavar="[NAME=]FILE",
+    multiple=True,
+    help="zeros, ones, random or a file of tensors named as the inputs; with NAME= for that input alone.",
+)
 asset_options: Final = with_options(  # how an asset is run, and made
-    run_option(
-        "--inputs",
-        metavar="[NAME=]FILE",
-        multiple=True,
-        help="zeros, ones, random or a file of tensors named as the inputs; with NAME= for that input alone.",
-    ),
+    _INPUT_FILES,
     run_option(
         "--precision", type=click.Choice(["fp32", "fp16"]), help="In which a torch module is converted."
     ),
@@ -139,12 +140,7 @@ asset_options: Final = with_options(  # how an asset is run, and made
     _SEED,
 )
 graph_file_options: Final = with_options(  # how a model in a file is run
-    run_option(
-        "--inputs",
-        metavar="[NAME=]FILE",
-        multiple=True,
-        help="zeros, ones, random or a file of tensors named as the inputs; with NAME= for that input alone.",
-    ),
+    _INPUT_FILES,
     run_option(
         "--provider",
         "providers",
