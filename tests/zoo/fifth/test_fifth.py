@@ -17,7 +17,7 @@ from tests.zoo.fifth.architectures import FIFTH_ARCHITECTURES
 from tests.zoo.fifth.catalogue import FIFTH_CORRECT, FIFTH_ENTRIES, FIFTH_MISTAKES
 from tests.zoo.fourth.architectures import FOURTH_ARCHITECTURES
 from tests.zoo.fourth.catalogue import FOURTH_ENTRIES
-from tests.zoo.fourth.test_fourth import apart, distance, outputs
+from tests.zoo.port_distance import apart, distance, outputs
 from tests.zoo.second.architectures import SECOND_ARCHITECTURES
 from tests.zoo.second.catalogue import HALVES
 from tests.zoo.third.architectures import THIRD_ARCHITECTURES

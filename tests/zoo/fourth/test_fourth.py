@@ -7,19 +7,17 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 import pytest
-import torch
-from torch import Tensor
 
 from tests.zoo import run as running
-from tests.zoo.architectures import ALL_ARCHITECTURES, ARCHITECTURES, make
+from tests.zoo.architectures import ARCHITECTURES, make
 from tests.zoo.catalogue import ALL_ENTRIES, ENTRIES
-from tests.zoo.effect import calls_of, difference, is_exercised, ported_effect
+from tests.zoo.effect import difference, is_exercised, ported_effect
 from tests.zoo.entry import Correct, Entry, Kind, build
 from tests.zoo.fourth.architectures import FOURTH_ARCHITECTURES
 from tests.zoo.fourth.catalogue import FOURTH_CORRECT, FOURTH_ENTRIES, FOURTH_MISTAKES
+from tests.zoo.port_distance import apart, distance, outputs
 from tests.zoo.second.architectures import SECOND_ARCHITECTURES
 from tests.zoo.second.catalogue import HALVES
-from tests.zoo.second.test_second import Double, in_float64
 from tests.zoo.third.architectures import THIRD_ARCHITECTURES
 from tests.zoo.third.catalogue import THIRD_ENTRIES
 
@@ -33,33 +31,6 @@ PORTS = list(dict.fromkeys((mistake.architecture, mistake.port) for mistake in F
 
 def names(entries: Sequence[Entry]) -> list[str]:
     return [entry.name for entry in entries]
-
-
-def outputs(architecture: str, model: Any) -> list[Tensor]:
-    """What each call of the whole model gives first: scores, a wave, a map."""
-    calls = calls_of(ALL_ARCHITECTURES[architecture].workload(model))["@root"]
-    return [next(t for t in call.result if t.is_floating_point()) for call in calls]
-
-
-def apart(expected: Sequence[Tensor], ported: Sequence[Tensor]) -> float:
-    """How far outputs are from each other, of the tokens that the port scores."""
-    cut = [
-        ours[:, -theirs.shape[1] :] if ours.ndim == 3 else ours
-        for ours, theirs in zip(expected, ported, strict=True)
-    ]
-    return difference(cut, ported)
-
-
-def distance(architecture: str, port: Any, *, double: bool) -> float:
-    """How far what a port gives is from what the reference gives."""
-    if not double:
-        reference, ported = make(architecture), port(make(architecture)).eval()
-        return apart(outputs(architecture, reference), outputs(architecture, ported))
-    with Double():
-        expected = outputs(architecture, in_float64(architecture))
-        ours = outputs(architecture, port(in_float64(architecture)).eval())
-    assert all(tensor.dtype == torch.float64 for tensor in (*expected, *ours))
-    return apart(expected, ours)
 
 
 def model_of(architecture: str) -> str:

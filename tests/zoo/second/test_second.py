@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
 
 from tests.zoo.architectures import ALL_ARCHITECTURES, ARCHITECTURES, make
 from tests.zoo.catalogue import ALL_ENTRIES, ENTRIES
@@ -25,6 +24,7 @@ from tests.zoo.effect import (
 from tests.zoo.entry import Correct, Entry, Mistake, build
 from tests.zoo.fifth.catalogue import FIFTH_ENTRIES
 from tests.zoo.fourth.catalogue import FOURTH_ENTRIES
+from tests.zoo.port_distance import Double, in_float64
 from tests.zoo.second.architectures import SECOND_ARCHITECTURES
 from tests.zoo.second.catalogue import HALVES, SECOND_CORRECT, SECOND_MISTAKES
 from tests.zoo.third.catalogue import THIRD_ENTRIES
@@ -34,30 +34,8 @@ ROUTED = 10  # times: of two experts that score alike, another may be chosen; ot
 DOUBLE = 1e-9  # of float64, relative: some models have constants of eight digits; others agree to 1e-14
 
 
-class Double(TorchFunctionMode):
-    """Computes in float64 whatever says that it computes in float32."""
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        def wide(value: Any) -> Any:
-            return torch.float64 if value is torch.float32 else value
-
-        if function is torch.Tensor.float:
-            function = torch.Tensor.double
-        options = {name: wide(value) for name, value in (kwargs or {}).items()}
-        return function(*[wide(arg) for arg in args], **options)
-
-
 def names(entries: Sequence[Entry]) -> list[str]:
     return [entry.name for entry in entries]
-
-
-def in_float64(architecture: str) -> Any:
-    model = make(architecture).double()
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")  # the grouped one knows no float64
-    return model
 
 
 def outputs(calls: Any) -> list[Any]:

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from tests.zoo import run as running
-from tests.zoo.architectures import ALL_ARCHITECTURES, ARCHITECTURES, make
+from tests.zoo.architectures import ARCHITECTURES, make
 from tests.zoo.catalogue import ALL_ENTRIES, ENTRIES
-from tests.zoo.effect import calls_of, difference, is_exercised, ported_effect
+from tests.zoo.effect import difference, is_exercised, ported_effect
 from tests.zoo.entry import Correct, Entry, Kind, build
 from tests.zoo.localisers import Suspect
+from tests.zoo.port_distance import Double, in_float64, outputs
 from tests.zoo.scoring import Outcome, Score
 from tests.zoo.second.architectures import SECOND_ARCHITECTURES
 from tests.zoo.second.catalogue import HALVES
-from tests.zoo.second.test_second import Double, in_float64
 from tests.zoo.third.architectures import THIRD_ARCHITECTURES
 from tests.zoo.third.catalogue import THIRD_CORRECT, THIRD_ENTRIES, THIRD_MISTAKES
 
@@ -32,12 +32,6 @@ PORTS = list(dict.fromkeys((mistake.architecture, mistake.port) for mistake in T
 
 def names(entries: Sequence[Entry]) -> list[str]:
     return [entry.name for entry in entries]
-
-
-def outputs(architecture: str, model: Any) -> list[torch.Tensor]:
-    """The scores and whatever else the reference gives too."""
-    calls = calls_of(ALL_ARCHITECTURES[architecture].workload(model))["@root"]
-    return [next(t for t in call.result if t.is_floating_point()) for call in calls]
 
 
 def distance(architecture: str, port: Any, *, double: bool) -> float:
