@@ -524,3 +524,29 @@ def test_a_weight_of_direction_and_length_is_rounded_twice(tmp_path: Path, facto
         target.second.get_parameter("parametrizations.weight.original0").mul_(factor)
     suspects = narrow(tmp_path, reference, target).suspects
     assert [suspect.module for suspect in suspects] == ([] if factor == 1 else ["second"])
+
+
+class Packed(nn.Module):
+    """A linear whose weight is kept as codes around 128 and steps, read with another zero if it is wrong."""
+
+    def __init__(self, linear: nn.Linear, *, zero: int) -> None:
+        super().__init__()
+        self.register_buffer("steps", linear.weight.detach().abs().amax(1, keepdim=True) / 127)
+        self.register_buffer("codes", ((linear.weight.detach() / self.steps).round() + 128).to(torch.uint8))
+        self.register_buffer("offset", linear.bias.detach().clone())
+        self.zero = zero
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, (self.codes.float() - self.zero) * self.steps, self.offset)
+
+
+@pytest.mark.spec("ALN-300")
+def test_a_layer_that_keeps_its_weights_as_buffers_is_given_what_the_linear_is_given(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    reference, target = Dropped().eval(), Dropped().eval()
+    target.load_state_dict(reference.state_dict())
+    for name in ("first", "inner", "last"):
+        setattr(target, name, Packed(getattr(reference, name), zero=0))
+    localized(tmp_path, reference, target.eval())
+    found = align(tmp_path / "ref.h5", tmp_path / "tgt.h5").summary
+    assert (found.reference.mapped, found.target.mapped) == (10, 10)

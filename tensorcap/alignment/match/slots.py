@@ -177,18 +177,18 @@ class Slots:
         return paired
 
     def _is_handed_on(self, candidate: Candidate, place: Place) -> bool:
-        """Whether one module only hands a result on that the other makes with parameters of what it is given.
+        """Whether one module only hands a result on that the other makes with weights of what it is given.
 
         Such are a dropout, which a port has no module for, and the attention before it, whose result it has.
         """
         sites = self.matching.sites_of(candidate, place)
         modules = [side.module(site) for side, site in zip(self.matching.sides, sites, strict=True)]
         works = [known.get(module, "") for known, module in zip(self._works, modules, strict=True)]
-        return sorted(works) == ["alone", "with parameters"]
+        return sorted(works) == ["alone", "with weights"]
 
     @cached_property
     def _works(self) -> tuple[Mapping[str, str], ...]:
-        """What each module of both sides works with: parameters of its own or in it, modules, or alone."""
+        """What each module of both sides works with: parameters or buffers in it, modules, or alone."""
         works: tuple[dict[str, str], ...] = ({}, {})
         for archive, known in zip(self.archives, works, strict=True):
             infos = archive.info.modules
@@ -196,8 +196,8 @@ class Slots:
             known |= dict.fromkeys(infos, "alone")
             known |= dict.fromkeys((outer for path in infos for outer in around[path]), "of modules")
             for path, info in infos.items():
-                if info.parameters:
-                    known |= dict.fromkeys((path, *around[path]), "with parameters")
+                if info.parameters or info.buffers:
+                    known |= dict.fromkeys((path, *around[path]), "with weights")
         return works
 
     def _names(self, candidate: Candidate, place: Place) -> tuple[frozenset[str], ...]:
