@@ -386,6 +386,16 @@ def test_layers_that_were_replaced_alike_are_one_line(look: Look) -> None:
     assert names == ["0.expert.1", "3.expert.{2-3}"]
 
 
+@pytest.mark.spec("PRE-7", "PRE-10")
+def test_modules_of_one_parent_that_were_replaced_alike_are_one_line(look: Look) -> None:
+    names = [f"h.{i}.{name}" for i in range(3) for name in ("attn.q", "attn.k", "mlp.up", "mlp.down", "head")]
+    ours = tree(*((name, "torch.nn.Linear") for name in (*names, "lm")))
+    kept = {"lm", "h.0.head", "h.1.head", "h.2.head"}
+    theirs = tree(*((n, "torch.nn.Linear" if n in kept else "y.Packed") for n in (*names, "lm")))
+    found = [item.name for item in look(ours, theirs).items if item.kind == "modules"]
+    assert found == ["h.{0-2}.attn.{q,k}", "h.{0-2}.mlp.{up,down}"]
+
+
 @pytest.mark.spec("PRE-7")
 def test_forms_of_a_class_for_ranks_are_no_other_class(look: Look) -> None:
     ours = tree(("q", "torch.nn.Linear"), ("o", "torch.nn.Linear"), ("gate", "torch.nn.Linear"))

@@ -342,7 +342,7 @@ def test_one_asset_in_two_precisions_differs_in_settings_that_explain_nothing(tc
     text = tcap("compare", "of net.h5", "of half.h5").output
     assert "Within rounding (not proven)." in text
     assert "tcap capture torch" not in text
-    assert "also other precision (fp32 / fp16)" in text
+    assert "also different: precision (fp32 / fp16)" in text
 
 
 @pytest.mark.slow

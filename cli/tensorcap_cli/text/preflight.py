@@ -30,7 +30,7 @@ def print_brief_preflight(preflight: Preflight, *, is_green: bool) -> None:
     else:
         minor = _print_explaining(preflight)
     if minor:
-        click.echo(f"also other {_short_items(minor)}")
+        click.echo(f"also different: {_short_items(minor)}")
 
 
 def _print_though_green(preflight: Preflight) -> None:
@@ -88,6 +88,8 @@ def _short_item(item: Item) -> str:
 
     if item.kind == "hyperparameters":
         return item_text(item).removesuffix(".")
+    if item.kind in ("parameters", "buffers") and item.name in item.text:
+        return f"{item.text[:1].lower()}{item.text[1:]}".removesuffix(".")
     ours, theirs = side_texts(item, 24)
     if item.kind == "modules" and ours == item.name:
         return f"class {one_line(item.name)} ({theirs} in the target)"

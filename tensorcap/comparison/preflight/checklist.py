@@ -95,7 +95,7 @@ def preflight(reference: Archive, target: Archive, *, repeat: Archive | None = N
             continue
         if len(items) == before:
             equal.append(kind)
-    items = [_as_one(alike) for alike in _alike(items)]
+    items = list(_join_siblings([_as_one(alike) for alike in _alike(items)]))
     items.sort(key=lambda item: (not item.explains, item.rank))
     return Preflight(tuple(items), tuple(equal), unchecked)
 
@@ -119,3 +119,17 @@ def _alike(items: Iterable[Item]) -> Iterator[Sequence[Item]]:
 def _as_one(alike: Sequence[Item]) -> Item:
     first = alike[0]
     return first if len(alike) == 1 else replace(first, name=joined_name([item.name for item in alike]))
+
+
+def _join_siblings(items: Iterable[Item]) -> Iterator[Item]:
+    """Yield modules of one parent that became another class alike as one item: `{0-2}.attn.{q,k,v}`."""
+    groups: dict[object, list[Item]] = {}
+    for number, item in enumerate(items):
+        parent, _, name = item.name.rpartition(".")
+        may_join = item.kind == "modules" and parent and "{" not in name
+        alike = repr((item.reference, item.target)), item.text
+        groups.setdefault((parent, *alike) if may_join else number, []).append(item)
+    for first, *others in groups.values():
+        parent, _, name = first.name.rpartition(".")
+        names = ",".join((name, *(item.name.rpartition(".")[2] for item in others)))
+        yield replace(first, name=f"{parent}.{{{names}}}") if others else first
