@@ -30,6 +30,7 @@ _VERSION: Final = re.compile(r"([0-9]{1,9})\.[0-9]{1,9}")
 _STATISTICS: Final = tuple(Statistics.__dataclass_fields__)
 _COUNTS: Final = ("nan", "posinf", "neginf", "zeros")
 _INFINITIES: Final = (math.inf, -math.inf)
+_BEYOND_FLOAT64: Final = re.compile(rb"[0-9]{309}")  # digits of any integer above 2**1024, and of some below
 _SEAL: Final = re.compile(rb',"seal":"([0-9a-f]{32})"}')
 _SEAL_BYTES: Final = len(',"seal":""}') + 32
 
@@ -234,14 +235,15 @@ def encode_json(value: object) -> bytes:
 
 @paused_collection()
 def decode_json(data: bytes, source: str) -> dict[str, Any]:
-    """Read a JSON object.
+    """Read a JSON object; an integer that no float64 is near is a text.
 
     Raises:
-        CorruptArchiveError: The bytes are not UTF-8, not JSON, not an object, or have a number that is
+        CorruptArchiveError: The bytes are not UTF-8, not JSON, not an object, or have another number that is
             beyond float64.
     """
+    parse_int = _short_integer if _BEYOND_FLOAT64.search(data) else None
     try:
-        value = json.loads(data, parse_constant=finite_number)
+        value = json.loads(data, parse_constant=finite_number, parse_int=parse_int)
         if isinstance(value, list | dict) and _has_infinity(value):
             json.loads(data, parse_float=finite_number)  # names it; calls for all floats take too long
     except (ValueError, RecursionError) as error:
@@ -269,6 +271,10 @@ def finite_number(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{abbreviate(text)} is no number of float64")
     return value
+
+
+def _short_integer(text: str) -> int | str:
+    return int(text) if len(text.lstrip("-")) < 309 else text
 
 
 def _columns(index: Mapping[str, Any], count: int, source: str) -> dict[str, list[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +143,7 @@ def _text(table: Mapping[str, Any], name: str, where: str) -> str:
 
 def _number(table: Mapping[str, Any], name: str, where: str) -> float:
     value = table.get(name)
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
         return float(value)
     raise UsageError(f"{where}: {name} is {_shown(value)}, expected a finite number of at least 0")
 

@@ -113,7 +113,10 @@ def _number(kind: Any) -> _Hook:
 def _float(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise TypeError(f"{value!r} is no number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError("an integer is beyond float64") from None
 
 
 def _checked(kind: type, value: Any) -> Any:

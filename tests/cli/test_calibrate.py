@@ -38,9 +38,12 @@ def test_limits_are_written_and_used(tmp_path: Path) -> None:
     assert (code, json.loads(text)["limits"]) == (0, 4)
     code, text = run("calibrate", reference, good, reference, good, "-o", output)
     assert (code, "the pair was given twice" in text) == (2, True)
-    Path(output).write_text(Path(output).read_text().replace("\nlimit = ", '\nlimit = "x" # ', 1))
-    code, text = run("compare", reference, worse, "--calibration", output)
-    assert (code, f"{output}: limit 1: limit is 'x', expected a finite number" in text) == (2, True)
+    right = Path(output).read_text()
+    for limit, shown in (('"x"', "'x'"), ("1" + "0" * 400, "1000")):
+        Path(output).write_text(right.replace("\nlimit = ", f"\nlimit = {limit} # ", 1))
+        code, text = run("compare", reference, worse, "--calibration", output)
+        assert (code, f"{output}: limit 1: limit is {shown}" in text) == (2, True)
+        assert "expected a finite number" in text
 
 
 def test_too_few_runs_are_wrong_usage_and_write_nothing(tmp_path: Path) -> None:

@@ -306,6 +306,13 @@ def test_text_of_any_kind_survives_json() -> None:
     assert repr(decode_json(encode_json(value), "x")["b"][2]) == "-0.0"
 
 
+@pytest.mark.parametrize("digits", [309, 400, 9000])
+def test_an_integer_that_no_float64_is_near_is_a_text(digits: int) -> None:
+    number, hexadecimal = "-" + "7" * digits, "0" * digits
+    read = decode_json(b'{"a": %s, "b": [2, "%s"]}' % (number.encode(), hexadecimal.encode()), "x")
+    assert read == {"a": number, "b": [2, hexadecimal]}
+
+
 def test_a_lone_surrogate_is_written_as_an_escape_of_json() -> None:
     written = encode_json({"a": "x\ud800y"})
     assert written == b'{"a":"x\\ud800y"}'
