@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from tensorcap.comparison.divergence import Divergence
 from tensorcap.comparison.examination import Examination
 from tensorcap.comparison.pair import ABSENT, STATUSES, Pair, Status
 from tensorcap.comparison.policy import Policy
+from tensorcap.comparison.quantised_layers import QuantisedLayers
 from tensorcap.comparison.ranking import by_module, error_of, worst
 from tensorcap.metrics import ErrorMap, Histogram, Tolerance
 from tensorcap.runs import ArchiveSummary
@@ -95,6 +96,7 @@ class Comparison:
         calibration: The calibration that limits came from, or None.
         baseline: The baseline of the three-way test, or None.
         mapping: What is compared with what; None if equal keys say it.
+        layers: The quantised layers of the target, as they were measured; saved results lack them.
     """
 
     reference: ArchiveSummary
@@ -110,6 +112,7 @@ class Comparison:
     calibration: Calibration | None = None
     baseline: ArchiveSummary | None = None
     mapping: MappingSummary | None = None
+    layers: QuantisedLayers = field(default_factory=QuantisedLayers, compare=False, repr=False)
 
     @property
     def headline(self) -> str:

@@ -103,7 +103,7 @@ def localize(
             for side, archive in (("reference", trusted), ("target", tested))
             if not archive.is_complete
         ]
-        causes = [] if free.is_green else preflight(*compared).explaining[:FEW]
+        causes = [] if free.is_green else preflight(*compared, layers=free.layers).explaining[:FEW]
         before = [f"Before any tensor: {item_text(item)}" for item in causes]
         before += [one.text for one in exchanged_operations(free.pairs, *compared)]
         return replace(
