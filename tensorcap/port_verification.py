@@ -201,7 +201,7 @@ def _compare_runs(
         progress.stage("comparing")
         operations = gather_operation_evidence(trusted, tested, reference_model, progress=progress)
         gathered = GatheredEvidence((operations.source,), None, operations.replay_error, None)
-        checklist = preflight(*operations.sides)
+        checklist = preflight(*operations.sides, layers=operations.free.layers)
         why_not = why_not_injectable(tested)
         return _Compared(operations.sides, checklist, operations.free, gathered, why_not)
     progress.stage("aligning")
@@ -211,10 +211,10 @@ def _compare_runs(
     else:
         aligned = align(trusted, tested, mapping=mapping, rules=rules, by="all")
         known, ours, theirs = aligned.alignment, aligned.reference, aligned.target
-    progress.stage("looking at what differs before any tensor does")
-    checklist = preflight(ours, theirs)
     progress.stage("comparing")
     free = compare(ours, theirs, mapping=None if ours is not trusted else "none")
+    progress.stage("looking at what differs before any tensor does")
+    checklist = preflight(ours, theirs, layers=free.layers)
     if target_model is not None:
         injected_path.parent.mkdir()
     gathered = gather_evidence(

@@ -32,7 +32,7 @@ from tensorcap.comparison.divergence import (
     is_circumstance,
     state_writer,
 )
-from tensorcap.comparison.exact import judge_by_metadata
+from tensorcap.comparison.exact import judge_by_metadata, require_readable
 from tensorcap.comparison.examination import Examination
 from tensorcap.comparison.exchanged_operations import ExchangedOperations, exchanged_operations
 from tensorcap.comparison.explanation import Explanation, explain
@@ -173,6 +173,7 @@ __all__ = [
     "quantised_modules",
     "rank_text",
     "ranks_that_add",
+    "require_readable",
     "rule_of_ranks",
     "sample",
     "shade",

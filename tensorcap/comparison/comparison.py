@@ -10,8 +10,9 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tensorcap.comparison.divergence import Divergence
 from tensorcap.comparison.examination import Examination
 from tensorcap.comparison.pair import ABSENT, STATUSES, Pair, Status
 from tensorcap.comparison.policy import Policy
+from tensorcap.comparison.quantised_layers import QuantisedLayers
 from tensorcap.comparison.ranking import by_module, error_of, worst
 from tensorcap.metrics import ErrorMap, Histogram, Tolerance
 from tensorcap.runs import ArchiveSummary
@@ -76,7 +78,7 @@ class ValueDifference:
         return replace(self, is_within=_is_within(self.reference, self.target, tolerance))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Comparison:
     """Two archives compared.
 
@@ -94,6 +96,7 @@ class Comparison:
         calibration: The calibration that limits came from, or None.
         baseline: The baseline of the three-way test, or None.
         mapping: What is compared with what; None if equal keys say it.
+        layers: The quantised layers of the target, as they were measured; saved results lack them.
     """
 
     reference: ArchiveSummary
@@ -109,6 +112,7 @@ class Comparison:
     calibration: Calibration | None = None
     baseline: ArchiveSummary | None = None
     mapping: MappingSummary | None = None
+    layers: QuantisedLayers = field(default_factory=QuantisedLayers, compare=False, repr=False)
 
     @property
     def headline(self) -> str:
@@ -153,28 +157,28 @@ class Comparison:
         """What this run cannot see, a sentence each."""
         return self.account.blind if self.account else ()
 
-    @property
+    @cached_property
     def counts(self) -> dict[Status, int]:
         """How many pairs have each status that occurs, in the order of the specification."""
         counts = Counter(pair.status for pair in self.pairs)
         return {status: counts[status] for status in STATUSES if counts[status]}
 
-    @property
+    @cached_property
     def records(self) -> int:
         """Count of all reference records: the denominator."""
         return sum(pair.reference is not None for pair in self.pairs)
 
-    @property
+    @cached_property
     def compared(self) -> int:
         """Count of reference records whose values, or digests, were compared with the target's."""
         return sum(pair.is_compared for pair in self.pairs)
 
-    @property
+    @cached_property
     def absent(self) -> Sequence[Pair]:
         """Pairs that are required and missing in the target, and that nothing explains."""
         return [pair for pair in self.pairs if pair.is_required and pair.status in ABSENT]
 
-    @property
+    @cached_property
     def is_green(self) -> bool:
         """Whether something was compared, nothing required is missing, and every required pair is green."""
         return (
@@ -184,7 +188,7 @@ class Comparison:
             and all(pair.is_green for pair in self.pairs if pair.is_required)
         )
 
-    @property
+    @cached_property
     def exit_status(self) -> int:
         """3 if a pair could not be read, else 0 if green and 1 if not (CMP-51)."""
         if any(pair.status == "unreadable" for pair in self.pairs):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -21,6 +21,7 @@ from tensorcap.metrics import Tolerance
 from tensorcap.runs import is_inner, is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, decode
+from tensorcap_formats.errors import ReadError
 from tensorcap_formats.float_formats import DTYPE_FORMATS, MASK_SENTINELS, UNIT_ROUNDOFFS
 from tensorcap_formats.progress import Progress
 from tensorcap_formats.records import Record
@@ -103,6 +104,17 @@ def verify_equal_digests(
             if progress is not None and done:
                 progress.advance(done, total)
     return [verified.get(pair.key, pair) for pair in pairs]
+
+
+def require_readable(pairs: Iterable[Pair]) -> None:
+    """Refuse a pair of which a side cannot be read: that is no mistake of a module.
+
+    Raises:
+        ReadError: There is one.
+    """
+    bad = next((pair for pair in pairs if pair.status == "unreadable"), None)
+    if bad is not None:
+        raise ReadError(bad.reason, hint="What else is damaged: tcap check.")
 
 
 def _both_nbytes(pair: Pair) -> int:

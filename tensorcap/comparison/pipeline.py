@@ -250,6 +250,7 @@ class _Run:
             calibration=self.calibration,
             baseline=None if baseline is None else ArchiveSummary.of(baseline),
             mapping=summary_with_tokens(mapped) if mapped else None,
+            layers=layers,
         )
 
     def _value_differences(self, selection: Selection) -> Iterator[ValueDifference]:

@@ -62,6 +62,12 @@ class QuantisedWeight:
     mistake: str = ""
 
     @property
+    def rounded_to(self) -> str:
+        """The numbers that it is the reference's rounded to, by its values alone; "" if it is not."""
+        by_values = replace(self.rounding, feedback=None)
+        return self.text if POLICY.quantised.status(by_values.value) == "within-rounding" else ""
+
+    @property
     def finding(self) -> Finding:
         """The finding of its pair."""
         rounding = self.rounding
@@ -133,6 +139,8 @@ class QuantisedLayers:
         undone: Why tensors differ and nothing is wrong, by key text: columns of an input were divided by
             numbers that its layer's weight was multiplied by before it was rounded (AWQ, SmoothQuant).
         folded: Key texts of the results of such layers.
+        rounded_to: What each weight is the reference's rounded to, by key text, whatever its columns were
+            multiplied by: see `QuantisedWeight`.
     """
 
     weights: Mapping[str, QuantisedWeight] = field(default_factory=dict)
@@ -140,6 +148,7 @@ class QuantisedLayers:
     predicted: Mapping[str, float] = field(default_factory=dict)
     undone: Mapping[str, str] = field(default_factory=dict)
     folded: frozenset[str] = frozenset()
+    rounded_to: Mapping[str, str] = field(default_factory=dict)
 
     def explain(self, pairs: Iterable[Pair]) -> list[Pair]:
         """Make `explained` what differs and is undone by the layer that is given it."""
@@ -189,6 +198,7 @@ def measure_layers(
     predicted: dict[str, float] = {}
     undone: dict[str, str] = {}
     folded: set[str] = set()
+    rounded_to: dict[str, str] = {}
     for site, name in sorted(packed):
         slot = f"param.{escape(name)}"
         records = ours.get((site, slot)), theirs.get((site, slot))
@@ -208,6 +218,7 @@ def measure_layers(
         inputs = products[0].x if products else None
         judged = _judge_weight(trusted, weight, inputs)
         weights[records[0].key.text] = judged
+        rounded_to[records[0].key.text] = judged.rounded_to
         is_right = POLICY.quantised.status(judged.rounding.value) == "within-rounding"
         factors = None if is_right or not products else _column_factors(trusted, weight, products[0])
         if factors is not None:
@@ -232,7 +243,7 @@ def measure_layers(
             ):
                 results[key] = error
                 predicted[site] = max(error.predicted, predicted.get(site, 0.0))
-    return QuantisedLayers(weights, results, predicted, undone, frozenset(folded))
+    return QuantisedLayers(weights, results, predicted, undone, frozenset(folded), rounded_to)
 
 
 def judge_quantised_weight(

@@ -5,6 +5,7 @@ The colour of a metric, green, yellow or red, is for a glance and no verdict (RE
 
 from __future__ import annotations
 
+import heapq
 import math
 import statistics
 from collections.abc import Iterable, Mapping
@@ -67,18 +68,16 @@ def _excess(value: float, limit: float) -> float:
 
 def worst(pairs: Iterable[Pair], count: int) -> list[Pair]:
     """List required pairs with values that are not green, the worst first; of equal contents only one."""
-    red = (p for p in pairs if p.is_required and not p.is_green and not p.is_absent)
-    bad = sorted(red, key=severity, reverse=True)
-    known = set()
-    ranked: list[Pair] = []
-    for pair in bad:
-        if len(ranked) == count:
-            break
-        digests = contents(pair)
-        if digests is None or digests not in known:
-            ranked.append(pair)
-        known.add(digests)
-    return ranked
+    known: dict[object, tuple[tuple[bool, int, float, float], Pair]] = {}  # by contents: in order
+    for pair in pairs:
+        if not pair.is_required or pair.is_green or pair.is_absent:
+            continue
+        same, rank = contents(pair) or pair.key, severity(pair)
+        if same not in known or rank > known[same][0]:
+            known.pop(same, None)
+            known[same] = rank, pair
+    ranked = heapq.nlargest(count, known.values(), key=lambda entry: entry[0])
+    return [pair for _, pair in ranked]
 
 
 def contents(pair: Pair) -> tuple[str, str] | None:

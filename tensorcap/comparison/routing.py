@@ -161,7 +161,7 @@ def _first_orders(flipped: Sequence[Pair]) -> dict[tuple[int, int], int]:
 
 
 def _is_after(record: Record, first: Mapping[tuple[int, int], int]) -> bool:
-    return record.order >= first.get((record.key.rank, record.key.step), _NEVER)
+    return bool(first) and record.order >= first.get((record.key.rank, record.key.step), _NEVER)
 
 
 def _router_op(pair: Pair, ops: Ops, pairs: Mapping[str, Pair]) -> Router | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from tensorcap.alignment import MappingSource, sides
-from tensorcap.comparison import Comparison, compare, digest_warnings, exchanged_operations
+from tensorcap.comparison import compare, digest_warnings, exchanged_operations, require_readable
 from tensorcap.comparison.preflight import item_text, preflight
 from tensorcap.localization.evidence import GatheredEvidence, gather_evidence
 from tensorcap.localization.operations import gather_operation_evidence, why_not_injectable
@@ -15,7 +15,7 @@ from tensorcap.localization.ranking import noise_between, rank_suspects
 from tensorcap.localization.suspect import Localization
 from tensorcap.rerun import is_compiled, open_run
 from tensorcap.wording import FEW
-from tensorcap_formats.errors import ReadError, UsageError
+from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import Source, opened, opened_both
 from tensorcap_formats.progress import Progress, Silent
 
@@ -66,13 +66,13 @@ def localize(
                 trusted, tested, reference_model, compute_dtype=compute_dtype, progress=progress
             )
             compared, free = operations.sides, operations.free
-            _refuse_damage(free)
+            require_readable(free.pairs)
             gathered = GatheredEvidence((operations.source,), None, operations.replay_error, None)
             remarks += [] if target_model is None else [f"No injection: {why_not_injectable(tested)}."]
         else:
             compared = sides(trusted, tested, mapping)
             free = compare(*compared, mapping="none", compute_dtype=compute_dtype)
-            _refuse_damage(free)
+            require_readable(free.pairs)
             gathered = gather_evidence(
                 stack,
                 trusted,
@@ -103,7 +103,7 @@ def localize(
             for side, archive in (("reference", trusted), ("target", tested))
             if not archive.is_complete
         ]
-        causes = [] if free.is_green else preflight(*compared).explaining[:FEW]
+        causes = [] if free.is_green else preflight(*compared, layers=free.layers).explaining[:FEW]
         before = [f"Before any tensor: {item_text(item)}" for item in causes]
         before += [one.text for one in exchanged_operations(free.pairs, *compared)]
         return replace(
@@ -111,10 +111,3 @@ def localize(
             notes=(*before, *localization.notes, *notes, *remarks, *digest_warnings(free.pairs)),
             is_incomplete=bool(notes),
         )
-
-
-def _refuse_damage(free: Comparison) -> None:
-    """Refuse a pair of which a side cannot be read, which is no mistake of a module."""
-    bad = next((pair for pair in free.pairs if pair.status == "unreadable"), None)
-    if bad is not None:
-        raise ReadError(bad.reason, hint="What else is damaged: tcap check.")

@@ -93,8 +93,11 @@ def examine(
     def compare_routing(m: _Measured) -> RoutingDifference:
         return routing_metrics(reference, m.ours, target, m.theirs)
 
+    checklist = None
+    if comparison.is_of_archives:
+        checklist = preflight(reference, target, repeat=repeat, layers=comparison.layers)
     return Examination(
-        preflight=preflight(reference, target, repeat=repeat) if comparison.is_of_archives else None,
+        preflight=checklist,
         classes=site_classes(reference),
         sources=op_sources(comparison, reference),
         locations=_each(_to_locate(comparison, measured, where), find, notes),

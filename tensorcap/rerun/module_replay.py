@@ -66,6 +66,7 @@ def replay(
     Raises:
         UsageError: There is no model, the archives have nothing in common, or the mapping does not fit.
         CaptureError: Nothing was captured.
+        ReadError: Bytes of a tensor that is judged are damaged: that accuses nobody.
     """
     progress = progress or Silent()
     with ExitStack() as stack:

@@ -28,6 +28,7 @@ from tensorcap.comparison import (
     is_circumstance,
     measure_layers,
     ranks_that_add,
+    require_readable,
     worst_status,
 )
 from tensorcap.rerun.own_errors import (
@@ -286,7 +287,11 @@ def judge_replay(
     natural: Iterable[str],
     released: Collection[str] = (),
 ) -> Replay:
-    """Compare the runs, and judge what each module made."""
+    """Compare the runs, and judge what each module made.
+
+    Raises:
+        ReadError: Bytes of a tensor are damaged.
+    """
     comparison = compare(
         runs.exact,
         runs.target,
@@ -294,6 +299,7 @@ def judge_replay(
         baseline=runs.twin,
         compute_dtype=runs.compute_dtype,
     )
+    require_readable(comparison.pairs)
     judge = ReplayJudge(reference, runs, comparison.pairs, is_forward=way == "forward", released=released)
     lacking = (
         pair.key

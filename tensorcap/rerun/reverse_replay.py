@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tensorcap.adapters import Rerun, adapter_for
 from tensorcap.alignment import NO_MAPPING, MappingSource, as_seen, fed_in_common, sides
-from tensorcap.comparison import POLICY, Comparison, Finding, Precision, compare, given_unlike_on_ranks
+from tensorcap.comparison import (
+    POLICY,
+    Comparison,
+    Finding,
+    Precision,
+    compare,
+    given_unlike_on_ranks,
+    require_readable,
+)
 from tensorcap.recording import Substitution
 from tensorcap.rerun.compensation import Dependencies, Settled, settle
 from tensorcap.rerun.finite_padding import with_finite_padding
@@ -148,7 +156,8 @@ def replay_within(
     settled = Settled(first)
     shown = first.replay
     if target is not None and (shown.bad or shown.lacking or shown.unjudged):
-        free = free or compare(seen or original, tested, mapping=NO_MAPPING, trust_digests=True)
+        free = free or compare(seen or original, tested, mapping=NO_MAPPING)
+        require_readable(free.pairs)
         explained = {pair.key for pair in free.pairs if pair.status == "explained"}
         settled = settle(first, replays.judge, Dependencies(fed), tested, explained=explained)
         shown = replace(settled.judged.replay, own_errors=settled.own_errors)

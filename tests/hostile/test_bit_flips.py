@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tensorcap.comparison import compare
 from tensorcap.localization import localize
+from tensorcap.rerun import replay
 from tensorcap.testing import assert_matches
 from tensorcap_formats.errors import ReadError
+from tensorcap_formats.open import open_archive
 from tests.hostile.containers import CONTAINERS, Container, available
 
 
@@ -54,3 +57,48 @@ def test_no_flipped_bit_is_green(name: str, tmp_path: Path) -> None:
             if container.is_sealed:
                 with pytest.raises(ReadError):
                     localize(*sides)
+
+
+def damaged_copies(path: Path) -> Iterator[Path]:
+    """Copies of an archive, each with a flipped bit in another of its tensors."""
+    with open_archive(path) as archive:
+        tensors = {archive.read(record).tobytes() for record in archive.records}
+    content = path.read_bytes()
+    for tensor in tensors:
+        changed = bytearray(content)
+        changed[changed.index(tensor) + len(tensor) // 2] ^= 4
+        copy = path.with_name(f"damaged-{path.name}")
+        copy.write_bytes(changed)
+        yield copy
+
+
+@pytest.mark.spec("RPL-210", "CMP-70")
+def test_no_flipped_bit_is_believed_by_a_replay(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from tensorcap.session import capture_workload
+    from tensorcap.workload import Workload
+
+    def make() -> Workload:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return Workload(
+                torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(3))), (torch.ones(2, 16),)
+            )
+
+    right, wrong = make(), make()
+    with torch.no_grad():
+        wrong.model[1].bias += 1  # so that free runs are compared, of which the first layer is the same
+    reference, target = tmp_path / "reference.h5", tmp_path / "target.h5"
+    capture_workload(right, reference)
+    capture_workload(wrong, target)
+    assert [own.module for own in replay(reference, target, reference_model=right).bad] == ["1"]
+    for damaged in damaged_copies(target):
+        with pytest.raises(ReadError):
+            replay(reference, damaged, reference_model=right)
+    for damaged in damaged_copies(reference):
+        with pytest.raises(ReadError):
+            replay(damaged, target, reference_model=right)
+        with pytest.raises(ReadError):
+            replay(damaged, reference_model=right)
+        with pytest.raises(ReadError):
+            replay(damaged, target_model=wrong)

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 import tensorcap
 from tensorcap import preflight
-from tensorcap.comparison import Comparison, compare
+from tensorcap.comparison import Comparison, compare, quantised_layers
 from tensorcap.comparison.preflight import item_text
+from tensorcap.comparison.weight_rounding import Rounding, WeightNumbers, measure_rounding
 from tensorcap.localization import localize
+from tensorcap.reports.pair_examination import examine
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
-from tensorcap_formats.open import open_archive
+from tensorcap_formats.open import open_archive, opened_both
 from tests.rerun.quantised_layers import AWQ, Awq, Bytes, Gptq, Nf4, Nibbles, pack, unpack
 
 pytestmark = pytest.mark.slow
@@ -144,6 +146,23 @@ def test_preflight_tells_right_weights_as_rounded(tmp_path: Path, reference: Pat
     texts = [item_text(item) for item in items if item.kind == "parameters"]
     assert len(texts) == 1
     assert "3 parameters rounded to uint4 with a scale for 32 values" in texts[0]
+
+
+@pytest.mark.spec("PRE-90")
+def test_a_weight_is_measured_once_for_its_verdict_and_the_preflight(
+    tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+
+    def count(trusted: Any, weight: WeightNumbers, inputs: Any) -> Rounding:
+        measured.append(weight.values.shape)
+        return measure_rounding(trusted, weight, inputs)
+
+    with opened_both(reference, captured(tmp_path, port(Gptq))) as (ours, theirs):
+        alone = preflight(ours, theirs)
+        monkeypatch.setattr(quantised_layers, "measure_rounding", count)
+        assert examine(compare(ours, theirs), ours, theirs).preflight == alone
+    assert measured == [(128, 64), (128, 128), (32, 128)]
 
 
 @pytest.mark.spec("CAP-330")

@@ -23,11 +23,6 @@ _IT: Final = re.compile("^it(?= )")  # which a reason begins with that speaks of
 _NUMBER: Final = re.compile(r"(?<=[.])(\d+|\{\d+\})(?=[.@/ ,]|$)")  # of a layer
 
 
-def is_absent_place(pair: Pair) -> bool:
-    """Whether the target lacks a place within a module, of which there may be hundreds."""
-    return pair.is_absent and _is_place(pair)
-
-
 def print_absent(comparison: Comparison, examination: Examination) -> frozenset[str]:
     """Print what one side lacks, in groups: what is missing, what is explained, and places within modules.
 

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from tensorcap.wording import conjugated, counted, one_line
-from tensorcap_cli.text.absent import is_absent_place, print_absent
+from tensorcap_cli.text.absent import print_absent
 from tensorcap_cli.text.output import class_text, cut, number_text, print_heading
 from tensorcap_cli.text.pair import print_details, print_extras, print_location, print_origin
 from tensorcap_cli.text.preflight import print_brief_preflight
-from tensorcap_cli.text.rows import print_modules, print_pairs
+from tensorcap_cli.text.rows import UNTOLD, print_modules, print_pairs
 from tensorcap_formats.keys import ROOT_SITE, Key
 
 if TYPE_CHECKING:
     from tensorcap.comparison import Comparison, Examination, Pair
+    from tensorcap.reports.folded_pairs import FoldedPairs
     from tensorcap.runs import ArchiveSummary
 
 _WORST: Final = 3
@@ -48,6 +49,7 @@ def print_report(
         statuses: Rows of these alone; of all that are worth one if there are none.
     """
     from tensorcap.comparison import BY_VALUES
+    from tensorcap.reports.folded_pairs import fold_pairs
 
     for warning in comparison.warnings:
         if comparison.exit_status == 0 and warning.startswith(BY_VALUES):
@@ -66,11 +68,12 @@ def print_report(
     if examination.preflight is not None:
         print_brief_preflight(examination.preflight, is_green=comparison.exit_status == 0)
     _print_divergence(comparison, examination)
-    _print_worst(comparison, examination)
+    folded = fold_pairs(p for p in comparison.pairs if p.status in statuses or p.status not in UNTOLD)
+    _print_worst(comparison, examination, folded)
     if by_module:
         print_modules(comparison, examination)
     printed = frozenset[str]() if show_all else print_absent(comparison, examination)
-    print_pairs(comparison, examination, order, show_all, metrics, printed, statuses)
+    print_pairs(comparison, examination, folded, order, show_all, metrics, printed, statuses)
     print_extras(comparison, examination)
     _print_values(comparison)
     _print_outcome(comparison, examination)
@@ -208,17 +211,14 @@ def _print_first_within(comparison: Comparison, module: str, first: Pair) -> Non
             return
 
 
-def _print_worst(comparison: Comparison, examination: Examination) -> None:
+def _print_worst(comparison: Comparison, examination: Examination, folded: Sequence[FoldedPairs]) -> None:
     from tensorcap.comparison import worst
-    from tensorcap.reports.folded_pairs import fold_pairs
 
     if not comparison.is_of_archives:
         return
     first = comparison.divergence.pair.key if comparison.divergence else None
-    shown = [pair for pair in comparison.pairs if not is_absent_place(pair)]
-    ranked = worst(shown, len(shown))
-    rows = {row.pair.key: row for row in fold_pairs(ranked)}
-    pairs = [pair for pair in ranked if pair.key in rows and pair.key != first][:_WORST]
+    rows = {row.pair.key: row for row in folded}
+    pairs = [pair for pair in worst((row.pair for row in folded), _WORST + 1) if pair.key != first][:_WORST]
     if not pairs:
         return
     print_heading("WORST")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _ROWS: Final = 20
 _NARROW: Final = 160  # columns: below, a terminal gets fewer measures
+UNTOLD: Final = ("identical", "excluded")  # statuses that have no row unless they are asked for
 _COLORS: Final[Mapping[str, str | None]] = {
     "identical": "green",
     "match": "green",
@@ -57,6 +58,7 @@ _IDENTICAL: Final = {"psnr_db": math.inf, "sqnr_db": math.inf}  # of equal diges
 def print_pairs(
     comparison: Comparison,
     examination: Examination,
+    folded: Sequence[FoldedPairs],
     order: str,
     show_all: bool,
     metrics: Sequence[str],
@@ -68,6 +70,7 @@ def print_pairs(
     Args:
         comparison: What it came to.
         examination: What was looked at besides.
+        folded: All pairs that may be worth a row, folded.
         order: `order` of execution, or `error`: the worst by the first metric, else by relative error, first.
         show_all: A row for each pair, also for identical ones.
         metrics: Columns in place of the usual ones.
@@ -75,15 +78,16 @@ def print_pairs(
         statuses: Only pairs of these have a row; of all that are worth one if there are none.
     """
     from tensorcap.comparison import by_error
-    from tensorcap.reports.folded_pairs import FoldedPairs, fold_pairs
+    from tensorcap.reports.folded_pairs import FoldedPairs
 
     is_mapped = comparison.mapping is not None
-    pairs = [
-        pair
-        for pair in comparison.pairs
-        if (pair.status in statuses if statuses else show_all or _is_worth_a_row(pair, printed, is_mapped))
-    ]
-    shown = [FoldedPairs(p, p.key, (p.key,), 1) for p in pairs] if show_all else fold_pairs(pairs)
+    if show_all:
+        pairs = [pair for pair in comparison.pairs if not statuses or pair.status in statuses]
+        shown = [FoldedPairs(p, p.key, (p.key,), 1) for p in pairs]
+    elif statuses:
+        shown = [row for row in folded if row.pair.status in statuses]
+    else:
+        shown = [row for row in folded if _is_worth_a_row(row.pair, printed, is_mapped)]
     if order == "error" and metrics:
         shown.sort(key=lambda row: _badness(row.pair, examination, metrics[0]), reverse=True)
     elif order == "error":
@@ -147,7 +151,7 @@ def _usual(comparison: Comparison, is_narrow: bool) -> list[str]:
 def _is_worth_a_row(pair: Pair, printed: Collection[str], is_mapped: bool) -> bool:
     if is_mapped and _is_explained(pair):
         return False
-    return pair.status not in ("identical", "excluded") and pair.key not in printed
+    return pair.status not in UNTOLD and pair.key not in printed
 
 
 def _name(row: FoldedPairs) -> str:

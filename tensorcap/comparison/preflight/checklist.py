@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tensorcap.comparison.preflight.hyperparameters import compare_hyperparameters
@@ -22,6 +23,7 @@ from tensorcap.comparison.preflight.runs import (
     compare_settings,
     compare_versions,
 )
+from tensorcap.comparison.quantised_layers import QuantisedLayers
 from tensorcap.wording import is_product, joined_name, name_pattern
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.json_values import json_object
@@ -57,13 +59,20 @@ class Preflight:
         return {**head, **json_object(self)}
 
 
-def preflight(reference: Archive, target: Archive, *, repeat: Archive | None = None) -> Preflight:
+def preflight(
+    reference: Archive,
+    target: Archive,
+    *,
+    repeat: Archive | None = None,
+    layers: QuantisedLayers | None = None,
+) -> Preflight:
     """Compare everything of two runs but the tensors that a comparison is about.
 
     Args:
         reference: The trusted archive.
         target: The archive under test.
         repeat: A second run of the reference, which should be bit-equal to it.
+        layers: The quantised layers of the target if a comparison measured them, which is not done again.
 
     Raises:
         ReadError: Inputs or parameters cannot be read.
@@ -75,7 +84,7 @@ def preflight(reference: Archive, target: Archive, *, repeat: Archive | None = N
         "config": compare_configs,
         "modules": compare_classes,
         "hyperparameters": compare_hyperparameters,
-        "parameters": compare_parameters,
+        "parameters": partial(compare_parameters, layers=layers or QuantisedLayers()),
         "attention": compare_attention,
         "buffers": compare_buffers,
         "settings": compare_settings,

@@ -24,7 +24,7 @@ from tensorcap.comparison.preflight.weights import (
     values_text,
     weights_of,
 )
-from tensorcap.comparison.quantised_layers import judge_quantised_weight
+from tensorcap.comparison.quantised_layers import QuantisedLayers, judge_quantised_weight
 from tensorcap.comparison.weight_grids import find_weight_grid
 from tensorcap.metrics import measure
 from tensorcap.wording import FEW, conjugated, counted, some
@@ -65,10 +65,16 @@ class _Outcome:
     open: Counter[str] = field(default_factory=Counter)
 
 
-def compare_parameters(reference: Archive, target: Archive) -> Iterator[Item]:
-    """Compare names of tensors in files without sites, then parameters, of one name or of equal bits."""
+def compare_parameters(reference: Archive, target: Archive, layers: QuantisedLayers) -> Iterator[Item]:
+    """Compare names of tensors in files without sites, then parameters, of one name or of equal bits.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test.
+        layers: Its quantised layers, as far as they were measured.
+    """
     yield from _renamed_items(target)
-    yield from _compare_weights(reference, target, "parameters")
+    yield from _compare_weights(reference, target, "parameters", layers)
 
 
 def _renamed_items(target: Archive) -> Iterator[Item]:
@@ -111,10 +117,12 @@ def compare_buffers(reference: Archive, target: Archive) -> Iterator[Item]:
             "from_pretrained(dtype=…) does not."
         )
         yield make_item("buffers", name, ours_dtype, theirs_dtype, text, explains=True)
-    yield from _compare_weights(reference, target, "buffers")
+    yield from _compare_weights(reference, target, "buffers", QuantisedLayers())
 
 
-def _compare_weights(reference: Archive, target: Archive, kind: WeightKind) -> Iterator[Item]:
+def _compare_weights(
+    reference: Archive, target: Archive, kind: WeightKind, layers: QuantisedLayers
+) -> Iterator[Item]:
     """Compare the weights of one kind.
 
     1. Weights of one module and name are a pair; of the others those of equal bits. If a mapping gave the
@@ -141,7 +149,7 @@ def _compare_weights(reference: Archive, target: Archive, kind: WeightKind) -> I
         if pair.reference.site in unlike_sites:
             outcome.open["{} of modules that the mapping pairs, with weights of other names or shapes"] += 1
         else:
-            _judge(reference, target, pair, outcome)
+            _judge(reference, target, pair, layers, outcome)
     for pair in outcome.reshaped:
         one, other = (None if weight.info.shape is None else list(weight.info.shape) for weight in pair)
         yield make_item(kind, pair.reference.text, one, other, "Its shapes differ.", explains=True)
@@ -212,7 +220,9 @@ def _unlike_sites(ours: Iterable[Weight], theirs: Iterable[Weight]) -> set[str]:
     return {site for site, named in shapes[0].items() if named != shapes[1].get(site)}
 
 
-def _judge(reference: Archive, target: Archive, pair: _WeightPair, outcome: _Outcome) -> None:
+def _judge(
+    reference: Archive, target: Archive, pair: _WeightPair, layers: QuantisedLayers, outcome: _Outcome
+) -> None:
     """Add a pair to what became of all pairs."""
     ours, theirs = (weight.info for weight in pair)
     likeness = compare_contents(ours, theirs)
@@ -226,7 +236,7 @@ def _judge(reference: Archive, target: Archive, pair: _WeightPair, outcome: _Out
         else:
             outcome.reshaped.append(pair)
     elif (error := _measured_error(reference, target, pair)) is not None:
-        grid = _grid_text(reference, target, pair) if error > 0 else ""
+        grid = _grid_text(reference, target, pair, layers) if error > 0 else ""
         if grid:
             outcome.on_grid.setdefault(grid, []).append(pair)
         elif error > 0:
@@ -264,14 +274,16 @@ def _measured_error(reference: Archive, target: Archive, pair: _WeightPair) -> f
     return difference.relative_frobenius or math.inf
 
 
-def _grid_text(reference: Archive, target: Archive, pair: _WeightPair) -> str:
+def _grid_text(reference: Archive, target: Archive, pair: _WeightPair, layers: QuantisedLayers) -> str:
     """The numbers that the target's values are the reference's rounded to; "" if there are none."""
     ours, theirs = pair.reference.record, pair.target.record
     if ours is None or theirs is None or {ours.dtype.kind, theirs.dtype.kind} != {"float"}:
         return ""
+    if ours.key == theirs.key and ours.key.text in layers.rounded_to:
+        return layers.rounded_to[ours.key.text]
     quantised = judge_quantised_weight(reference, ours, target, theirs)
     if quantised is not None:
-        return quantised.text if quantised.finding.status == "within-rounding" else ""
+        return quantised.rounded_to
     sides = reference.load(ours), target.load(theirs)
     ours_values, theirs_values = (side.astype(np.float64) for side in sides)
     grid = find_weight_grid(ours_values, theirs_values, UNIT_ROUNDOFFS[theirs.dtype.name])
