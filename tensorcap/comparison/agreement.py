@@ -96,13 +96,13 @@ def _explained_once(
     return [explained(pair) for pair in pairs]
 
 
-def explain_left_out_heads(
+def explain_in_injected_run(
     reference: Archive, target: Archive, pairs: Sequence[Pair], selection: Selection
 ) -> list[Pair]:
-    """Make `explained` results of the model whose head's weights the target leaves out, as CMP-220 has them.
+    """Make `explained` what the target lacks, of runs in which values were replaced.
 
-    This holds in runs with replaced values too: it goes by what the target is made of, and not by what
-    follows.
+    What follows a replaced value proves nothing. Two absences are explained all the same: results of a head
+    whose weights the target leaves out (CMP-220), and an argument of a call in which all agrees (CMP-221).
 
     Args:
         reference: The trusted archive.
@@ -116,6 +116,7 @@ def explain_left_out_heads(
         if pair.reference is None or pair.status not in _MISSING or selection.is_required(pair.key):
             return pair
         reason = agreement.why_head_is_missing(pair.reference.key)
+        reason = reason or agreement.why_argument_is_missing(pair.reference)
         return decide(pair, Decision("agreement", "explained", reason, pair.findings)) if reason else pair
 
     return [explained(pair) for pair in pairs]
@@ -396,6 +397,31 @@ class _Agreement:
             return f"the target's call returns no such value ({implementation} keeps no attention weights)"
         return "the target's call returns no such value, and its other results agree"
 
+    def why_argument_is_missing(self, record: Record) -> str:
+        """Why the target's call may lack an argument, whatever was replaced before it; "" if it may not.
+
+        The call's results agree, and so does all that was compared within it: what the argument would have
+        changed there is in the one or the other.
+        """
+        key = record.key
+        results = [pair for pair in self._of_call.get(key.where, ()) if pair.is_compared]
+        if not _is_argument(key) or not results or self._absences.is_left_out(record):
+            return ""
+        if (key.rank, key.step, key.site) in self._parts_that_differ:
+            return ""
+        return self._of_known_call(key, results)
+
+    @cached_property
+    def _parts_that_differ(self) -> set[_Place]:
+        """The modules at which, or within which, something that is compared does not agree."""
+        parts: set[_Place] = set()
+        for pair in self._pairs:
+            if pair.reference is not None and pair.is_compared and not _agrees(pair):
+                key = pair.reference.key
+                site = module_of(key.site)
+                parts |= {(key.rank, key.step, part) for part in (site, *enclosing_sites(site))}
+        return parts
+
     def why_head_is_missing(self, key: Key) -> str:
         """Why the target may lack a result of the model that a head makes; "" if it may not, or is none."""
         if key.site != ROOT_SITE or not is_result(key):
@@ -527,7 +553,11 @@ def _is_spare(pair: Pair) -> bool:
 
 def _agree(results: Sequence[Pair]) -> bool:
     """Whether there are results, and all are green."""
-    return bool(results) and all(pair.is_green or pair.status == "explained" for pair in results)
+    return bool(results) and all(map(_agrees, results))
+
+
+def _agrees(pair: Pair) -> bool:
+    return pair.is_green or pair.status == "explained"
 
 
 def _is_much_smaller(results: Sequence[Pair], error: float | None, factor: float) -> bool:

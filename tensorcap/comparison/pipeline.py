@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from tensorcap.alignment import MappedArchive, MappingSource, OrderedArchive, in_reference_layout, sides
-from tensorcap.comparison.agreement import explain_by_agreement, explain_left_out_heads
+from tensorcap.comparison.agreement import explain_by_agreement, explain_in_injected_run
 from tensorcap.comparison.baseline import RELATIVE_EPSILON, with_ratios
 from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import Calibration
@@ -222,7 +222,7 @@ class _Run:
         if selection is not None and is_of_own_values:
             pairs = explain_by_agreement(reference, target, pairs, selection)
         elif selection is not None:  # what follows agrees, whatever was made before
-            pairs = explain_left_out_heads(reference, target, pairs, selection)
+            pairs = explain_in_injected_run(reference, target, pairs, selection)
         pairs = judge_ranks(reference, target, pairs, is_of_own_values=is_of_own_values)
         if baseline is not None:
             pairs = with_ratios(pairs, self._against(baseline, pairs), _exact_below(account))

@@ -33,6 +33,7 @@ _CHOOSING: Final = (  # kinds that say nothing of what a router is there for
 )
 _OF_OTHER_TENSORS: Final = ("operand-exchanged", "results-order", "calls-order")
 _ACTIVATION_WORDS: Final = ("activation", "elu", "silu", "sigmoid", "tanh", "mish", "swish", "softplus")
+_GIVEN: Final = 4  # results before an argument that it is looked for among
 _NEIGHBOURS: Final = 48  # records before and behind that are looked at
 _NO_RESULTS: Final = ("param.", "buffer.", "grad")
 _WIDTHS: Final = ("hidden_size", "d_model", "n_embd", "dim")
@@ -305,14 +306,36 @@ class PairContext:
         """Find the target's record of a reference's: of its key, else of one that holds the same before it.
 
         A port calls a function where the reference has a module: what that is given is then nowhere in the
-        target but as the result that it is.
+        target but as the result that it is. A reference that was run on the target's values has such a result
+        as it made it itself, and hands the target's on.
         """
         partner = _find_partner(self.target_archive, record.key, record)
         if partner is not None or not is_telling(record):
             return partner
         alike = (r for r in self._alike.get(contents_of(record), ()) if r.order < record.order)
         partners = (_find_partner(self.target_archive, r.key, r) for r in alike)
-        return next((found for found in partners if found is not None), None)
+        return next((found for found in partners if found is not None), None) or self._find_given(record)
+
+    def _find_given(self, record: Record) -> Record | None:
+        """Find the target's result that an argument of a rerun is, if it stands there for the rerun's own."""
+        injected = self.reference_archive.info.injected
+        if injected is None or not record.key.slot.startswith("input.") or not _is_readable(record):
+            return None
+        replaced = {(slot.site, slot.slot) for slot in injected.slots if slot.status == "injected"}
+        earlier = [
+            r
+            for r in self.reference_archive.records
+            if r.order < record.order
+            and r.key.slot.startswith("output")
+            and (r.key.site, r.key.slot) in replaced
+            and (r.key.step, r.key.rank, r.shape) == (record.key.step, record.key.rank, record.shape)
+        ]
+        values = values_of(self.reference_archive, record)
+        for result in sorted(earlier, key=lambda r: -r.order)[:_GIVEN]:
+            partner = _find_partner(self.target_archive, result.key, result)
+            if partner is not None and np.array_equal(values_of(self.target_archive, partner), values):
+                return partner
+        return None
 
     @cached_property
     def _alike(self) -> Mapping[Contents, Sequence[Record]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from tensorcap.alignment import MappingSource
+from tensorcap.alignment import MappedArchive, MappingSource
 from tensorcap.comparison import (
     ABSENT,
     EVIDENCE_TESTS,
@@ -31,7 +31,7 @@ from tensorcap.diagnosis import Family
 from tensorcap.localization.error_origins import ErrorOrigins
 from tensorcap.localization.suspect import By, Operation
 from tensorcap.rerun import BAD, InjectedRun, OpenReplay, OwnError, replay_within, run_injected
-from tensorcap.runs import Calls, StateWriters, is_inner, is_parameter
+from tensorcap.runs import Calls, StateWriters, contents_of, is_inner, is_parameter, is_result, is_telling
 from tensorcap.wording import some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
@@ -302,9 +302,13 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
     totals = Totals(free)
     origins = ErrorOrigins(run.reference, run.target, free.pairs)
     free_pairs = {pair.key: pair for pair in free.pairs}
+    makers = _makers_of_arguments(run)
     bad: dict[str, list[OwnError]] = {}
     for own in run.own_errors:
         if own.is_bad and (totals.explain(own) or totals.are_exceeded_by(own)):
+            continue
+        made_by = makers.get(own.key, ()) if own.is_bad else ()
+        if any(is_within(module, maker) for maker in made_by for module in bad):
             continue
         pair = free_pairs.get(own.key)
         if own.is_bad and pair is not None:
@@ -334,6 +338,29 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
         unjudged=tuple(totals.exceeded),
         notes=notes,
     )
+
+
+def _makers_of_arguments(run: InjectedRun) -> dict[str, list[str]]:
+    """The modules whose result an argument is, on both sides, bit for bit, by its key text (LCL-270).
+
+    Whoever hands it on is not wrong, though the target has no such module and calls what lies in it itself.
+    """
+    target = run.target
+    results: dict[tuple[object, ...], list[str]] = {}
+    makers: dict[str, list[str]] = {}
+    for record in sorted(run.reference.records, key=lambda record: record.order):
+        key = record.key
+        if key.text not in target or not is_telling(record):
+            continue
+        sources = target.sources[key.text] if isinstance(target, MappedArchive) else (target.get(key.text),)
+        held = (contents_of(record), *(source.digest for source in sources))
+        if not all(held[1:]):
+            continue
+        if is_result(key):
+            results.setdefault(held, []).append(key.site)
+        elif key.slot.startswith("input"):
+            makers[key.text] = results.get(held, [])
+    return makers
 
 
 def _of_maker(own: OwnError, origins: ErrorOrigins, pair: Pair, pairs: Sequence[Pair]) -> OwnError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -50,12 +50,14 @@ def rank_suspects(
     *,
     noise: Noise | None = None,
     compute_dtype: str | None = None,
+    explain_weights: Callable[[str], Diagnosis | None] = lambda _: None,
 ) -> Localization:
     """Rank the modules against which there is evidence, and say what is known of each.
 
     1. Evidence of all sources is merged, a module once.
     2. Of the first three places, up to three suspects in as many layers are diagnosed; each suspect is given
-       its inherited, total and run-to-run error. Those with one explanation are one.
+       its inherited, total and run-to-run error. One that its values do not explain is explained by its
+       parameters, if these are known not to be the same numbers. Those with one explanation are one.
     3. Those whose error is noise come last.
     4. Around them: composites that a suspect explains, where both error curves change, the origin of values
        that are not finite; and if there is no suspect, what is wrong nevertheless.
@@ -67,6 +69,7 @@ def rank_suspects(
         sources: At least one, the most trusted first; others confirm what it shows, and add to it.
         noise: How the target differs from itself.
         compute_dtype: What the target computed in, if its run does not say so.
+        explain_weights: The diagnosis of a module's parameters, by its site; None if they are the same.
     """
     free_errors = _FreeErrors(free, noise)
     calls, called = Calls(reference), called_sites(reference)
@@ -77,7 +80,10 @@ def rank_suspects(
         place = kind_of_place(suspect)
         if diagnosed[place] < _DIAGNOSED and (place in +diagnosed or len(+diagnosed) < _DIAGNOSED):
             diagnosed[place] += 1
-            suspect = _suspect(merged, _diagnose(merged, compute_dtype), free_errors, calls, called, noise)
+            examined = _diagnose(merged, compute_dtype)
+            if find_mistake(examined) is None:
+                examined = explain_weights(merged.evidence.module) or examined
+            suspect = _suspect(merged, examined, free_errors, calls, called, noise)
         same = next((at for at, other in enumerate(suspects) if other.module == suspect.module), None)
         if same is None:
             suspects.append(suspect)

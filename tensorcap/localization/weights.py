@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from tensorcap.adapters import adapter_for
-from tensorcap.alignment import Link, align
+from tensorcap.alignment import Entry, Link, align, place_of
 from tensorcap.alignment.names import Rules
 from tensorcap.comparison import ABSENT, Comparison, Pair, compare
 from tensorcap.diagnosis import Diagnosis, diagnose
 from tensorcap.localization.expert_weights import expert_entries
 from tensorcap.runs import PartialArchive, is_parameter
 from tensorcap.session import capture
+from tensorcap.wording import name_numbers, name_pattern
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError, UsageError
+from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
 from tensorcap_formats.records import Record
 
 _NOT_FOUND: Final = "the target has none of that name, shape or values"
 _ONLY_TARGET: Final = "only the target has it"
 _PARAMETERS: Final = "*/param.*"
+_LONE: Final = "the only ones of their shape that are left; values agree"
+_CLOSE: Final = 2.0**-6  # of bfloat16's rounding and some more
+_DIAGNOSED: Final = 3  # names: diagnosing takes longer than all else
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +42,33 @@ class WeightComparison:
     Attributes:
         comparison: Of the parameters alone, by a mapping of their own.
         unlike: Those that were compared and are not the same numbers, the worst first.
-        diagnosis: Which kind of mistake the worst one is; None without one, or if its values do not show it.
+        diagnoses: Which kind of mistake the worst one of each name is, numbers of layers aside, by key; and
+            what explains parameters that alone have no counterpart in their layer.
     """
 
     comparison: Comparison
     unlike: tuple[Pair, ...]
-    diagnosis: Diagnosis | None
+    diagnoses: Mapping[str, Diagnosis]
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """That of the worst one; None without one, or if its values do not show it."""
+        return self.diagnoses.get(self.unlike[0].key) if self.unlike else None
+
+    def explain(self, module: str) -> Diagnosis | None:
+        """The diagnosis of parameters of a module, whose texts name the parameter; None without one.
+
+        Args:
+            module: Its site.
+        """
+        wrong = {*self.diagnoses, *(pair.key for pair in self.unlike)}
+        own = {name_pattern(key) for key in wrong if Key.parse(key).site == module}
+        for key, diagnosis in self.diagnoses.items():
+            if name_pattern(key) in own and diagnosis.explanations:
+                where = f"in its parameter {Key.parse(key).slot.partition('.')[2]} "
+                named = tuple(replace(e, text=where + e.text) for e in diagnosis.explanations)
+                return replace(diagnosis, explanations=named)
+        return None
 
     @property
     def not_compared(self) -> Mapping[str, str]:
@@ -99,13 +128,22 @@ def compare_weights(
         links = aligned.target.links.values()
         free = _free(ours, links, 0), _free(theirs, links, 1)
         entries = tuple(expert_entries(ours, theirs, free=free))
+        lone = list(_lone_pairs(*free))
+        equal = [(one, other) for one, other in lone if _is_close(ours.load(one), theirs.load(other))]
+        entries += tuple(Entry((place_of(o),), (place_of(t),), {}, (), "values", _LONE) for o, t in equal)
         if entries:
             aligned = align(ours, theirs, mapping=replace(known, entries=(*known.entries, *entries)))
         comparison = compare(aligned.reference, aligned.target, mapping="none")
         unlike = [pair for pair in comparison.pairs if pair.is_compared and not pair.is_green]
         unlike.sort(key=_error, reverse=True)
-        diagnosis = _diagnose(aligned.reference, aligned.target, unlike[0]) if unlike else None
-        return WeightComparison(comparison, tuple(unlike), diagnosis)
+        diagnoses: dict[str, Diagnosis] = {}
+        for pair in _worst_of_each_name(unlike):
+            if pair.target is not None:
+                _diagnose(diagnoses, aligned.reference, aligned.target, pair.key, pair.target.key.text)
+        for one, other in lone:
+            if (one, other) not in equal:
+                _diagnose(diagnoses, ours, theirs, one.key.text, other.key.text)
+        return WeightComparison(comparison, tuple(unlike), diagnoses)
 
 
 def _capture_parameters(model: Any, path: Path, stack: ExitStack) -> Archive | None:
@@ -129,9 +167,35 @@ def _error(pair: Pair) -> float:
     return float("inf") if error is None else error
 
 
-def _diagnose(reference: Archive, target: Archive, pair: Pair) -> Diagnosis | None:
-    assert pair.target is not None
-    try:
-        return diagnose(reference, target, pair.key, target_key=pair.target.key.text)
-    except (UsageError, ReadError):  # complex values, or statistics alone
-        return None
+def _worst_of_each_name(unlike: Iterable[Pair]) -> list[Pair]:
+    """The first of the parameters that differ in numbers of their names alone, as of layers; a few."""
+    first: dict[str, Pair] = {}
+    for pair in unlike:
+        first.setdefault(name_pattern(pair.key), pair)
+    return [*first.values()][:_DIAGNOSED]
+
+
+def _lone_pairs(ours: Iterable[Record], theirs: Iterable[Record]) -> Iterator[tuple[Record, Record]]:
+    """Pair parameters that are the only ones left of their shape on both sides, in layers of one number."""
+    sides: list[dict[tuple[object, ...], list[Record]]] = [{}, {}]
+    for by_place, records in zip(sides, (ours, theirs), strict=True):
+        for record in records:
+            by_place.setdefault((*name_numbers(record.key.text), record.shape), []).append(record)
+    for place, records in sides[0].items():
+        others = sides[1].get(place, ())
+        if len(records) == len(others) == 1:
+            yield records[0], others[0]
+
+
+def _is_close(one: Array, other: Array) -> bool:
+    """Whether values are the same to the rounding of bfloat16."""
+    wide = one.astype(np.float32)
+    return bool(np.linalg.norm(wide - other.astype(np.float32)) <= _CLOSE * np.linalg.norm(wide))
+
+
+def _diagnose(
+    diagnoses: dict[str, Diagnosis], reference: Archive, target: Archive, key: str, target_key: str
+) -> None:
+    """Add the diagnosis of a parameter, if there is one."""
+    with suppress(UsageError, ReadError):  # complex values, or statistics alone
+        diagnoses[key] = diagnose(reference, target, key, target_key=target_key)

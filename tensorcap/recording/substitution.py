@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -17,7 +17,7 @@ from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
 
 Kind = Literal["input", "output"]
-SlotStatus = Literal["injected", "never-called", "not-in-archive", "left"]
+SlotStatus = Literal["injected", "never-called", "not-in-archive", "explained", "left"]
 
 _MOST_KEYS: Final = 8  # absent keys that the metadata name
 HELD: Final = "an object holds it that the model goes on writing to, such as a cache"
@@ -35,6 +35,7 @@ class Slot:
         injected: The steps in which it was replaced, by number of the call.
         casts: Counts of the casts that made values fit, by text.
         absent: Keys for which the archive has no tensor.
+        explained: Further ones, of which it is known why.
         reason: Why it was not replaced although its call took place.
     """
 
@@ -44,6 +45,7 @@ class Slot:
     injected: dict[int, list[int]] = field(default_factory=dict)
     casts: dict[str, int] = field(default_factory=dict)
     absent: list[str] = field(default_factory=list)
+    explained: list[str] = field(default_factory=list)
     reason: str = ""
 
     @property
@@ -53,11 +55,13 @@ class Slot:
 
     @property
     def status(self) -> SlotStatus:
-        """`injected`, `not-in-archive`, `left` or `never-called`; a tensor that does not fit ends the run."""
+        """What became of it (INJ-21); a tensor that does not fit ends the run."""
         if self.injected:
             return "injected"
         if self.absent:
             return "not-in-archive"
+        if self.explained:
+            return "explained"
         return "left" if self.reason and self.reason != _NO_MODULE else "never-called"
 
     def describe(self) -> dict[str, Any]:
@@ -73,8 +77,9 @@ class Slot:
             entry["calls"] = {str(call): _spans(steps) for call, steps in sorted(self.injected.items())}
         if self.casts:
             entry["casts"] = dict(self.casts)
-        if self.absent:
-            entry["absent"] = [*self.absent[:_MOST_KEYS], *(["…"] if len(self.absent) > _MOST_KEYS else [])]
+        for name, keys in (("absent", self.absent), ("explained", self.explained)):
+            if keys:
+                entry[name] = [*keys[:_MOST_KEYS], *(["…"] if len(keys) > _MOST_KEYS else [])]
         if self.reason:
             entry["reason"] = self.reason
         return entry
@@ -106,6 +111,7 @@ class Substitution:
         left: Collection[str] = (),
         leaves_misfits: bool = False,
         fed: Archive | None = None,
+        why_absent: Callable[[Key], str] = lambda _: "",
     ) -> None:
         """Choose tensors of an archive.
 
@@ -122,6 +128,8 @@ class Substitution:
                 does not end the run; inputs of the model itself aside.
             fed: An archive of which the inputs of the model take the place of its own in any shape: its run
                 is then one of these rows and tokens alone.
+            why_absent: Says why the archive has no tensor of a key that the model has; "" if that is not
+                known.
 
         Raises:
             UsageError: A glob fits no tensor of the archive, or one of which no values were kept.
@@ -133,6 +141,7 @@ class Substitution:
         self._keys = None if keys is None else frozenset(keys)
         self._left = frozenset(left)
         self._leaves_misfits = leaves_misfits
+        self._why_absent = why_absent
         output_globs = as_tuple(outputs)
         self._globs: dict[Kind, tuple[str, ...] | None] = {
             "input": None if inputs is None else as_tuple(inputs),
@@ -238,11 +247,15 @@ class Substitution:
             if cast:
                 slot.casts[cast] = slot.casts.get(cast, 0) + 1
 
-    def note_absent(self, key: Key) -> None:
-        """Note that the archive has nothing for a tensor that was asked for."""
+    def note_absent(self, key: Key, *, is_held: bool = False) -> None:
+        """Note that the archive has nothing for a tensor that was asked for, or for what an object holds."""
         if self._chooses(key):
+            why = self._why_absent(key)
             with self._lock:
-                self._slot(key).absent.append(key.text)
+                slot = self._slot(key)
+                if not is_held:
+                    (slot.explained if why else slot.absent).append(key.text)
+                slot.reason = slot.reason or (HELD if is_held else why)
 
     def note_left(self, key: Key, reason: str = "", *, is_held: bool = False) -> None:
         """Note that a tensor of the archive was not injected, and why."""

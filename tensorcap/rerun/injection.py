@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -15,6 +15,7 @@ from tensorcap.alignment import (
     Aligned,
     CutArchive,
     MappingSource,
+    Reasons,
     ReversedArchive,
     align,
     aligned_if_needed,
@@ -26,7 +27,7 @@ from tensorcap.rerun.finite_padding import with_finite_padding
 from tensorcap.session import Capture, capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import ROOT_SITE, module_site
+from tensorcap_formats.keys import ROOT_SITE, Key, module_site
 from tensorcap_formats.open import Source, open_archive, opened
 from tensorcap_formats.progress import Progress, Silent
 
@@ -126,7 +127,14 @@ def inject(
         if leaves_misfits and fitted is not None:
             left = {*left, *_misfits(source, stack.enter_context(opened(fitted, reference=trusted)))}
         substitution = Substitution(
-            source, inputs=inputs, outputs=outputs, steps=steps, calls=calls, left=left, fed=fed
+            source,
+            inputs=inputs,
+            outputs=outputs,
+            steps=steps,
+            calls=calls,
+            left=left,
+            fed=fed,
+            why_absent=_absence_reasons(aligned),
         )
         if source_path is not None:
             substitution.source_path = source_path
@@ -142,6 +150,17 @@ def inject(
         except UsageError as error:
             error.hint = error.hint or (_CAPTURE_FIRST if is_alike else None)
             raise
+
+
+def _absence_reasons(aligned: Aligned | None) -> Callable[[Key], str]:
+    """What says why the reference has no counterpart of a tensor of the target, if a mapping explains it."""
+    reasons = Reasons(aligned.alignment.left_over if aligned else (), "target")
+
+    def why_absent(key: Key) -> str:
+        left = reasons.of(key)
+        return left.reason if left is not None and left.is_explained else ""
+
+    return why_absent
 
 
 def open_run(

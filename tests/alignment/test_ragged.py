@@ -302,3 +302,24 @@ def test_the_argument_of_a_result_of_last_tokens_is_compared_with_those(tmp_path
     assert pair.origin.steps == ("valid_tokens", "last_token")
     other["0/lm_head/input.x"] = -other["0/layers.3/output"][:, -1:]
     assert statuses(compared(tmp_path, one, other, rtol=0.1))["0/lm_head/input.x"] == "diverged"
+
+
+@pytest.mark.spec("ALN-220")
+def test_so_is_one_of_another_name_if_it_is_the_only_one_of_its_call(tmp_path: Path) -> None:
+    noise = np.random.default_rng(3).normal(size=(1, 5, 16)).astype("f4")
+    one = {**full(), "0/lm_head/input.hidden": HIDDEN["layers.3"]}
+    other = {**full(), "0/lm_head/output": LAST["1,1,v"]}
+    other["0/layers.3/output"] = other["0/layers.3/output"] + 1e-3 * noise
+    other["0/lm_head/input.x"] = other["0/layers.3/output"][:, -1:]
+    found = compared(tmp_path, one, other, rtol=0.1, atol=0.1)
+    (pair,) = (pair for pair in found.pairs if pair.key == "0/lm_head/input.hidden")
+    assert (pair.status, found.exit_status) == ("match", 0)
+    assert pair.origin is not None
+    assert (pair.origin.target, pair.origin.steps) == (
+        ("0/lm_head/input.x",),
+        ("valid_tokens", "last_token"),
+    )
+    wrong = {**other, "0/lm_head/input.x": -other["0/lm_head/input.x"]}
+    assert statuses(compared(tmp_path, one, wrong, rtol=0.1))["0/lm_head/input.hidden"] == "diverged"
+    two = {**other, "0/lm_head/input.y": -other["0/lm_head/input.x"]}
+    assert statuses(compared(tmp_path, one, two, rtol=0.1))["0/lm_head/input.hidden"] != "match"

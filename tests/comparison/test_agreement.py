@@ -177,6 +177,32 @@ class TestMissing:
         found = compare(run_of(other=pooled, sites=sites, modules=modules), target, mapping="none")
         assert statuses(found, "0/@root/output.1", "0/block.attn.q/output") == [status, "missing-in-target"]
 
+    @pytest.mark.spec("CMP-221")
+    @pytest.mark.parametrize(
+        ("other", "scope", "status"),
+        [
+            pytest.param({}, {}, "explained", id="agrees"),
+            pytest.param({"0/block.attn/output.0": Y + 1}, {}, "missing-in-target", id="result-differs"),
+            pytest.param({"0/block.attn.q/output": Q + 1}, {}, "missing-in-target", id="differs-within"),
+            pytest.param({"0/block.norm/output": HIDDEN + 1}, {}, "explained", id="differs-elsewhere"),
+            pytest.param(
+                {},
+                {"exclude": ["*/block.attn/input.mask"]},
+                "missing-in-target",
+                id="left-out-by-the-capture",
+            ),
+        ],
+    )
+    def test_an_argument_is_explained_in_an_injected_run_if_its_call_agrees_and_all_within(
+        self, run_of: Make, other: Mapping[str, Any], scope: Mapping[str, Any], status: str
+    ) -> None:
+        slots = [{"site": "block.attn.q", "slot": "input.x", "status": "injected", "calls": {"0": "0"}}]
+        injected = {"source": "ref.h5", "root": "", "mapping": "", "slots": slots}
+        target = run_of("block.attn/input.mask", other=other, injected=injected, scope=scope)
+        found = compare(run_of(), target, mapping="none")
+        assert statuses(found, "0/block.attn/input.mask") == [status]
+        assert found.exit_status == int(bool(other) or status != "explained")
+
     @pytest.mark.spec("CMP-54")
     @pytest.mark.parametrize(
         "run",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import tensorcap
-from tensorcap.localization import compare_weights
+from tensorcap.localization import compare_weights, ranking
 from tensorcap.port_verification import Runnable, verify
 from tensorcap.workload import Workload
 from tests.support.progress import RecordedProgress
@@ -231,6 +231,75 @@ def test_an_archive_stands_for_the_reference_if_it_holds_parameters(tmp_path: Pa
 def test_a_model_without_parameters_is_not_looked_at() -> None:
     assert compare_weights(nn.ReLU(), model()) is None
     assert compare_weights(model(), nn.ReLU()) is None
+
+
+def named_modules(names: tuple[str, str, str], banks: list[Tensor], head: Tensor, norm: Tensor) -> nn.Module:
+    """Two layers with a bank of four matrices each, a norm's weight and a head, under names of their own."""
+    layers, bank, last = names
+    net = nn.Module()
+    stack = nn.ModuleList(nn.Module() for _ in banks)
+    for layer, matrices in zip(stack, banks, strict=True):
+        setattr(layer, bank, nn.Parameter(matrices.clone()))
+    for name, part in ((layers, stack), (last, nn.Module()), (f"{last}_norm", nn.Module())):
+        net.add_module(name, part)
+    getattr(net, last).weight = nn.Parameter(head)
+    getattr(net, f"{last}_norm").weight = nn.Parameter(norm)
+    return net
+
+
+@pytest.mark.spec("VER-240")
+def test_what_is_wrong_with_weights_is_known_of_each_module_that_has_them() -> None:
+    generator = torch.Generator().manual_seed(7)
+    banks = [torch.randn(4, 6, 5, generator=generator) for _ in range(2)]
+    head, norm = torch.randn(16, 6, generator=generator), 1 + 0.1 * torch.randn(6, generator=generator)
+    coarse = head.to(torch.float8_e4m3fn).to(torch.bfloat16).float()
+    ours = named_modules(("layers", "experts", "head"), banks, head, norm)
+    theirs = named_modules(("stages", "inward", "predict"), [b.roll(1, 0) for b in banks], coarse, norm)
+    found = compare_weights(ours, theirs)
+    assert found is not None
+    assert sorted(p.key for p in found.unlike) == [f"0/layers.{i}/param.experts" for i in (0, 1)]
+    for i in (0, 1):
+        explained = found.explain(f"layers.{i}")
+        assert explained is not None
+        assert explained.explanations[0].text == (
+            "in its parameter experts rows of the target are those of the reference in another order: "
+            "rolled by 1"
+        )
+    rounded = found.explain("head")  # the only one of its shape that is left on both sides
+    assert rounded is not None
+    assert rounded.explanations[0].text == (
+        "in its parameter weight the target is the reference rounded to float8_e4m3fn"
+    )
+    assert "0/head/param.weight" in found.not_compared  # it may be another one: no failure by itself
+    assert found.explain("head_norm") is None
+    same = compare_weights(ours, named_modules(("stages", "inward", "predict"), banks, head, norm))
+    assert same is not None
+    assert (same.unlike, same.not_compared, same.explain("layers.0")) == ((), {}, None)
+
+
+@pytest.mark.spec("VER-240")
+def test_a_suspect_that_its_values_do_not_explain_is_explained_by_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorcap.adapters.torch.adapter import TorchAdapter
+
+    describe = TorchAdapter.describe
+
+    def of_another(self: Any, made: Any, **options: Any) -> Any:
+        about = describe(self, made, **options)
+        return {**about, "framework": {"name": "other"}} if made is port else about
+
+    port = model()
+    with torch.no_grad():
+        port.up.weight.copy_(model().up.weight.roll(1, 0))
+    monkeypatch.setattr(TorchAdapter, "describe", of_another)
+    monkeypatch.setattr(ranking, "_diagnose", lambda *_: None)
+    run = Workload(port, (X,))
+    found = verify(Workload(model(), (X,)), Runnable(lambda _: (run, {})), tmp_path / "report")
+    suspect = found.localization.suspects[0]
+    assert (suspect.module, suspect.cause) == ("up", "row-order")
+    assert suspect.diagnosis is not None
+    assert suspect.diagnosis.text.startswith("in its parameter weight rows of the target are those of the ")
 
 
 @pytest.mark.spec("VER-6", "VER-31")

@@ -148,6 +148,72 @@ def test_a_module_that_the_target_lacks_is_accused_by_injection(tmp_path: Path) 
     assert [suspect.module for suspect in by_injection.suspects] == ["smoother"]
 
 
+class Table(nn.Module):
+    """Words, normalised."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.word, self.norm = nn.Embedding(64, 32), nn.LayerNorm(32, eps=eps)
+        with torch.no_grad():
+            self.word.weight.mul_(0.01)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        made: Tensor = self.norm(self.word(ids))
+        return made
+
+
+class Stack(nn.Module):
+    """Two layers, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList([Layer(), Layer()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layer:
+            x = layer(x)
+        return x
+
+
+class WithStack(nn.Module):
+    """A table and a stack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.stack = Table(1e-12), Stack()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        made: Tensor = self.stack(self.table(ids))
+        return made
+
+
+class WithoutStack(nn.Module):
+    """The same layers, called by the model itself, behind a table of another eps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.blocks = Table(1e-5), nn.ModuleList([Layer(), Layer()])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.spec("LCL-270")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_module_around_what_the_port_calls_itself_does_not_answer_for_what_it_hands_on(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    target = WithoutStack().to(dtype).eval()
+    accused(tmp_path, WithStack(), target, IDS)
+    found = localize(tmp_path / "ref.h5", tmp_path / "tgt.h5", target_model=Workload(target, (IDS,)))
+    assert [suspect.module for suspect in found.suspects] == ["table.norm"]
+
+
 class Layer(nn.Module):
     """A feed-forward with a scale of each channel behind it."""
 

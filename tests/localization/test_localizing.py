@@ -272,6 +272,33 @@ def test_an_outlier_from_a_rounded_argument_makes_no_suspect(tmp_path: Path) -> 
     assert [one.module for one in found.suspects] == ["2"]
 
 
+class WithFunction(nn.Module):
+    """The same as a block under names of its own, with the quick GELU as a function."""
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        self.scale, self.expand, self.shrink = block.norm, block.fc, block.out
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = self.expand(self.scale(x))
+        made: Tensor = x + self.shrink(wide * torch.sigmoid(1.702 * wide))
+        return made
+
+
+@pytest.mark.spec("DIA-420")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_a_function_of_the_port_was_given_is_known_in_a_replay(tmp_path: Path, dtype: Any) -> None:
+    x, own = torch.randn(32, 8, generator=torch.Generator().manual_seed(1)) * 2, chain(count=3)
+    port = nn.Sequential(*(WithFunction(block) for block in chain(count=3))).eval().to(dtype)
+    capture_workload(Workload(own, (x,)), tmp_path / "ref.h5")
+    capture_workload(Workload(port, (x.to(dtype),)), tmp_path / "tgt.h5")
+    found = localize(tmp_path / "ref.h5", tmp_path / "tgt.h5", reference_model=Workload(own, (x,)))
+    suspect = found.suspects[0]
+    assert suspect.name == "{0-2}.act"
+    assert suspect.diagnosis is not None
+    assert suspect.diagnosis.text.startswith("the target is quick gelu of its input.input")
+
+
 class Renamed(nn.Module):
     """A block's argument under another name."""
 

@@ -12,12 +12,15 @@ from max.graph import TensorType
 
 from tensorcap import MaxModel, Workload, compare, open_archive
 from tensorcap.adapters.max import engine, graph_builder
+from tensorcap.adapters.max.injector import planned
+from tensorcap.adapters.max.trace_events import EnterModule, Event, Leave, LostValue
 from tensorcap.localization import bisect_live
 from tensorcap.port_verification import verify
+from tensorcap.recording import HELD, Substitution
 from tensorcap.rerun import inject
 from tensorcap.session import capture_workload
 from tensorcap_formats.errors import UsageError
-from tests.max.nets import AFTER, ON_CPU, WEIGHTS, X, chain, in_subgraph, with_wrong_first
+from tests.max.nets import AFTER, ON_CPU, WEIGHTS, LastRows, X, chain, in_subgraph, with_wrong_first
 
 pytestmark = pytest.mark.slow
 
@@ -161,6 +164,41 @@ def test_several_runs_of_a_workload_are_injected_step_by_step(model: MaxModel, t
     np.testing.assert_array_equal(found["0/layers.1/output"], 9 * X + 4)
     np.testing.assert_array_equal(found["1/layers.1/output"], 6 * (X + 1) + 4)
     assert WEIGHTS["layers.0.weight"][0] == 2
+
+
+@pytest.mark.spec("MAX-114")
+def test_a_tensor_of_a_computed_size_is_replaced_too(tmp_path: Path) -> None:
+    module = LastRows()
+    module.load_state_dict(WEIGHTS, weight_alignment=1)
+    types = [TensorType(DType.float32, ["rows", 4], ON_CPU)]
+    right = MaxModel(module, input_types=types, control=False)
+    capture_workload(Workload(right, (X,)), tmp_path / "ref.h5", injectable=ROOM)
+    wrong = right.with_weights(with_wrong_first())
+    done = inject(tmp_path / "ref.h5", Workload(wrong, (X,)), tmp_path / "a.h5")
+    assert done.substitution is not None
+    assert {slot.status for slot in done.substitution.slots} == {"injected"}
+    found = values(tmp_path / "a.h5")
+    np.testing.assert_array_equal(found["0/layers.1/input.x"], (3 * X + 1)[1:])  # the natural one
+    np.testing.assert_array_equal(found["0/layers.2/output"], AFTER[2][1:])
+    more = np.concatenate([X, X])  # of the same graph, in another size
+    capture_workload(Workload(right, (more,)), tmp_path / "more.h5", injectable=ROOM)
+    inject(tmp_path / "more.h5", Workload(wrong, (more,)), tmp_path / "b.h5")
+    expected = (24 * more + 17)[1:]
+    np.testing.assert_array_equal(values(tmp_path / "b.h5")["0/layers.2/output"], expected)
+    assert len(right.compiled.graphs) == 1
+
+
+@pytest.mark.spec("INJ-22", "MAX-114")
+def test_a_buffer_that_a_graph_writes_to_is_what_an_object_holds(reference: Path) -> None:
+    """A cache, of which neither run has a record: its call takes place, and nothing is missed."""
+    lost = LostValue("input.cache", "a buffer that the graph writes to", is_held=True)
+    events: list[Event] = [EnterModule("layers.0"), lost, Leave()]
+    with open_archive(reference) as archive:
+        substitution = Substitution(archive, inputs=["layers.0"])
+        substitution.bind({"layers.0": ()})
+        assert list(planned(events, substitution, 0)) == []
+    became = {slot.slot: (slot.status, slot.reason, slot.absent) for slot in substitution.slots}
+    assert became["input.cache"] == ("left", HELD, [])
 
 
 @pytest.mark.spec("MAX-23")

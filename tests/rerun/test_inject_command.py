@@ -141,3 +141,96 @@ def test_what_was_met_and_not_replaced_ends_with_1(code: Path, tmp_path: Path) -
     done = tcap("inject", tmp_path / "ref.h5", "--target-model", f"{two}:twice", "-o", tmp_path / "own.h5")
     assert done.exit_code == 1
     assert "not in the archive: fc/input.input, act/input.input" in done.stderr
+
+
+MASKED = """
+import torch
+from torch import nn
+from tensorcap import Workload
+
+
+class Mix(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.second(self.first(x).tanh())
+
+
+class Blend(Mix):
+    factor = 1.0
+
+    def forward(self, x, mask):
+        return super().forward(x) * self.factor + mask
+
+
+class Trusted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix, self.head = Mix(), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.head(self.mix(x))
+
+
+class Port(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blend, self.head = Blend(), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.head(self.blend(x, torch.zeros(6, 1)))
+
+
+def weights():
+    torch.manual_seed(0)
+    return Trusted().state_dict()
+
+
+X = torch.linspace(-1, 1, 48).reshape(6, 8).cos()
+
+
+def trusted():
+    model = Trusted().eval()
+    model.load_state_dict(weights())
+    return Workload(model, (X,))
+
+
+def port(factor=1.0):
+    model = Port().eval()
+    model.load_state_dict({name.replace("mix", "blend"): weight for name, weight in weights().items()})
+    model.blend.factor = factor
+    return Workload(model, (X,))
+
+
+def wrong():
+    return port(1.5)
+"""
+
+
+@pytest.mark.spec("INJ-22", "INJ-110")
+def test_an_argument_that_the_mapping_explains_is_no_failure_and_one_that_it_does_not_is(
+    tmp_path: Path,
+) -> None:
+    code, reference, own = tmp_path / "masked.py", tmp_path / "ref.h5", tmp_path / "own.h5"
+    code.write_text(MASKED)
+    assert tcap("capture", "torch", f"{code}:trusted", "-o", reference).exit_code == 0
+    right = tcap("inject", reference, "--target-model", f"{code}:port", "-o", own)
+    assert "without a counterpart, which is explained: blend/input.mask" in right.stderr
+    assert "not in the archive" not in right.stderr
+    assert (right.exit_code, tcap("compare", reference, own).exit_code) == (0, 0)
+    with open_archive(own) as run:
+        (slot,) = (s for s in run.run["injected"]["slots"] if s["slot"] == "input.mask")
+    assert slot == {
+        "site": "blend",
+        "slot": "input.mask",
+        "status": "explained",
+        "injected": 0,
+        "archived": 0,
+        "explained": ["0/blend/input.mask"],
+        "reason": "no counterpart was found at mix, and what comes of it agrees",
+    }
+    wrong = tcap("inject", reference, "--target-model", f"{code}:wrong", "-o", tmp_path / "wrong.h5")
+    assert "not in the archive: blend/input.mask" in wrong.stderr
+    assert (wrong.exit_code, tcap("compare", reference, tmp_path / "wrong.h5").exit_code) == (1, 1)

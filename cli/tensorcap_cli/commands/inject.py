@@ -86,6 +86,9 @@ def command(
     If the target has other names or layouts, a mapping is used in reverse: --map, or a computed one. For that
     the target is run once more without injection, unless TGT is the archive of that run.
 
+    What the reference's call is not given, such as a cache that only the target has, is no failure if the
+    mapping explains it: tcap align shows how.
+
     Exit status: 0 all that was asked for was replaced wherever it was called; 1 something was not, or the
     run failed; 2 wrong usage, or a tensor that does not fit; 3 an input file cannot be read.
     """

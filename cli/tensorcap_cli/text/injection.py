@@ -67,6 +67,9 @@ def _lines(done: Capture, substitution: Substitution) -> Iterator[str]:
     yield from (f"cast: {count} {cast}" for cast, count in casts.items())
     yield from _named("never called", [slot for slot in slots if slot.status == "never-called"])
     yield from _named("not in the archive", [slot for slot in slots if slot.absent])
+    if explained := [slot for slot in slots if slot.explained]:
+        names = some([f"{slot.site}/{slot.slot}" for slot in explained], _FEW)
+        yield f"without a counterpart, which is explained: {names}"
     yield from _named("left as it is", [slot for slot in slots if slot.status == "left"])
 
 

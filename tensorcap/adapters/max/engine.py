@@ -21,6 +21,8 @@ try:
         DeviceRef,
         Dim,
         Graph,
+        StaticDim,
+        SymbolicDim,
         TensorType,
         TensorValue,
         Value,
@@ -54,6 +56,8 @@ __all__ = [
     "MaxDType",
     "Model",
     "Module",
+    "StaticDim",
+    "SymbolicDim",
     "TensorType",
     "TensorValue",
     "Value",
@@ -66,6 +70,7 @@ __all__ = [
     "is_subgraph",
     "load_buffer",
     "ops",
+    "size_of",
 ]
 
 
@@ -140,6 +145,16 @@ def in_thread(function: Callable[[], _Result]) -> Callable[[], _Result]:
             return function()
 
     return call
+
+
+def size_of(dim: Any, sizes: Mapping[str, int]) -> int | None:
+    """The size of a dimension, `rows + -1` too, by those of symbols; None if it is not known by them."""
+    text = str(dim)
+    if text in sizes:
+        return sizes[text]
+    if not text.isdigit() and hasattr(dim, "substitute"):
+        text = str(in_thread(lambda: dim.substitute(sizes))())
+    return int(text) if text.isdigit() else None
 
 
 def is_nested(graph: Graph) -> bool:

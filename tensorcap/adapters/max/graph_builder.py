@@ -14,6 +14,8 @@ from tensorcap.adapters.max.engine import (
     Graph,
     InferenceSession,
     MaxDType,
+    StaticDim,
+    SymbolicDim,
     TensorType,
     TensorValue,
     compile_graph,
@@ -59,7 +61,19 @@ class _SwitchInserter:
         if value.device != flag.device:
             flag = flag.to(value.device)
         flag = ops.broadcast_to(ops.reshape(flag, [1] * len(value.shape)), value.shape)
-        return ops.where(flag, self._values[InjectionPoint(name, call, slot)], value)
+        other = self._values[InjectionPoint(name, call, slot)]
+        return ops.where(flag, other if other.shape == value.shape else other.rebind(value.shape), value)
+
+
+def _input_types(points: Mapping[InjectionPoint, TensorType]) -> list[TensorType]:
+    """The types of the inputs at switches; a computed dimension, which no input may have, gets a name."""
+    names: dict[str, str] = {}
+
+    def named(dim: Any) -> Any:
+        is_computed = not isinstance(dim, (StaticDim, SymbolicDim))
+        return names.setdefault(str(dim), f"tensorcap_{len(names)}") if is_computed else dim
+
+    return [TensorType(t.dtype, [named(dim) for dim in t.shape], t.device) for t in points.values()]
 
 
 def build(
@@ -146,7 +160,7 @@ def _trace(
         The graph, the slots of its own outputs, and the names of modules whose weights are not in it.
     """
     flag = TensorType(MaxDType.bool, [], DeviceRef.CPU())
-    types = [*model_inputs.types, *points.values(), *([flag] * len(points))]
+    types = [*model_inputs.types, *_input_types(points), *([flag] * len(points))]
     own = len(model_inputs.types)
     with restore_modules(modules), Graph(type(model.module).__name__, input_types=types) as graph:
         for name, weight in model.module.raw_state_dict().items():

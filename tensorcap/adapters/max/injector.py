@@ -135,10 +135,12 @@ def planned(
                 if leaf.slot.partition(".")[0] != kind or isinstance(leaf, PlainValue):
                     continue
                 key, record = Key(site, leaf.slot, step, call), left.pop(leaf.slot, None)
+                is_held = isinstance(leaf, LostValue) and leaf.is_held
                 if record is None:
-                    substitution.note_absent(key)
+                    substitution.note_absent(key, is_held=is_held)
                 elif not isinstance(leaf, GraphTensor):
-                    substitution.note_left(key, leaf.reason if isinstance(leaf, LostValue) else _ELSEWHERE)
+                    reason = leaf.reason if isinstance(leaf, LostValue) else _ELSEWHERE
+                    substitution.note_left(key, "" if is_held else reason, is_held=is_held)
                 else:
                     yield key, InjectionPoint(name, call, leaf.slot), leaf, record
             for slot in left:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorcap.adapters.max.engine import BufferType, DeviceRef, MaxDType, TensorType
+from tensorcap.adapters.max.engine import BufferType, DeviceRef, MaxDType, TensorType, size_of
 from tensorcap.adapters.max.graph_plan import GraphSource, source_of
 from tensorcap.adapters.max.modules import argument_names, module_of
 from tensorcap.adapters.max.playback import record_array
@@ -93,10 +93,9 @@ class ModelInputs:
 
     def shape_of(self, dims: Sequence[Any]) -> tuple[int, ...] | None:
         """The sizes of dimensions of the graph in this run; None if they depend on what is computed."""
-        texts = [str(dim) for dim in dims]
-        if not all(text.isdigit() or text in self.dims for text in texts):
-            return None
-        return tuple(int(text) if text.isdigit() else self.dims[text] for text in texts)
+        sizes = [size_of(dim, self.dims) for dim in dims]
+        known = tuple(size for size in sizes if size is not None)
+        return known if len(known) == len(sizes) else None
 
 
 def name_arguments(

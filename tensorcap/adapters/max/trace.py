@@ -299,7 +299,7 @@ class Tracer:
     def _leaf_event(self, slot: str, value: Any) -> Event:
         """The event of one leaf, which is added to the outputs of the graph if that is possible."""
         if isinstance(value, BufferValue):
-            return LostValue(slot, "a buffer that the graph writes to, such as a cache")
+            return LostValue(slot, "a buffer that the graph writes to, such as a cache", is_held=True)
         if not isinstance(value, TensorValue):
             return LostValue(slot, f"a {type(value).__name__.lstrip('_')} of the graph")
         try:

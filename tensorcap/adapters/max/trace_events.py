@@ -63,10 +63,11 @@ class PrintedTensor(NamedTuple):
 
 
 class LostValue(NamedTuple):
-    """A leaf that cannot be recorded."""
+    """A leaf that cannot be recorded; `is_held` if runs of the graph go on writing to it, as to a cache."""
 
     slot: str
     reason: str
+    is_held: bool = False
 
 
 Leaf = GraphTensor | PlainValue | SubgraphTensor | PrintedTensor | LostValue

@@ -100,9 +100,10 @@ def match_tokens(mapping: ResolvedMapping) -> ResolvedMapping:
 
 
 def _with_arguments(mapping: ResolvedMapping) -> ResolvedMapping:
-    """Add an entry for each argument of equal names of which the tokens are matched as those of its result.
+    """Add an entry for each argument of which the tokens are matched as those of its result.
 
-    The values of such arguments are no evidence: a tensor of fewer tokens has other statistics.
+    Two arguments belong together if they have one name, or if each is the only one of its call without an
+    entry. Their values are no evidence: a tensor of fewer tokens has other statistics.
     """
     ours, theirs = (_arguments(archive) for archive in (mapping.reference, mapping.target))
     linked = [
@@ -115,13 +116,14 @@ def _with_arguments(mapping: ResolvedMapping) -> ResolvedMapping:
             continue
         sites = {(link.reference[0].key.site, link.target[0].key.site) for link in links}
         for one, other in sorted(sites):
-            for slot in ours.get(one, ()):
-                places = f"{one}/{slot}", f"{other}/{slot}"
-                is_free = not any(place in side for place, side in zip(places, linked, strict=True))
-                if is_free and slot in theirs.get(other, ()):
-                    reason = f"an argument of a result that has {_EXPLANATIONS[entry.token_steps]}"
-                    own = Entry(places[:1], places[1:], steps=entry.steps, evidence="rule", reason=reason)
-                    trial[len(trial)] = own
+            free = [
+                [place for slot in slots.get(site, ()) if (place := f"{site}/{slot}") not in side]
+                for slots, site, side in zip((ours, theirs), (one, other), linked, strict=True)
+            ]
+            for place, partner in _partners(*free):
+                reason = f"an argument of a result that has {_EXPLANATIONS[entry.token_steps]}"
+                own = Entry((place,), (partner,), steps=entry.steps, evidence="rule", reason=reason)
+                trial[len(trial)] = own
     fitting = [trial[number] for number in _find_gathered(trial, mapping)]
     if not fitting:
         return mapping
@@ -137,6 +139,13 @@ def _with_arguments(mapping: ResolvedMapping) -> ResolvedMapping:
     alignment = replace(mapping.alignment, left_over=tuple(left_over))
     entries = (*alignment.entries, *fitting)
     return resolve(replace(alignment, entries=entries), mapping.reference, mapping.target)
+
+
+def _partners(ours: Sequence[str], theirs: Sequence[str]) -> list[tuple[str, str]]:
+    """Pair the places of arguments of two calls: those of equal slots, or the only one of each."""
+    slots = {place.rpartition("/")[2]: place for place in theirs}
+    pairs = [(place, slots[slot]) for place in ours if (slot := place.rpartition("/")[2]) in slots]
+    return pairs or ([(ours[0], theirs[0])] if len(ours) == len(theirs) == 1 else [])
 
 
 def _arguments(archive: Archive) -> dict[str, list[str]]:
