@@ -207,6 +207,10 @@ class Substitution:
                 slot.reason = _NO_MODULE
         return set(self._sites)
 
+    def binds(self, site: str) -> bool:
+        """Whether something may be injected at calls of a site of the model."""
+        return site in self._sites
+
     def planned(self, site: str, step: int, call: int, kind: Kind) -> Mapping[str, Record] | None:
         """The records to inject in one call of a site, by slot; None if none of its slots was asked for."""
         name = self._sites.get(site)
