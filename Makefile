@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := hf,zarr,compress,report
 
-.PHONY: demo pictures test test-slow test-entries test-files fuzz kills test-browser test-downstream test-neuron zoo ablate golden upgrades trained check clean
+.PHONY: demo pictures test test-slow test-entries test-files fuzz kills test-browser test-downstream test-jax test-neuron zoo ablate golden upgrades trained check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -36,6 +36,11 @@ test-files: $(VENV)/.installed-dev
 test-downstream: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[downstream]'
 	$(BIN)/python -m pytest -q tests/equivalence/test_downstream.py
+
+# Models of JAX, of which CI runs none: its packages are 120 MB to download, and 500 MB on the disk.
+test-jax: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[jax]'
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q tests/jax tensorcap/adapters/jax
 
 # Hostile inputs of every reader: make fuzz N=1000000. CI runs 20,000.
 fuzz: $(VENV)/.installed-dev

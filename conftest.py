@@ -150,6 +150,8 @@ NEEDED_BY = {
         "tests/onnx",
     ],
     "onnxruntime": ["tensorcap/adapters/onnx", "tests/onnx"],
+    "jax": ["tensorcap/adapters/jax", "tests/jax"],
+    "flax": ["tests/jax"],
     "coreai_torch": ["tensorcap/adapters/coreai", "tests/coreai"],
     "av": ["tests/max/test_pipelines.py"],
     "max": [

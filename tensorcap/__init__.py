@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tensorcap.adapters.coreai.model import CoreAIModel
+    from tensorcap.adapters.jax.model import JaxModel
     from tensorcap.adapters.max.model import MaxModel
     from tensorcap.adapters.onnx.model import OnnxModel
     from tensorcap.alignment import Aligned, Alignment, align
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 # The names that each module defines
 _NAMES = {
     "tensorcap.adapters.coreai.model": ("CoreAIModel",),
+    "tensorcap.adapters.jax.model": ("JaxModel",),
     "tensorcap.adapters.max.model": ("MaxModel",),
     "tensorcap.adapters.onnx.model": ("OnnxModel",),
     "tensorcap.alignment": ("Aligned", "Alignment", "align"),
@@ -117,6 +119,7 @@ __all__ = [
     "Diagnosis",
     "Difference",
     "Graph",
+    "JaxModel",
     "Key",
     "LiveBisection",
     "Localization",

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _Module = TypeVar("_Module")
 _ADAPTERS: Final = {  # root package of the model's class, or of a base class; sorted
     "coreai": "tensorcap.adapters.coreai.adapter:CoreAIAdapter",
+    "flax": "tensorcap.adapters.jax.adapter:JaxAdapter",
+    "jax": "tensorcap.adapters.jax.adapter:JaxAdapter",
     "max": "tensorcap.adapters.max.adapter:MaxAdapter",
     "onnx": "tensorcap.adapters.onnx.adapter:OnnxAdapter",
     "torch": "tensorcap.adapters.torch.adapter:TorchAdapter",
@@ -42,6 +44,9 @@ _OF_TORCH: Final = {  # what runs as models of torch, by its name, and by the ro
     "neuron": "tensorcap.adapters.neuron.adapter:NeuronAdapter",
     "neuronx_distributed_inference": "tensorcap.adapters.neuron.adapter:NeuronAdapter",
 }
+
+
+_EXTRAS: Final = {"flax": "jax"}  # what is installed for a framework, if it is not called like it
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,12 +523,12 @@ def adapter_named(framework: str) -> Adapter:
     Raises:
         MissingPackageError: The framework is not installed.
     """
-    package = "torch" if framework in _OF_TORCH else framework
+    package = "torch" if framework in _OF_TORCH else _EXTRAS.get(framework, framework)
     module, _, name = {**_ADAPTERS, **_OF_TORCH}[framework].partition(":")
     try:
         return cast("Adapter", getattr(import_module(module), name)())
     except ModuleNotFoundError as error:
-        if error.name not in (package, "torch", "onnxruntime"):  # torch: of which some convert models
+        if error.name not in (package, framework, "torch", "onnxruntime"):  # torch: some convert its models
             raise
         article = "an" if framework == "onnx" else "a"
         raise missing_package(f"capturing {article} {framework} model", error.name, extra=package) from None

@@ -13,7 +13,7 @@ from tensorcap.recording.point import Kind, Phase, Point
 from tensorcap.recording.record_filter import RecordFilter
 from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.errors import TensorcapError, UsageError, WriteError, abbreviate
-from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, inner_site, unescape
+from tensorcap_formats.keys import PROBES, ROOT_SITE, Key, inner_site, module_site, unescape
 from tensorcap_formats.progress import Progress
 
 _FREELY: Final = nullcontext()
@@ -256,6 +256,18 @@ class Recorder:
         """
         with self._lock:
             return self._place(module, point_name, kind)
+
+    def module(self, name: str) -> Point:
+        """The point of a module, of which a framework may know only once it is called.
+
+        Args:
+            name: Its path, unescaped.
+        """
+        with self._lock:
+            if name not in self.points:
+                site = module_site(name)
+                self.points[name] = Point(site, wanted=self._filter.keeps_site(site))
+            return self.points[name]
 
     def _place(self, module: str, point_name: str, kind: Kind) -> Point:
         site = inner_site(module, point_name)

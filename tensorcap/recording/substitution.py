@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from tensorcap.recording.options import as_tuple, parse_steps, span_text
 from tensorcap.recording.record_filter import fits_key
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import Array
+from tensorcap_formats.dtypes import Array, DType, cast
 from tensorcap_formats.errors import TensorcapError, UsageError, no_such_tensor
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
@@ -216,6 +216,10 @@ class Substitution:
                 slot.reason = _NO_MODULE
         return set(self._sites)
 
+    def binds(self, site: str) -> bool:
+        """Whether something may be injected at calls of a site of the model."""
+        return site in self._sites
+
     def planned(self, site: str, step: int, call: int, kind: Kind) -> Mapping[str, Record] | None:
         """The records to inject in one call of a site, by slot; None if none of its slots was asked for."""
         name = self._sites.get(site)
@@ -230,6 +234,32 @@ class Substitution:
         """The values of a record that is to be injected, as they are stored."""
         is_fed = self._fed is not None and record.key.text in self._fed_keys
         return (self._fed if is_fed and self._fed is not None else self.archive).read(record)
+
+    def read_as(
+        self, key: Key, record: Record, dtype: DType, shape: tuple[int, ...] | None
+    ) -> tuple[Array, str]:
+        """The stored elements that are to be injected, in the dtype of the natural tensor.
+
+        Args:
+            key: The key of the natural tensor.
+            record: What takes its place.
+            dtype: Its dtype.
+            shape: Its shape; None if any fits.
+
+        Returns:
+            The elements, and how they were cast, "" if they were not.
+
+        Raises:
+            UsageError: They do not fit.
+        """
+        bits = self.read(record)
+        if shape is not None and bits.shape != shape:
+            raise no_fit(self.archive, key, bits.shape, shape)
+        try:
+            return cast(bits, record.dtype, dtype)
+        except UsageError as error:
+            message = f"{self.archive.path}: {key.text}: does not fit: {error}"
+            raise UsageError(message, hint=error.hint) from None
 
     def may_resize(self, key: Key) -> bool:
         """Whether an archived tensor may have another shape than that of a key: the model is fed it."""

@@ -22,7 +22,8 @@ MODEL_MODULES: Final = {  # a program that imports one of these may have models 
     "max": "max.nn",
     "torch": "torch",
 }
-FRAMEWORKS: Final = ("coreai", "onnx", *MODEL_MODULES)
+FRAMEWORKS: Final = ("coreai", "jax", "onnx", *MODEL_MODULES)
+_EXTRAS: Final = {"flax": "jax", **{name: name for name in FRAMEWORKS}}  # by what a file imports
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def load_file(path: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except ModuleNotFoundError as error:
-        if error.name not in FRAMEWORKS:
+        if error.name not in _EXTRAS:
             raise
-        raise missing_package(f"running {path}", error.name, extra=error.name) from None
+        raise missing_package(f"running {path}", error.name, extra=_EXTRAS[error.name]) from None
     return module

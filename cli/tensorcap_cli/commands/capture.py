@@ -48,6 +48,7 @@ def command() -> None:
         tcap capture max port.py:target -o tgt.h5
         tcap capture coreai net.aimodel --inputs inputs.npz -o tgt.h5
         tcap capture onnx net.onnx --inputs inputs.npz -o tgt.h5
+        tcap capture jax port.py:target -o tgt.h5
         tcap capture neuron port.py:target --tp 2 -o tgt.h5
         tcap capture script -o ref.h5 -- generate.py --prompt "Hello"
 
@@ -253,6 +254,41 @@ def onnx_command(
     _capture("onnx", model, like, options, as_json=as_json)
 
 
+@command.command("jax", cls=Command)
+@click.argument("model", metavar="[MODEL]", required=False)
+@recording_options_of_assets
+@like_option
+@function_options
+def jax_command(
+    model: str | None,
+    *,
+    like: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Capture one run of MODEL, FILE.py:FUNCTION of a model of JAX: a module of Flax, or a function.
+
+    The function returns tensorcap.Workload(model, inputs). The model is a module of flax.nnx, or a
+    tensorcap.JaxModel: of a module of flax.linen and its variables, or of a function and its parameters. Each
+    call of each module is recorded, in what JAX compiles too, and in loops by number.
+
+    
+        tcap capture jax port.py:target -o tgt.h5
+        tcap capture jax port.py:target --like ref.h5 --params -o tgt.h5
+        tcap compare ref.h5 tgt.h5
+
+    A function has no modules: in its code JaxModel.tap("layers.0.attention", x) records a value as the
+    result of one, best by the name that it has in the reference, and tensorcap.probe("scores", x) a value
+    that both sides name.
+
+    --like takes the inputs of an archive. Taps end the fusion of kernels: the model is run without them too,
+    and the distance between both is printed.
+
+    Exit status: as for tcap capture torch.
+    """
+    _capture("jax", model, like, options, as_json=as_json)
+
+
 @command.command("neuron", cls=RanksCommand)
 @click.argument("model", metavar="[MODEL]", required=False)
 @tp_option
@@ -327,7 +363,7 @@ def _capture(
     with ExitStack() as files:
         before = None if like is None else files.enter_context(open_archive(like))
         kept = None if before is None else before.info.scope
-        if kept is not None and framework in ("coreai", "onnx"):
+        if kept is not None and framework in ("coreai", "jax", "onnx"):
             kept = _outermost(kept)
         recording = recording_arguments(options, kept, as_json=as_json)
         recipe, inputs = make_recipe(model, before, options, framework=framework)

@@ -26,8 +26,8 @@ from tensorcap.adapters.max.trace_events import (
     PrintedTensor,
     SubgraphTensor,
 )
-from tensorcap.recording import Kind, Substitution, no_fit
-from tensorcap_formats.dtypes import DTYPES, cast
+from tensorcap.recording import Kind, Substitution
+from tensorcap_formats.dtypes import DTYPES
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key, module_site
 from tensorcap_formats.records import Record
@@ -155,14 +155,8 @@ def read_archived(
     Raises:
         UsageError: It does not fit.
     """
-    archive = substitution.archive
-    bits, logical = substitution.read(record), logical_dtype(dtype)
-    if bits.shape != shape:
-        raise no_fit(archive, key, bits.shape, shape)
-    try:
-        bits, cast_text = cast(bits, record.dtype, logical)
-    except UsageError as error:
-        raise UsageError(f"{archive.path}: {key.text}: does not fit: {error}", hint=error.hint) from None
+    logical = logical_dtype(dtype)
+    bits, cast_text = substitution.read_as(key, record, logical, shape)
     return from_stored(bits, logical), cast_text
 
 

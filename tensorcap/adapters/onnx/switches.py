@@ -18,9 +18,8 @@ from tensorcap.adapters.onnx.boundaries import Boundary
 from tensorcap.adapters.onnx.engine import from_stored, to_runtime
 from tensorcap.adapters.onnx.graph import GraphNode, OnnxGraph, subgraphs_of
 from tensorcap.adapters.onnx.scopes import ROOT, ModuleCall, Scopes
-from tensorcap.recording import Kind, Substitution, no_fit
-from tensorcap_formats.dtypes import Array, DType, cast
-from tensorcap_formats.errors import UsageError
+from tensorcap.recording import Kind, Substitution
+from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.keys import Key, module_site
 from tensorcap_formats.records import Record
 
@@ -214,7 +213,7 @@ def feed_inputs(
             substitution.note_absent(key)
             continue
         shape = None if substitution.may_resize(key) else bits.shape
-        archived, cast_text = _read(substitution, key, record, dtype, shape)
+        archived, cast_text = substitution.read_as(key, record, dtype, shape)
         feed.own[name] = from_stored(archived, dtype, element_type(name) or 0)
         substitution.note_injected(key, cast_text)
     for slot in left:
@@ -285,26 +284,8 @@ def _turn_on(
     if shape is not None and record.shape != shape and substitution.leaves_misfit(key):
         substitution.note_left(key, f"it has the shape {list(record.shape)}, and the model {list(shape)}")
         return
-    bits, cast_text = _read(substitution, key, record, dtype, shape)
+    bits, cast_text = substitution.read_as(key, record, dtype, shape)
     feed.archived[switch.number] = bits, dtype
     feed.values[switch.flag] = on
     feed.values[switch.archived] = from_stored(bits, dtype, kind)
     substitution.note_injected(key, cast_text)
-
-
-def _read(
-    substitution: Substitution, key: Key, record: Record, dtype: DType, shape: tuple[int, ...] | None
-) -> tuple[Array, str]:
-    """Read an archived tensor in a dtype; and how it was cast, "" if it was not.
-
-    Raises:
-        UsageError: It does not fit.
-    """
-    archive = substitution.archive
-    bits = substitution.read(record)
-    if shape is not None and bits.shape != shape:
-        raise no_fit(archive, key, bits.shape, shape)
-    try:
-        return cast(bits, record.dtype, dtype)
-    except UsageError as error:
-        raise UsageError(f"{archive.path}: {key.text}: does not fit: {error}", hint=error.hint) from None
