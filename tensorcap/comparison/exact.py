@@ -321,10 +321,22 @@ def _is_repeated(
     others = [other.target for other in earlier if other.target is not None]
     if tested is None or any((o.dtype, o.shape) != (tested.dtype, tested.shape) for o in others):
         return True  # a cast lies between them
+    if any(_is_rounded(target, tested, other) for other in others):
+        return True
     if not others or any(has_equal_digest(target, target, tested, other) for other in others):
         return True
     padding = left_out(pair.reference) if pair.reference is not None else None
     return any(_has_equal_values(target, tested, other, padding) for other in reversed(others))
+
+
+def _is_rounded(target: Archive, one: Record, other: Record) -> bool:
+    """Whether one of two records is made within a module that rounds its result, the other, to whole steps."""
+    for inner, outer in ((one, other), (other, one)):
+        module = target.info.modules.get(outer.key.site)
+        is_within = is_inner(inner.key) and inner.key.site.partition(":")[0] == outer.key.site
+        if is_within and module is not None and "output_step" in module.settings:
+            return True
+    return False
 
 
 def _has_equal_values(target: Archive, one: Record, other: Record, padding: Array | None) -> bool:

@@ -39,6 +39,19 @@ _STEPS_OF: Final[Mapping[str, tuple[int, int]]] = {  # places of step and zero p
     "QLinearGlobalAveragePool": (3, 4),
     "QLinearConcat": (0, 1),
 }
+_STEPS_GIVEN: Final[Mapping[str, tuple[tuple[int, int, int], ...]]] = {  # a value, its step and zero point
+    "DequantizeLinear": ((0, 1, 2),),
+    "QLinearMatMul": ((0, 1, 2), (3, 4, 5)),
+    "QLinearConv": ((0, 1, 2),),
+    "QGemm": ((0, 1, 2),),
+    "QLinearAdd": ((0, 1, 2), (3, 4, 5)),
+    "QLinearMul": ((0, 1, 2), (3, 4, 5)),
+    "QLinearSoftmax": ((0, 1, 2),),
+    "QLinearSigmoid": ((0, 1, 2),),
+    "QLinearLeakyRelu": ((0, 1, 2),),
+    "QLinearAveragePool": ((0, 1, 2),),
+    "QLinearGlobalAveragePool": ((0, 1, 2),),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,9 +264,9 @@ def _of_operator(
             )
         return
     if op == "Gather" and at(0) in graph.weights:
-        behind = graph.takers.get(node.outputs[0], [])
-        if len(behind) == 1 and behind[0].op.rpartition(".")[2] == "DequantizeLinear":
-            yield 0, replace(_of_dequantiser(graph, behind[0], at(0)), name="weight")
+        steps, zeros = _steps_stated(graph, node.outputs[0])
+        if steps:
+            yield 0, QuantisedWeight("weight", at(0), steps, zeros, 0, graph.number_format(at(0)))
         return
     for form in _WEIGHTS.get(op, ()):
         numbers, zeros = at(form.numbers), at(form.zeros)
@@ -262,6 +275,16 @@ def _of_operator(
             continue
         weight = QuantisedWeight(form.name, numbers, steps, zeros, form.axis, graph.number_format(numbers))
         yield form.numbers, replace(weight, is_transposed=_takes_reversed(node, op, form.numbers))
+
+
+def _steps_stated(graph: OnnxGraph, value: str) -> tuple[str, str]:
+    """Names of the step and the zero point that a node which takes a value has for it; "" if none has."""
+    for taker in graph.takers.get(value, ()):
+        for places in _STEPS_GIVEN.get(taker.op.rpartition(".")[2], ()):
+            names = [taker.inputs[n] if n < taker.own_inputs else "" for n in places]
+            if names[0] == value and all(graph.is_constant(name) for name in names[1:] if name):
+                return names[1], names[2]
+    return "", ""
 
 
 def _factor_behind(graph: OnnxGraph, node: GraphNode) -> str:
@@ -314,19 +337,30 @@ class Grid:
 
 
 def find_grids(graph: OnnxGraph) -> dict[str, Grid]:
-    """The values of a graph that are whole numbers with one constant step, by name."""
+    """The values of a graph that are whole numbers with one constant step, by name.
+
+    It is said by the node that makes a value, or by one that takes it, or it is that of what a node moves.
+    """
     grids: dict[str, Grid] = {}
     for node in graph.nodes:
         op = node.op.rpartition(".")[2]
-        if op in _STEPS_OF:
-            names = [node.inputs[n] if n < node.own_inputs else "" for n in _STEPS_OF[op]]
-            if all(graph.is_constant(name) for name in names if name) and names[0]:
-                step, zero = (graph.floats(name) if name else np.zeros(1) for name in names)
-                if step.size == zero.size == 1:
-                    grids[node.outputs[0]] = Grid(float(step.reshape(())), float(zero.reshape(())))
-        elif op in _KEPT and node.inputs and node.inputs[0] in grids:
+        names = tuple(node.inputs[n] if n < node.own_inputs else "" for n in _STEPS_OF.get(op, ()))
+        if op in _KEPT and node.inputs and node.inputs[0] in grids:
             grids[node.outputs[0]] = grids[node.inputs[0]]
+            continue
+        for name in node.outputs[:1]:
+            grid = _grid(graph, *(names or _steps_stated(graph, name)))
+            if grid is not None:
+                grids[name] = grid
     return grids
+
+
+def _grid(graph: OnnxGraph, steps: str, zeros: str) -> Grid | None:
+    """The grid of one constant step; None if it is none."""
+    if not steps or not all(graph.is_constant(name) for name in (steps, zeros) if name):
+        return None
+    step, zero = (graph.floats(name) if name else np.zeros(1, np.float32) for name in (steps, zeros))
+    return Grid(float(step.reshape(())), float(zero.reshape(()))) if step.size == zero.size == 1 else None
 
 
 def rounded_result(grids: Mapping[str, Grid], nodes: Iterable[GraphNode]) -> float:

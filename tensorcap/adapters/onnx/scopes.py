@@ -26,6 +26,7 @@ _FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _FRAMEWORK: Final = re.compile(r"[/\\]torch[/\\](?:nn|_|export|fx|onnx|utils)")
 _AGAIN: Final = re.compile(r"(.+)_([1-9]\d*)")
 _PARAMETER: Final = re.compile(r"(.+)\.([A-Za-z_]\w*)")
+_ROUNDED: Final = ("QuantizeLinear", "DequantizeLinear")  # of what is made before
 _KEPT: Final = re.compile(r"_(?:quantized|quant|[qQ]\d\w*)$")  # behind the name of a weight in few bits
 
 
@@ -89,6 +90,10 @@ class Scopes:
         for node in graph.nodes:
             if located[node.index] is None:
                 located[node.index] = _by_parameters(node, graph, owners, located)
+        for node in graph.nodes:
+            maker = graph.makers.get(node.inputs[0]) if node.op in _ROUNDED and node.inputs else None
+            if located[node.index] is None and maker is not None and (path := located[maker.index]):
+                located[node.index] = path[0], node.name or node.op
         for node in reversed(graph.nodes):
             if located[node.index] is None or rounds_for_products(node):
                 located[node.index] = _by_neighbours(node, graph, located) or located[node.index]
