@@ -30,7 +30,7 @@ from tensorcap.comparison.weight_rounding import (
     measure_wide,
     unit_of,
 )
-from tensorcap.runs import contents_of, is_parameter
+from tensorcap.runs import contents_of, is_parameter, is_result
 from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -246,6 +246,8 @@ def measure_layers(
             ):
                 results[key] = error
                 predicted[site] = max(error.predicted, predicted.get(site, 0.0))
+            if predicted.get(site) is None and (size := _least_size(target, site)):
+                predicted[site] = step / math.sqrt(12) / size
     return QuantisedLayers(weights, results, predicted, undone, frozenset(folded))
 
 
@@ -479,6 +481,17 @@ def _rounded_results(
         )
 
 
+def _least_size(target: Archive, site: str) -> float:
+    """The least RMS of a module's results of floats; 0 if it is not known."""
+    sizes = [
+        record.statistics.l2 / math.sqrt(record.size)
+        for record in target.records
+        if record.key.site == site and is_result(record.key) and record.dtype.kind == "float"
+        if record.statistics is not None and record.statistics.l2
+    ]
+    return min(sizes, default=0.0)
+
+
 def _layer_error(
     product: _Product,
     reference: Array,
@@ -503,7 +516,8 @@ def _layer_error(
         made = weight.variances @ np.square(x).sum(axis=0)
     inputs = (_input_variances(x, settings)[:, None] * (x != 0)).sum(axis=0)  # zeros are numbers themselves
     made = made + np.square(weight.values) @ inputs
-    if isinstance(step := settings.get("output_step"), float):
+    step = settings.get("output_step")
+    if isinstance(step, float):
         made = made + len(x) * step**2 / 12
     if of_bias is not None:
         made = made + len(x) * np.square(of_bias)
@@ -514,7 +528,7 @@ def _layer_error(
     chance = chance_of(x.shape[1])
     is_of_chance = bool(inputs.any()) or not is_right
     worst = 0.0
-    if not inputs.any():  # of like rows, rounding errors of inputs are alike
+    if not inputs.any() and step is None:  # of like rows, rounding errors of inputs and results are alike
         by_chance = chance_of(min(len(x), x.shape[1]))
         ratios = np.sqrt(squares / np.maximum(made, 1e-300)) / by_chance
         worst = float(ratios.max(initial=0.0))
@@ -526,8 +540,13 @@ def _layer_error(
 
 
 def _input_variances(x: Array, settings: Mapping[str, Any]) -> Array:
-    """The mean squared error of each element of a row that rounding the inputs of a call makes, by row."""
+    """The mean squared error of each element of a row that rounding the inputs of a call makes, by row.
+
+    It is that of `input_step`, or of steps that are made of the inputs of the call.
+    """
     bits = settings.get("input_bits")
+    if isinstance(step := settings.get("input_step"), float):
+        return np.full(len(x), step**2 / 12)
     if not isinstance(bits, int):
         return np.zeros(len(x))
     low, high = np.minimum(x.min(axis=1), 0), np.maximum(x.max(axis=1), 0)

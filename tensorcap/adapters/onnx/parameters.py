@@ -8,7 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from tensorcap.adapters.array_records import record_bits
-from tensorcap.adapters.onnx.quantisation import QuantisedWeight, read_floats, rounded_result, rounds_inputs
+from tensorcap.adapters.onnx.quantisation import (
+    QuantisedWeight,
+    input_rounders,
+    read_floats,
+    result_step,
+    rounded_result,
+    rounds_inputs,
+)
 from tensorcap.adapters.onnx.tap import LoadedModel
 from tensorcap.recording import Call, Recorder, summarize_weight
 from tensorcap_formats.dtypes import bits_of, dtype_of
@@ -45,16 +52,22 @@ def module_settings(loaded: LoadedModel, path: str) -> dict[str, Any]:
     """How a module's weights are kept and its inputs and results rounded (`specs/capture.md`, CAP-330)."""
     weights = loaded.scopes.quantised.get(path, {})
     nodes = [node for call, nodes in loaded.scopes.nodes_of.items() if call.path == path for node in nodes]
-    if not weights:
-        return {}
-    settings: dict[str, Any] = {
-        "dequantised": list(weights),
-        "numbers": {name: weight.number for name, weight in weights.items()},
-        "one_scale": all(loaded.graph.elements(weight.steps).size == 1 for weight in weights.values()),
-    }
-    for node in nodes:
-        settings |= rounds_inputs(loaded.graph, node)
-    if step := rounded_result(loaded.grids, nodes):
+    settings: dict[str, Any] = {}
+    if weights:
+        settings = {
+            "dequantised": list(weights),
+            "numbers": {name: weight.number for name, weight in weights.items()},
+            "one_scale": all(loaded.graph.elements(weight.steps).size == 1 for weight in weights.values()),
+        }
+    within = {node.index for node in nodes}
+    for node in nodes if weights else ():
+        settings |= rounds_inputs(loaded.graph, node, within)
+    if weights:
+        step = rounded_result(loaded.grids, nodes, input_rounders(loaded.graph))
+    else:
+        results = [list(b.outputs.values()) for call, b in loaded.boundaries.items() if call.path == path]
+        step = result_step(loaded.graph, loaded.grids, [names[0] for names in results if names])
+    if step:
         settings["output_step"] = step
     return settings
 

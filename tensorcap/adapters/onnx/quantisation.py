@@ -8,7 +8,7 @@ inputs are rounded at each run a node of its own that rounds them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +25,8 @@ _DYNAMIC: Final = "DynamicQuantizeLinear"
 _INTEGERS: Final = ("MatMulInteger", "ConvInteger")  # whose sums other nodes scale
 _KEPT: Final = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Gather", "Expand")
 _BYTE: Final = 8  # bits
+_STATIC: Final = ("QuantizeLinear", "DequantizeLinear")
+_TAKE_ROUNDED: Final = ("MatMul", "Gemm", "Conv", "ConvTranspose", "QLinearMatMul", "QLinearConv", "QGemm")
 _STEPS_OF: Final[Mapping[str, tuple[int, int]]] = {  # places of step and zero point of the result
     "QuantizeLinear": (1, 2),
     "QLinearMatMul": (6, 7),
@@ -355,7 +357,7 @@ def find_grids(graph: OnnxGraph) -> dict[str, Grid]:
     return grids
 
 
-def _grid(graph: OnnxGraph, steps: str, zeros: str) -> Grid | None:
+def _grid(graph: OnnxGraph, steps: str, zeros: str = "") -> Grid | None:
     """The grid of one constant step; None if it is none."""
     if not steps or not all(graph.is_constant(name) for name in (steps, zeros) if name):
         return None
@@ -363,41 +365,75 @@ def _grid(graph: OnnxGraph, steps: str, zeros: str) -> Grid | None:
     return Grid(float(step.reshape(())), float(zero.reshape(()))) if step.size == zero.size == 1 else None
 
 
-def rounded_result(grids: Mapping[str, Grid], nodes: Iterable[GraphNode]) -> float:
+def rounded_result(grids: Mapping[str, Grid], nodes: Iterable[GraphNode], rounders: Collection[int]) -> float:
     """The step that a result is rounded to if nodes round values after one another: in quadrature.
 
-    0 if none does.
+    0 if none does. Nodes that round inputs of products are none.
     """
     steps = [
         grids[node.outputs[0]].step
         for node in nodes
-        if node.op.rpartition(".")[2] in _STEPS_OF and node.outputs[0] in grids
+        if node.op.rpartition(".")[2] in _STEPS_OF
+        and node.outputs[0] in grids
+        and node.index not in rounders
     ]
     return math.sqrt(sum(step**2 for step in steps))
 
 
-def rounds_inputs(graph: OnnxGraph, node: GraphNode) -> dict[str, Any]:
-    """How a product rounds its inputs at each run, as settings of its module (`specs/capture.md`)."""
+def result_step(graph: OnnxGraph, grids: Mapping[str, Grid], names: Iterable[str]) -> float:
+    """The largest step that some values are rounded to; 0 if one of them is not rounded."""
+    steps = []
+    for name in names:
+        maker = graph.makers.get(name)
+        source = maker.inputs[0] if maker is not None and maker.op == "DequantizeLinear" else name
+        steps.append(grids[source].step if source in grids else 0.0)
+    return max(steps) if steps and all(steps) else 0.0
+
+
+def rounds_inputs(graph: OnnxGraph, node: GraphNode, within: Collection[int]) -> dict[str, Any]:
+    """How a product rounds its inputs, as settings of its module (`specs/capture.md`, CAP-330).
+
+    Args:
+        graph: The graph.
+        node: The product.
+        within: Places of the nodes of its module.
+    """
     op = node.op.rpartition(".")[2]
     if op == "MatMulNBits" and attributes(node).get("accuracy_level", 0) == 4:
         return {"input_bits": 8, "input_rows": True, "input_symmetric": True}
-    if op not in _INPUTS_ROUNDED:
+    maker = graph.makers.get(node.inputs[0]) if node.inputs else None
+    if op in _TAKE_ROUNDED and maker is not None and maker.op == "DequantizeLinear":
+        maker = graph.makers.get(maker.inputs[0])
+    if op == "DynamicQuantizeMatMul":
+        return {"input_bits": _BYTE}
+    if maker is None or maker.index not in within:
         return {}
-    maker = graph.makers.get(node.inputs[0])
-    is_dynamic = op == "DynamicQuantizeMatMul" or (maker is not None and maker.op == _DYNAMIC)
-    return {"input_bits": _BYTE} if is_dynamic else {}
+    if op in _INPUTS_ROUNDED and maker.op == _DYNAMIC:
+        return {"input_bits": _BYTE}
+    grid = _grid(graph, *maker.inputs[1:3]) if maker.op == "QuantizeLinear" and op in _TAKE_ROUNDED else None
+    return {"input_step": grid.step} if grid is not None else {}
 
 
-def rounds_for_products(node: GraphNode) -> bool:
-    """Whether a node rounds, at each run, what products of whole numbers take."""
-    return node.op == _DYNAMIC
+def input_rounders(graph: OnnxGraph) -> frozenset[int]:
+    """Places of the nodes that round what products take, and nothing else does: they are parts of these."""
+    rounders: set[int] = set()
+    for node in reversed(graph.nodes):
+        takers = [taker for name in node.outputs for taker in graph.takers.get(name, ())]
+        if node.op == _DYNAMIC:
+            rounders.add(node.index)
+        elif node.op in _STATIC and takers and not graph.is_constant(node.inputs[0]):
+            if all(taker.index in rounders or taker.op.rpartition(".")[2] in _TAKE_ROUNDED for taker in takers):
+                is_source = node.op == "QuantizeLinear" or graph.makers[node.inputs[0]].op == "QuantizeLinear"
+                rounders.update([node.index] if is_source else [])
+    return frozenset(rounders)
 
 
 def separate_quantisers(model: Any) -> Any:
-    """Give each integer product a `DynamicQuantizeLinear` of its own; the model itself if each has one.
+    """Give each product nodes of its own that round its inputs; the model itself if each has such.
 
     So what a module is given can be replaced for it alone, though the graph rounds it once for all that take
-    it. A product takes the numbers and the zero point; the step is a factor of what its result is multiplied by.
+    it. A product of whole numbers takes the numbers and the zero point of a `DynamicQuantizeLinear`, whose
+    step is a factor of what the result is multiplied by.
     """
     nodes = list(model.graph.node)
     makers = {name: place for place, node in enumerate(nodes) for name in node.output}
@@ -405,33 +441,62 @@ def separate_quantisers(model: Any) -> Any:
     for place, node in enumerate(nodes):
         for name in dict.fromkeys(node.input):
             takers.setdefault(name, []).append(place)
-    products: dict[int, list[list[int]]] = {}
+    groups: dict[tuple[int, ...], list[list[int]]] = {}  # nodes that round, and by product what takes of them
     for place, node in enumerate(nodes):
         maker = makers.get(node.input[0], -1) if node.op_type in _INPUTS_ROUNDED else -1
         if maker >= 0 and nodes[maker].op_type == _DYNAMIC:
             scaling = _scaling(nodes, takers, place, nodes[maker].output[1])
-            products.setdefault(maker, []).append([place, *scaling])
-    if all(len(of_one) < 2 for of_one in products.values()):
+            groups.setdefault((maker,), []).append([place, *scaling])
+        if node.op_type == "QuantizeLinear" and node.input[0] in makers:
+            groups |= _static_groups(nodes, takers, place)
+    if all(len(of_one) < 2 for of_one in groups.values()):
         return model
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     separate = list(copy.graph.node)
     added: dict[int, list[Any]] = {}
-    for maker, of_one in products.items():
+    for rounders, of_one in groups.items():
         for number, places in enumerate(of_one[1:], 1):
-            own = onnx.NodeProto()
-            own.CopyFrom(nodes[maker])
-            own.name = f"{own.name}_{number}"
-            renamed = {name: f"{name}_{number}" for name in own.output if name}
-            own.output[:] = [renamed.get(name, name) for name in own.output]
-            added.setdefault(maker, []).append(own)
+            renamed = {name: f"{name}_{number}" for place in rounders for name in nodes[place].output if name}
+            for place in rounders:
+                own = onnx.NodeProto()
+                own.CopyFrom(nodes[place])
+                own.name = f"{own.name}_{number}"
+                _rename(own, renamed)
+                added.setdefault(rounders[-1], []).append(own)
             for place in places:
-                separate[place].input[:] = [renamed.get(name, name) for name in separate[place].input]
+                _rename(separate[place], renamed, is_maker=False)
     ordered = [each for place, node in enumerate(separate) for each in (node, *added.get(place, ()))]
     ordered = [onnx.NodeProto.FromString(node.SerializeToString()) for node in ordered]
     del copy.graph.node[:]
     copy.graph.node.extend(ordered)
     return copy
+
+
+def _rename(node: Any, names: Mapping[str, str], *, is_maker: bool = True) -> None:
+    node.input[:] = [names.get(name, name) for name in node.input]
+    if is_maker:
+        node.output[:] = [names.get(name, name) for name in node.output]
+
+
+def _static_groups(
+    nodes: list[Any], takers: Mapping[str, list[int]], place: int
+) -> dict[tuple[int, ...], list[list[int]]]:
+    """The products for which a `QuantizeLinear` rounds, itself or with a `DequantizeLinear` behind it.
+
+    Nothing, if something else takes what it makes.
+    """
+    behind = takers.get(nodes[place].output[0], [])
+    dequantisers = [other for other in behind if nodes[other].op_type == "DequantizeLinear"]
+    if len(dequantisers) == len(behind) == 1:
+        last = dequantisers[0]
+        products = takers.get(nodes[last].output[0], [])
+        rounders: tuple[int, ...] = (place, last)
+    else:
+        rounders, products = (place,), behind
+    if any(nodes[other].op_type not in _TAKE_ROUNDED for other in products):
+        return {}
+    return {rounders: [[other] for other in products]}
 
 
 def _scaling(nodes: list[Any], takers: Mapping[str, list[int]], product: int, step: str) -> Iterator[int]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tensorcap.adapters.onnx.graph import GraphNode, OnnxGraph
-from tensorcap.adapters.onnx.quantisation import QuantisedWeight, find_weights, rounds_for_products
+from tensorcap.adapters.onnx.quantisation import QuantisedWeight, find_weights, input_rounders
 
 _SCOPES: Final = "pkg.torch.onnx.name_scopes"
 _CLASSES: Final = "pkg.torch.onnx.class_hierarchy"
@@ -85,6 +85,7 @@ class Scopes:
         """
         self._graph = graph
         self._weights = find_weights(graph)
+        rounders = input_rounders(graph)
         located = [_located(node) for node in graph.nodes]
         owners = _owners(graph)
         for node in graph.nodes:
@@ -95,8 +96,10 @@ class Scopes:
             if located[node.index] is None and maker is not None and (path := located[maker.index]):
                 located[node.index] = path[0], node.name or node.op
         for node in reversed(graph.nodes):
-            if located[node.index] is None or rounds_for_products(node):
-                located[node.index] = _by_neighbours(node, graph, located) or located[node.index]
+            is_rounder = node.index in rounders
+            if located[node.index] is None or is_rounder:
+                path = _by_neighbours(node, graph, located, is_rounder=is_rounder)
+                located[node.index] = path or located[node.index]
         paths = [path or ((), node.name or node.op) for path, node in zip(located, graph.nodes, strict=True)]
         calls = _calls([path for path, _ in paths], owners, graph)
         self.nodes = tuple(
@@ -274,11 +277,15 @@ def _by_parameters(
 
 
 def _by_neighbours(
-    node: GraphNode, graph: OnnxGraph, located: Sequence[tuple[tuple[str, ...], str] | None]
+    node: GraphNode,
+    graph: OnnxGraph,
+    located: Sequence[tuple[tuple[str, ...], str] | None],
+    *,
+    is_rounder: bool,
 ) -> tuple[tuple[str, ...], str] | None:
     """The innermost module around all that take what a node makes; None if they are not located.
 
-    Of a node that takes more than constants, and does not round what products take, its own inputs have to
+    Of a node that takes more than constants, and does not round what products take (`is_rounder`), its own inputs have to
     come of that module too, or be what it takes from outside: else it lies where nothing is known.
     """
     takers = {taker.index for name in node.outputs for taker in graph.takers.get(name, ())}
@@ -286,7 +293,7 @@ def _by_neighbours(
     if not around or any(each is None for each in around) or any(name in graph.outputs for name in node.outputs):
         return None
     paths = _common([each[0] for each in around if each is not None])
-    if not rounds_for_products(node) and not all(graph.is_constant(name) for name in node.inputs if name):
+    if not is_rounder and not all(graph.is_constant(name) for name in node.inputs if name):
         makers = [graph.makers[name] for name in node.inputs if name in graph.makers]
         made_in = [located[maker.index] for maker in makers]
         if not made_in or any(each is None or each[0] != paths for each in made_in):
