@@ -7,7 +7,7 @@ reduced to the tokens that both sides have, `OrderedArchive` the reference in th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -21,7 +21,7 @@ from tensorcap.alignment.links import Link
 from tensorcap.alignment.mapping import Alignment, LeftOver, layout_texts
 from tensorcap.alignment.resolution import ResolvedMapping
 from tensorcap.alignment.tokens import Gather, TokenAxes
-from tensorcap.runs import is_fact
+from tensorcap.runs import BESIDE_WEIGHT, is_fact, is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, dtype_of
 from tensorcap_formats.errors import ReadError, UsageError
@@ -67,10 +67,12 @@ class MappedArchive(ArchiveView):
         records, sources = self._linked(links)
         taken = set(sources)
         used = {source.key.text for behind in sources.values() for source in behind}
+        beside = dict(self._kept_beside())
         for record in target.records:
             if record.key.text in used:
                 continue
-            key = _elsewhere(record.key) if record.key.text in taken else record.key
+            key = beside.get(record.key.text, record.key)
+            key = _elsewhere(record.key) if key.text in taken else key
             records.append(replace(record, key=key))
             sources[key.text] = (record,)
         records.sort(key=lambda record: record.order)
@@ -115,6 +117,15 @@ class MappedArchive(ArchiveView):
                     sources[text] = link.target
                     records.append(_computed_record(link.target, own.key, dtype, shape))
         return records, sources
+
+    def _kept_beside(self) -> Iterator[tuple[str, Key]]:
+        """Yield the key of what a weight in few bits is kept as (CAP-330), and that beside the reference's."""
+        for link in self.links.values():
+            if link.is_renaming and is_parameter(link.target[0].key):
+                for theirs, ours in zip(link.target, link.reference, strict=True):
+                    for end in BESIDE_WEIGHT:
+                        own = replace(theirs.key, slot=theirs.key.slot + end)
+                        yield own.text, replace(ours.key, slot=ours.key.slot + end)
 
     def remark(self, record: Record) -> str:
         """What is to be known of the tensors behind it, and of what the link does to them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -18,7 +18,7 @@ import numpy as np
 from tensorcap.comparison.pair import Decision, Finding, Pair, Status, decide
 from tensorcap.comparison.thresholds import Thresholds
 from tensorcap.metrics import Tolerance
-from tensorcap.runs import is_inner, is_parameter
+from tensorcap.runs import is_inner, is_parameter, is_result
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.errors import ReadError
@@ -250,6 +250,7 @@ def attends(archive: Archive, record: Record) -> Array | None:
 
 
 _LEAST: Final = 16  # elements: fewer are equal by chance
+_HALF: Final = 0.501  # of a step, and what float32 adds
 _MASKED: Final = -1e4  # and lower, beside zeros: a mask that is added
 _OPEN: Final[tuple[Status, ...]] = ("within-rounding", "unjudged", "suspect", "diverged")
 # Experts are given the same rows wherever the same tokens chose them
@@ -279,6 +280,7 @@ def judge_pass_through(
         All pairs in their order; those that repeat an earlier one in the reference alone are `diverged`.
     """
     broken: dict[str, Pair] = {}
+    steps = _rounded_steps(target)
     earlier: dict[tuple[object, ...], list[Pair]] = {}
     counts = Counter(pair.reference.digest for pair in pairs if pair.reference is not None)
     repeated = [p for p in pairs if p.reference is not None and counts[p.reference.digest] > 1]
@@ -290,7 +292,7 @@ def judge_pass_through(
             continue
         is_open &= all(finding.test != "quantisation" for finding in pair.findings)  # it rounds on purpose
         agreeing = [other for other in same if other.is_green]  # else it may be another tensor in the target
-        if agreeing and is_open and not _is_repeated(target, pair, agreeing, left_out):
+        if agreeing and is_open and not _is_repeated(target, pair, agreeing, left_out, steps):
             text = f"equal to {agreeing[-1].key} in the reference, not in the target"
             finding = Finding("pass_through", 1, 0, "diverged", text)
             findings = (finding, *pair.findings)
@@ -326,7 +328,11 @@ def _is_unique(reference: Archive, record: Record) -> bool:
 
 
 def _is_repeated(
-    target: Archive, pair: Pair, earlier: Sequence[Pair], left_out: Callable[[Record], Array | None]
+    target: Archive,
+    pair: Pair,
+    earlier: Sequence[Pair],
+    left_out: Callable[[Record], Array | None],
+    steps: Mapping[str, float],
 ) -> bool:
     """Whether a target's record is equal to an earlier one, as far as that is known."""
     tested = pair.target
@@ -336,7 +342,33 @@ def _is_repeated(
     if not others or any(has_equal_digest(target, target, tested, other) for other in others):
         return True
     padding = left_out(pair.reference) if pair.reference is not None else None
-    return any(_has_equal_values(target, tested, other, padding) for other in reversed(others))
+    return any(
+        _has_equal_values(target, tested, other, padding) or _is_rounded(target, tested, other, steps)
+        for other in reversed(others)
+    )
+
+
+def _rounded_steps(target: Archive) -> dict[str, float]:
+    """The step of each tensor that a module rounded to whole steps, by digest."""
+    steps = {
+        site: step
+        for site, module in target.info.modules.items()
+        if isinstance(step := module.settings.get("output_step"), float)
+    }
+    records = target.records if steps else ()
+    return {r.digest: steps[r.key.site] for r in records if r.key.site in steps and is_result(r.key)}
+
+
+def _is_rounded(target: Archive, one: Record, other: Record, steps: Mapping[str, float]) -> bool:
+    """Whether one of two tensors is the other, rounded to whole steps by the module that made it."""
+    step = max(steps.get(one.digest, 0.0), steps.get(other.digest, 0.0))
+    if not step or not (one.stored and other.stored) or one.shape != other.shape:
+        return False
+    try:
+        apart = np.abs(target.load(one).astype(np.float64) - target.load(other).astype(np.float64))
+    except OSError:  # the pair is unreadable
+        return False
+    return bool((apart <= step * _HALF).all())
 
 
 def _has_equal_values(target: Archive, one: Record, other: Record, padding: Array | None) -> bool:

@@ -27,9 +27,10 @@ from tensorcap.comparison.weight_rounding import (
     find_numbers,
     levels_of,
     measure_rounding,
+    measure_wide,
     unit_of,
 )
-from tensorcap.runs import contents_of, is_parameter
+from tensorcap.runs import contents_of, is_parameter, is_result
 from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -44,6 +45,9 @@ _ROUNDINGS: Final = 3.0  # of the runs' precision, that a layer may add besides
 _ALIKE: Final = 0.1  # by which fitted factors may be off, relative
 _MOST: Final = 0.98  # of the columns have to have such factors
 _FOLDED: Final = "each column times a number that its input is divided by"
+_WHOLE: Final = ("int", "uint")  # kinds of dtypes
+_WIDE: Final = ("int16", "uint16", "int32")  # formats of numbers that are too many to be told apart by values
+_BIAS: Final = "param.bias"
 _NAMED: Final = 0.5  # of the error that another reading may leave, to be what is wrong
 
 
@@ -207,12 +211,16 @@ def measure_layers(
         try:
             trusted = _floats(reference, records[0])
             module = target.info.modules.get(site)
+            if trusted is not None and (rounding := _wide_rounding(target, records[1], theirs, module, trusted)):
+                weights[records[0].key.text] = rounding
+                continue
             weight = _numbers(target, records[1], theirs, module, name)
             if trusted is None or weight is None:
                 continue
             weight = _with_unit(weight, precision)
             both = given.get(site, {}), made.get(site, {})
             products = list(_products(reference, target, trusted, *both, injected))
+            rows = list(_looked_up(reference, target, site, trusted))
         except (OSError, ReadError):  # the comparison says so
             continue
         inputs = products[0].x if products else None
@@ -232,9 +240,15 @@ def measure_layers(
                 is_right = True
             else:
                 trusted = trusted / factors
+        sides = (ours.get((site, _BIAS)), theirs.get((site, _BIAS)))
+        of_bias = _bias_error(reference, target, *sides) if _is_right(weights, sides[0]) else None
         for product in products:
-            error = _layer_error(product, trusted, weight, module, precision, is_right=is_right)
+            error = _layer_error(product, trusted, weight, module, precision, of_bias, is_right=is_right)
             results[product.key] = error
+            predicted[site] = max(error.predicted, predicted.get(site, 0.0))
+        for key, places, values in rows:
+            error = _row_error(places, values, trusted, weight, module, is_right=is_right)
+            results[key] = error
             predicted[site] = max(error.predicted, predicted.get(site, 0.0))
     for site, step in steps.items():
         if all(site != other for other, _ in packed):
@@ -243,7 +257,25 @@ def measure_layers(
             ):
                 results[key] = error
                 predicted[site] = max(error.predicted, predicted.get(site, 0.0))
+            if predicted.get(site) is None and (size := _least_size(target, site)):
+                predicted[site] = step / math.sqrt(12) / size
     return QuantisedLayers(weights, results, predicted, undone, frozenset(folded), rounded_to)
+
+
+def _is_right(weights: Mapping[str, QuantisedWeight], record: Record | None) -> bool:
+    """Whether a weight is in few bits, and the reference's, rounded."""
+    judged = None if record is None else weights.get(record.key.text)
+    return judged is not None and judged.finding.status == "within-rounding"
+
+
+def _bias_error(
+    reference: Archive, target: Archive, ours: Record | None, theirs: Record | None
+) -> Array | None:
+    """What a bias in few bits is off by, `[outputs]`; None if it is not known."""
+    if ours is None or theirs is None or ours.shape != theirs.shape:
+        return None
+    sides = _floats(reference, ours), _floats(target, theirs)
+    return None if sides[0] is None or sides[1] is None else sides[1] - sides[0]
 
 
 def judge_quantised_weight(
@@ -340,6 +372,53 @@ def _products(
         yield _Product(call.output.key.text, x_target, y_target, x_target @ weight.T + bias, bias, x)
 
 
+def _looked_up(
+    reference: Archive, target: Archive, site: str, weight: Array
+) -> Iterator[tuple[str, Array, Array]]:
+    """Yield the calls of a table, as an embedding: the key of a result, which rows it has, and the target's."""
+    if weight.ndim != 2:
+        return
+    records = [r for r in reference.records if r.key.site == site and r.stored]
+    given = {_place(r.key): r for r in records if r.key.slot.startswith("input") and r.dtype.kind in _WHOLE}
+    for record in records:
+        text = record.key.text
+        places, own = given.get(_place(record.key)), target.get(text) if text in target else None
+        if not record.key.slot.startswith("output") or places is None or own is None or not own.stored:
+            continue
+        values, theirs = _floats(reference, record), _floats(target, own)
+        rows = reference.load(places).reshape(-1).astype(np.int64)
+        if values is None or theirs is None or values.shape != theirs.shape or not rows.size:
+            continue
+        if values.shape[-1] != weight.shape[1] or values.size != rows.size * weight.shape[1]:
+            continue
+        values, theirs = (side.reshape(-1, weight.shape[1])[:_MOST_ROWS] for side in (values, theirs))
+        rows = rows[:_MOST_ROWS]
+        if 0 <= rows.min() and rows.max() < len(weight) and np.array_equal(values, weight[rows]):
+            yield record.key.text, rows, theirs
+
+
+def _row_error(
+    rows: Array,
+    values: Array,
+    reference: Array,
+    weight: WeightNumbers,
+    module: ModuleInfo | None,
+    *,
+    is_right: bool,
+) -> LayerError:
+    """The own error of a table's result beside what rounding the table predicts, which is known exactly."""
+    wanted = reference[rows]
+    made = np.square(weight.values[rows] - wanted) if is_right else weight.variances[rows]
+    squares = float(made.sum())
+    step = module.settings.get("output_step") if module is not None else None
+    if isinstance(step, float):
+        squares += wanted.size * step**2 / 12
+    size = max(float(np.linalg.norm(wanted)), 1e-300)
+    own = float(np.linalg.norm(values - wanted)) / size
+    chance = 1.0 if is_right and step is None else chance_of(wanted.size)
+    return LayerError(own, math.sqrt(squares) / size, 0.0, weight.text, chance=chance)
+
+
 def _column_factors(reference: Array, weight: WeightNumbers, product: _Product) -> Array | None:
     """The numbers that columns of a weight were multiplied by before it was rounded; None if there are none.
 
@@ -413,19 +492,32 @@ def _rounded_results(
         )
 
 
+def _least_size(target: Archive, site: str) -> float:
+    """The least RMS of a module's results of floats; 0 if it is not known."""
+    sizes = [
+        record.statistics.l2 / math.sqrt(record.size)
+        for record in target.records
+        if record.key.site == site and is_result(record.key) and record.dtype.kind == "float"
+        if record.statistics is not None and record.statistics.l2
+    ]
+    return min(sizes, default=0.0)
+
+
 def _layer_error(
     product: _Product,
     reference: Array,
     weight: WeightNumbers,
     module: ModuleInfo | None,
     precision: Precision | None,
+    of_bias: Array | None,
     *,
     is_right: bool,
 ) -> LayerError:
     """The own error of a call beside what rounding predicts.
 
     That is what the errors of the weight make of the input, or, if it is not the reference's rounded, what
-    independent errors of rounding would; and in quadrature what rounding inputs and results adds.
+    independent errors of rounding would; and in quadrature what rounding inputs and results adds, and what
+    the bias is off by if that is rounded.
     """
     x, own = product.x, product.y - product.wanted
     settings = module.settings if module is not None else {}
@@ -435,8 +527,11 @@ def _layer_error(
         made = weight.variances @ np.square(x).sum(axis=0)
     inputs = (_input_variances(x, settings)[:, None] * (x != 0)).sum(axis=0)  # zeros are numbers themselves
     made = made + np.square(weight.values) @ inputs
-    if isinstance(step := settings.get("output_step"), float):
+    step = settings.get("output_step")
+    if isinstance(step, float):
         made = made + len(x) * step**2 / 12
+    if of_bias is not None:
+        made = made + len(x) * np.square(of_bias)
     noise = _ROUNDINGS * POLICY.noise(precision or POLICY.precision("float32"))
     made = made + np.square(product.wanted).sum(axis=0) * noise**2
     squares = np.square(own).sum(axis=0)
@@ -444,7 +539,7 @@ def _layer_error(
     chance = chance_of(x.shape[1])
     is_of_chance = bool(inputs.any()) or not is_right
     worst = 0.0
-    if not inputs.any():  # of like rows, rounding errors of inputs are alike
+    if not inputs.any() and step is None:  # of like rows, rounding errors of inputs and results are alike
         by_chance = chance_of(min(len(x), x.shape[1]))
         ratios = np.sqrt(squares / np.maximum(made, 1e-300)) / by_chance
         worst = float(ratios.max(initial=0.0))
@@ -456,8 +551,13 @@ def _layer_error(
 
 
 def _input_variances(x: Array, settings: Mapping[str, Any]) -> Array:
-    """The mean squared error of each element of a row that rounding the inputs of a call makes, by row."""
+    """The mean squared error of each element of a row that rounding the inputs of a call makes, by row.
+
+    It is that of `input_step`, or of steps that are made of the inputs of the call.
+    """
     bits = settings.get("input_bits")
+    if isinstance(step := settings.get("input_step"), float):
+        return np.full(len(x), step**2 / 12)
     if not isinstance(bits, int):
         return np.zeros(len(x))
     low, high = np.minimum(x.min(axis=1), 0), np.maximum(x.max(axis=1), 0)
@@ -486,6 +586,26 @@ def _describe_result(product: _Product, weight: WeightNumbers, *, has_rounded_in
         if np.linalg.norm(other - other.mean(axis=0)) <= _NAMED * own:
             return f"it is what its weight makes {text}"
     return "" if has_rounded_inputs else "it is not what its own weight makes of its input"
+
+
+def _wide_rounding(
+    target: Archive,
+    record: Record,
+    parameters: Mapping[tuple[str, str], Record],
+    module: ModuleInfo | None,
+    reference: Array,
+) -> QuantisedWeight | None:
+    """A bias of 16 or 32 bits held against the reference's; None if it is none."""
+    name = unescape(record.key.slot.partition(".")[2])
+    named = module.settings.get("numbers") if module is not None else None
+    number = named.get(name) if isinstance(named, Mapping) else None
+    beside = parameters.get((record.key.site, f"{record.key.slot}_step"))
+    if number not in _WIDE or beside is None:
+        return None
+    values, steps = _floats(target, record), _floats(target, beside)
+    if values is None or steps is None or steps.ndim != values.ndim:
+        return None
+    return QuantisedWeight(f"{number}", measure_wide(reference, values, steps))
 
 
 def _numbers(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tensorcap.comparison.policy import POLICY, Precision
+from tensorcap.runs import BESIDE_WEIGHT
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.keys import escape
 from tensorcap_formats.records import Record
@@ -24,7 +25,6 @@ _BITS_OF: Final[Mapping[str, int]] = {  # formats of numbers that have fewer tha
     **{f"{kind}{bits}": bits for kind in _WHOLE for bits in range(2, 8)},
     **dict.fromkeys(("MXFP4", "nf4", "fp4"), 4),
 }
-_BESIDE: Final = ("_packed", "_step", "_zero")  # behind the slot of a weight: how it is kept
 _COMMON: Final = (8, 4, 3, 2)  # bits of a weight
 _MATRIX: Final = 2  # axes
 _PEAK: Final = 4.0  # largest weight of a group over their RMS: of 64 to 16,384 normal values 2.5 to 4.2
@@ -154,7 +154,7 @@ def packed_weights(run: RunInfo) -> set[tuple[str, str]]:
 
 def kept_beside(run: RunInfo) -> set[tuple[str, str]]:
     """Return site and slot of what is recorded of weights in few bits beside their floats (CAP-290)."""
-    return {(site, f"param.{escape(name)}{end}") for site, name in packed_weights(run) for end in _BESIDE}
+    return {(site, f"param.{escape(name)}{end}") for site, name in packed_weights(run) for end in BESIDE_WEIGHT}
 
 
 def _product_errors(

@@ -267,6 +267,21 @@ def measure_rounding(reference: Array, weight: WeightNumbers, inputs: Array | No
     return Rounding(_ratio(*totals), worst, beyond, is_nearest, feedback)
 
 
+def measure_wide(reference: Array, values: Array, steps: Array) -> Rounding:
+    """Measure how numbers of 16 bits or more lie to the reference's, none of which is cut off.
+
+    Args:
+        reference: float64.
+        values: The target's, likewise.
+        steps: What its numbers are multiplied by, one for each block.
+    """
+    wide = spread(steps, values.shape)
+    errors = values - reference
+    slack = _SLACK * wide + UNIT_ROUNDOFFS["float32"] * np.abs(reference)
+    is_nearest = bool((np.abs(errors) <= wide / 2 + slack).all())
+    return Rounding(_ratio(float(np.square(errors).sum()), float(np.square(wide).sum() / 12)), 0.0, 0, is_nearest)
+
+
 def chance_of(count: int) -> float:
     """How many times what is expected the RMS of so many errors may be by chance."""
     return math.sqrt(1 + _SPREAD / math.sqrt(max(1, count)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from tensorcap.adapters.onnx.engine import ONNX_VERSION, VERSION
 from tensorcap.adapters.onnx.model import OnnxModel
-from tensorcap.adapters.onnx.parameters import describe_parameters
+from tensorcap.adapters.onnx.parameters import describe_parameters, module_settings
 from tensorcap.adapters.onnx.tap import LoadedModel
 from tensorcap.workload import redact
 
@@ -46,10 +46,16 @@ def describe(model: OnnxModel, *, digests: bool = False) -> dict[str, Any]:
                 "class": name,
                 "parameters": describe_parameters(loaded, path, digests=digests),
                 "training": False,
+                **_settings(loaded, path),
             }
             for path, name in loaded.scopes.classes.items()
         ],
     }
+
+
+def _settings(loaded: LoadedModel, path: str) -> dict[str, Any]:
+    settings = module_settings(loaded, path)
+    return {"settings": settings} if settings else {}
 
 
 def main_dtype(loaded: LoadedModel) -> str | None:

@@ -14,11 +14,12 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, TensorProto
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from tensorcap.adapters.input_arrays import InputKind
 from tensorcap.adapters.onnx.engine import PACKED, from_stored, type_name
-from tensorcap_formats.dtypes import Array, DType
+from tensorcap.adapters.onnx.quantisation import separate_quantisers
+from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.errors import CorruptArchiveError, UsageError, abbreviate
 from tensorcap_formats.foreign.onnx_file import foreign_tensor, load_onnx
 from tensorcap_formats.foreign_archive import ForeignTensor
@@ -73,7 +74,8 @@ class OnnxGraph:
 
     Attributes:
         path: The file.
-        proto: The model without the weights that are kept apart.
+        plain: The model without the weights that are kept apart.
+        proto: The same, each integer product with a node of its own that rounds its inputs.
         nodes: All but constants, in an order of execution: that of the file, if it is one.
         constants: Nodes that make a constant, by the name of that.
         weights: Initialisers by name.
@@ -93,8 +95,8 @@ class OnnxGraph:
             UsageError: It has no nodes, or its nodes depend on each other in a ring.
         """
         self.path = path
-        self.proto = load_onnx(path)
-        graph = self.proto.graph
+        self.plain = load_onnx(path)
+        graph = self.plain.graph
         if not graph.node:
             raise UsageError(f"{path}: the model has no nodes, expected at least one to capture")
         self.weights: dict[str, ForeignTensor] = {}
@@ -102,6 +104,8 @@ class OnnxGraph:
         self._kept: dict[str, tuple[Array, DType]] = {}
         for stored in graph.initializer:
             self._take(stored)
+        self.proto = separate_quantisers(self.plain)
+        graph = self.proto.graph
         self.inputs = {
             each.name: _input_kind(path, each) for each in graph.input if each.name not in self.weights
         }
@@ -129,6 +133,25 @@ class OnnxGraph:
         flat = np.empty(int(np.prod(tensor.shape, dtype=np.int64)), tensor.dtype.storage)
         tensor.read(0, flat)
         return flat.reshape(tensor.shape), tensor.dtype
+
+    def elements(self, name: str) -> Array:
+        """The values of an initialiser or a constant, exactly: of numbers in few bits, each in a byte."""
+        if name in self.weights:
+            return decode(*self.read(name))
+        value = helper.get_attribute_value(self.constants[name].attribute[0])
+        return numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value)
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of an initialiser or a constant."""
+        return self.weights[name].shape if name in self.weights else self.elements(name).shape
+
+    def floats(self, name: str) -> Array:
+        """The same in float32."""
+        return self.elements(name).astype(np.float32)
+
+    def number_format(self, name: str) -> str:
+        """The format of the elements of an initialiser or a constant: `int8`, `uint4`, `float8_e4m3fn`."""
+        return self.weights[name].dtype.name if name in self.weights else str(self.elements(name).dtype)
 
     @cached_property
     def by_value(self) -> frozenset[str]:

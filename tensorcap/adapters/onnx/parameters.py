@@ -1,12 +1,24 @@
-"""Initialisers as parameters of modules: their records, and their digests in a description."""
+"""Initialisers as parameters of modules: their records, and their digests in a description.
+
+Weights in few bits are recorded as floats, with their steps and zero points beside them.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tensorcap.adapters.array_records import record_bits
+from tensorcap.adapters.onnx.quantisation import (
+    QuantisedWeight,
+    input_rounders,
+    read_floats,
+    result_step,
+    rounded_result,
+    rounds_inputs,
+)
 from tensorcap.adapters.onnx.tap import LoadedModel
 from tensorcap.recording import Call, Recorder, summarize_weight
+from tensorcap_formats.dtypes import bits_of, dtype_of
 from tensorcap_formats.keys import escape
 
 
@@ -18,6 +30,46 @@ def record_parameters(loaded: LoadedModel, recorder: Recorder) -> None:
             slot = f"param.{escape(own)}"
             if recorder.wants(call, slot):
                 record_bits(recorder, call, slot, *loaded.graph.read(name))
+    for path, weights in loaded.scopes.quantised.items():
+        call = Call(recorder.points[path], 0, 0, is_of_run=True)
+        for own, weight in weights.items():
+            _record_weight(loaded, recorder, call, f"param.{escape(own)}", weight)
+
+
+def _record_weight(
+    loaded: LoadedModel, recorder: Recorder, call: Call, slot: str, weight: QuantisedWeight
+) -> None:
+    """Record a weight in few bits as floats, and its steps and zero points."""
+    if not recorder.wants(call, slot):
+        return
+    floats = read_floats(loaded.graph, weight)
+    for end, side in (("", floats.values), ("_step", floats.steps), ("_zero", floats.zeros)):
+        if side is not None and recorder.wants(call, slot + end):
+            record_bits(recorder, call, slot + end, bits_of(side), dtype_of(side))
+
+
+def module_settings(loaded: LoadedModel, path: str) -> dict[str, Any]:
+    """How a module's weights are kept and its inputs and results rounded (`specs/capture.md`, CAP-330)."""
+    weights = loaded.scopes.quantised.get(path, {})
+    nodes = [node for call, nodes in loaded.scopes.nodes_of.items() if call.path == path for node in nodes]
+    settings: dict[str, Any] = {}
+    if weights:
+        settings = {
+            "dequantised": list(weights),
+            "numbers": {name: weight.number for name, weight in weights.items()},
+            "one_scale": all(loaded.graph.elements(weight.steps).size == 1 for weight in weights.values()),
+        }
+    within = {node.index for node in nodes}
+    for node in nodes if weights else ():
+        settings |= rounds_inputs(loaded.graph, node, within)
+    if weights:
+        step = rounded_result(loaded.grids, nodes, input_rounders(loaded.graph))
+    else:
+        results = [list(b.outputs.values()) for call, b in loaded.boundaries.items() if call.path == path]
+        step = result_step(loaded.graph, loaded.grids, [names[0] for names in results if names])
+    if step:
+        settings["output_step"] = step
+    return settings
 
 
 def describe_parameters(loaded: LoadedModel, path: str, *, digests: bool) -> dict[str, dict[str, Any]]:
@@ -28,4 +80,8 @@ def describe_parameters(loaded: LoadedModel, path: str, *, digests: bool) -> dic
         entries[own] = {"shape": list(tensor.shape), "dtype": tensor.dtype.name}
         if digests:
             entries[own] |= summarize_weight(*loaded.graph.read(name))
+    for own, weight in loaded.scopes.quantised.get(path, {}).items():
+        entries[own] = {"shape": list(loaded.graph.shape_of(weight.numbers)), "dtype": weight.number}
+        if digests and weight.numbers in loaded.graph.weights:
+            entries[own] |= summarize_weight(*loaded.graph.read(weight.numbers))
     return entries

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tensorcap.adapters.onnx.graph import GraphNode, OnnxGraph
+from tensorcap.adapters.onnx.quantisation import QuantisedWeight, find_weights, input_rounders
 
 _SCOPES: Final = "pkg.torch.onnx.name_scopes"
 _CLASSES: Final = "pkg.torch.onnx.class_hierarchy"
@@ -25,6 +26,8 @@ _FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _FRAMEWORK: Final = re.compile(r"[/\\]torch[/\\](?:nn|_|export|fx|onnx|utils)")
 _AGAIN: Final = re.compile(r"(.+)_([1-9]\d*)")
 _PARAMETER: Final = re.compile(r"(.+)\.([A-Za-z_]\w*)")
+_ROUNDED: Final = ("QuantizeLinear", "DequantizeLinear")  # of what is made before
+_KEPT: Final = re.compile(r"_(?:quantized|quant|[qQ]\d\w*)$")  # behind the name of a weight in few bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +73,33 @@ class Scopes:
         classes: The class of each module by its path, the model first; "" if it is not known.
         nodes_of: The nodes of each call of a module, those of modules within it too.
         parameters: Initialisers that each module takes, by its name for them.
+        quantised: Weights in few bits that each module takes, likewise.
     """
 
     def __init__(self, graph: OnnxGraph) -> None:
         """Find the modules.
 
-        1. Paths of nodes: by metadata, by names, by parameters.
+        1. Paths of nodes: by metadata, by names, by parameters, by what takes and makes their values.
         2. Calls: by numbers in names; else by parameters that several alike runs of nodes take.
         3. Parameters: initialisers named within their module, or taken there in a usual place of a node.
         """
         self._graph = graph
+        self._weights = find_weights(graph)
+        rounders = input_rounders(graph)
         located = [_located(node) for node in graph.nodes]
         owners = _owners(graph)
         for node in graph.nodes:
             if located[node.index] is None:
                 located[node.index] = _by_parameters(node, graph, owners, located)
+        for node in graph.nodes:
+            maker = graph.makers.get(node.inputs[0]) if node.op in _ROUNDED and node.inputs else None
+            if located[node.index] is None and maker is not None and (path := located[maker.index]):
+                located[node.index] = path[0], node.name or node.op
+        for node in reversed(graph.nodes):
+            is_rounder = node.index in rounders
+            if located[node.index] is None or is_rounder:
+                path = _by_neighbours(node, graph, located, is_rounder=is_rounder)
+                located[node.index] = path or located[node.index]
         paths = [path or ((), node.name or node.op) for path, node in zip(located, graph.nodes, strict=True)]
         calls = _calls([path for path, _ in paths], owners, graph)
         self.nodes = tuple(
@@ -96,6 +111,7 @@ class Scopes:
             for call in self.nodes[node.index].calls:
                 self.nodes_of.setdefault(call, []).append(node)
         self.classes = self._find_classes()
+        self.quantised = self._find_quantised(owners)
         self.parameters = self._find_parameters(owners)
 
     def _find_classes(self) -> dict[str, str]:
@@ -114,14 +130,33 @@ class Scopes:
     def _find_parameters(self, owners: Mapping[str, str]) -> dict[str, dict[str, str]]:
         """Initialisers by module and name there; each node's at the innermost module that it lies in."""
         parameters: dict[str, dict[str, str]] = {}
+        parts = {name for weight in self._weights.values() for name in weight.parts}
         for node in self._graph.nodes:
-            calls = self.nodes[node.index].calls
-            path = calls[-1].path if calls else ""
+            path = self._path(node)
             for place, name in enumerate(node.inputs[: node.own_inputs]):
-                own = self._parameter_name(node, place, path, owners) if name in self._graph.weights else ""
-                if own:
-                    parameters.setdefault(path, {}).setdefault(own, name)
+                if name in self._graph.weights and name not in parts:
+                    own = self._parameter_name(node, place, path, owners)
+                    if own:
+                        parameters.setdefault(path, {}).setdefault(own, name)
         return parameters
+
+    def _find_quantised(self, owners: Mapping[str, str]) -> dict[str, dict[str, QuantisedWeight]]:
+        """Weights in few bits by module and name there: that of their numbers without its end, or their role."""
+        quantised: dict[str, dict[str, QuantisedWeight]] = {}
+        for (index, place), weight in self._weights.items():
+            node = self._graph.nodes[index]
+            path, own = self._path(node), weight.name
+            if owners.get(weight.numbers) == path and path:
+                own = _KEPT.sub("", weight.numbers[len(path) + 1 :]) or own
+            own = own or _role(node, place, len(self._graph.shape_of(weight.numbers)))
+            if own:
+                quantised.setdefault(path, {}).setdefault(own, weight)
+        return quantised
+
+    def _path(self, node: GraphNode) -> str:
+        """The innermost module that a node lies in."""
+        calls = self.nodes[node.index].calls
+        return calls[-1].path if calls else ""
 
     def _parameter_name(self, node: GraphNode, place: int, path: str, owners: Mapping[str, str]) -> str:
         """What a module calls an initialiser that a node of it takes; "" if it is no parameter."""
@@ -239,6 +274,37 @@ def _by_parameters(
         return None
     parts = most[0][0].split(".")
     return tuple(".".join(parts[:count]) for count in range(1, len(parts) + 1)), node.name or node.op
+
+
+def _by_neighbours(
+    node: GraphNode,
+    graph: OnnxGraph,
+    located: Sequence[tuple[tuple[str, ...], str] | None],
+    *,
+    is_rounder: bool,
+) -> tuple[tuple[str, ...], str] | None:
+    """The innermost module around all that take what a node makes; None if they are not located.
+
+    Of a node that takes more than constants, and does not round what products take (`is_rounder`), its own inputs have to
+    come of that module too, or be what it takes from outside: else it lies where nothing is known.
+    """
+    takers = {taker.index for name in node.outputs for taker in graph.takers.get(name, ())}
+    around = [located[index] for index in takers]
+    if not around or any(each is None for each in around) or any(name in graph.outputs for name in node.outputs):
+        return None
+    paths = _common([each[0] for each in around if each is not None])
+    if not is_rounder and not all(graph.is_constant(name) for name in node.inputs if name):
+        makers = [graph.makers[name] for name in node.inputs if name in graph.makers]
+        made_in = [located[maker.index] for maker in makers]
+        if not made_in or any(each is None or each[0] != paths for each in made_in):
+            return None
+    return paths, node.name or node.op
+
+
+def _common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """The modules that all of some paths begin with."""
+    shared = [names[0] for names in zip(*paths, strict=False) if len(set(names)) == 1]
+    return tuple(shared)
 
 
 def _calls(

@@ -20,6 +20,7 @@ from tensorcap.adapters.onnx.engine import (
 from tensorcap.adapters.onnx.graph import GraphNode, OnnxGraph
 from tensorcap.adapters.onnx.model import OnnxModel
 from tensorcap.adapters.onnx.op_facts import arguments_of, constant_value, input_names
+from tensorcap.adapters.onnx.quantisation import find_grids
 from tensorcap.adapters.onnx.scopes import ModuleCall, Scopes
 from tensorcap.adapters.onnx.sections import TappedGraph
 from tensorcap.adapters.onnx.switches import Feed, Switches, feed_inputs, feed_switches
@@ -41,6 +42,7 @@ class LoadedModel:
         graph: The graph.
         scopes: The modules that its nodes lie in.
         boundaries: Arguments and results of each call of a module.
+        grids: What values that are whole numbers stand for, by name.
     """
 
     def __init__(self, model: OnnxModel) -> None:
@@ -54,6 +56,7 @@ class LoadedModel:
         self.graph = OnnxGraph(Path(model.source).expanduser())
         self.scopes = Scopes(self.graph)
         self.boundaries = boundaries(self.graph, self.scopes)
+        self.grids = find_grids(self.graph)
         self._model = model
         self._tapped: dict[tuple[Any, bool], TappedGraph] = {}
         self._plain: Session | None = None
@@ -83,7 +86,7 @@ class LoadedModel:
             graph, model = self.graph, self._model
             session = Session(
                 str(model.source),
-                graph.proto.SerializeToString(),
+                graph.plain.SerializeToString(),
                 providers=model.providers,
                 optimization=model.optimization,
                 folder=graph.path.parent.resolve(),
@@ -310,6 +313,9 @@ class _RunRecord:
                 continue
             try:
                 pair = self._at_boundary(call, slot, name, values)
+                if name in self._loaded.grids:
+                    floats = self._loaded.grids[name].floats(decode(*pair))
+                    pair = bits_of(floats), dtype_of(floats)
             except NotCapturableError as error:
                 self._recorder.lose(entered.point, slot, str(error), call=entered)
                 continue

@@ -96,7 +96,7 @@ def exported_wrapper(graph: Archive, run: Archive) -> Rules | None:
     stand below it, more than elsewhere. Its results are then those of the run's model.
     """
     ours, theirs = (
-        {fold(site)[0] for site, module in archive.info.modules.items() if site != ROOT_SITE}
+        {_without_numbers(site) for site in archive.info.modules if site != ROOT_SITE}
         for archive in (run, graph)
     )
     parts = [site.split(".") for site in theirs]
@@ -108,12 +108,17 @@ def exported_wrapper(graph: Archive, run: Archive) -> Rules | None:
     depth = wrapper.count(".") + 1
 
     def canonical(name: str) -> str:
-        template = fold(name)[0]
+        template = _without_numbers(name)
         if template == wrapper:
             return ROOT_SITE
         return ".".join(name.split(".")[depth:]) if template.startswith(f"{wrapper}.") else name
 
     return Rules(functions=(canonical,))
+
+
+def _without_numbers(site: str) -> str:
+    """A path with all numbers alike, however many come before them."""
+    return _VARIABLE.sub("{}", fold(site)[0])
 
 
 def _expected(templates: Collection[str], side: SideName) -> Expected:
