@@ -27,6 +27,19 @@ def list_folder(folder: Path) -> list[str]:
         raise ReadError(f"{folder}: cannot be opened: {error.strerror}") from None
 
 
+def walk(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`, which leaves out without a word what this user may not enter.
+
+    Raises:
+        ReadError: The system refuses to open a folder.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise ReadError(f"{error.filename}: cannot be opened: {error.strerror}") from None
+
+    return os.walk(folder, onerror=refuse)
+
+
 def refuse_link_out(path: Path, folder: Path, *, hint: str | None = None) -> None:
     """Refuse a path in a folder that is a link out of it, or lies below one.
 
@@ -71,8 +84,9 @@ def files_below(folder: Path, suffixes: tuple[str, ...]) -> Iterator[tuple[str, 
 
     Raises:
         UnsafeFileError: A file is a link that leads out of the folder.
+        ReadError: The system refuses to open a folder.
     """
-    for directory, folders, files in os.walk(folder):
+    for directory, folders, files in walk(folder):
         folders.sort()
         for file in sorted(files):
             path = Path(directory, file)
@@ -91,7 +105,7 @@ def others_below(folder: Path, read: Iterable[Path], reason: str) -> dict[str, s
     entered = {os.path.dirname(name) for name in files}
     entered |= {str(parent) for name in entered for parent in Path(name).parents}
     others = {}
-    for directory, folders, names in os.walk(folder):
+    for directory, folders, names in walk(folder):
         below = os.path.relpath(directory, folder)
         for name in sorted(folders + names):
             path = name if below == "." else f"{below}/{name}"

@@ -14,6 +14,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import (
     NotAnArchiveError,
     ReadError,
+    TensorcapError,
     UnfinishedArchiveError,
     missing_reader,
 )
@@ -65,8 +66,12 @@ def open_archive(path: str | os.PathLike[str]) -> Archive:
         return open_ranks(rank_archives(path), Path(path))
     path = Path(path)
     locked = is_locked(path)
-    if not os.path.exists(path):
-        raise _nothing_to_open(path, locked)
+    try:
+        os.stat(path)
+    except PermissionError as error:
+        raise _unreadable(path, error) from None
+    except (OSError, ValueError):
+        raise _nothing_to_open(path, locked) from None
     if locked:
         warnings.warn(f"{path}: another process is writing it anew; this is the archive before", stacklevel=2)
     return open_present(path)
@@ -141,7 +146,17 @@ def is_same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> 
 
 def open_present(path: Path) -> Archive:
     """Open what is at `path` now, even if it is being written anew; else as `open_archive`."""
-    return _folder_opener(path)(path) if os.path.isdir(path) else _file_opener(path)(path)
+    try:
+        return _folder_opener(path)(path) if os.path.isdir(path) else _file_opener(path)(path)
+    except TensorcapError:
+        raise
+    except OSError as error:  # such as a folder within it that this user may not enter
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> ReadError:
+    place = error.filename if isinstance(error.filename, str) else path
+    return ReadError(f"{place}: cannot be read: {error.strerror or error}")
 
 
 def _nothing_to_open(path: Path, locked: bool | None) -> ReadError:

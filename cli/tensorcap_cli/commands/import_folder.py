@@ -129,11 +129,12 @@ def _convert(opened: Archive, output: str, progress: Progress | None) -> list[Pa
 
 def _open_folder(source: str, raw: tuple[str, ...], by_time: bool) -> Archive:
     """Open the folder as the options say; other kinds of files as all commands do."""
+    from tensorcap_formats.folder import list_folder
     from tensorcap_formats.foreign.dump_folder import is_dump, open_dump
     from tensorcap_formats.open import open_archive
 
     path = Path(source)
-    if path.is_dir() and (raw or is_dump(path, [file.name for file in path.iterdir()])):
+    if path.is_dir() and (raw or is_dump(path, list_folder(path))):
         return open_dump(path, raw=[_parse_spec(text) for text in raw], by_time=by_time)
     if raw or by_time:
         raise click.UsageError(f"--raw and --by-time are about dump folders, and {source} is none.")

@@ -33,7 +33,16 @@ def with_options(*options: Callable[[_Function], _Function]) -> Callable[[_Funct
 
 
 class Command(click.Command):
-    """A command whose options stand in sections, the command's own first."""
+    """A command whose options stand in sections, the command's own first.
+
+    A path that this user may not read is no wrong usage: who opens it says so, with exit status 3.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for parameter in self.params:
+            if isinstance(parameter.type, click.Path):
+                parameter.type.readable = False
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a section for each kind of option."""

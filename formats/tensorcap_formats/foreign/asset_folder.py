@@ -66,7 +66,7 @@ def is_asset(path: str | os.PathLike[str]) -> bool:
     """Whether a path is that of an asset: a folder of its suffix, or with its program."""
     folder = Path(path)
     return os.path.isdir(folder) and (
-        os.path.abspath(folder).endswith(ASSET_SUFFIX) or (folder / PROGRAM_FILE).is_file()
+        os.path.abspath(folder).endswith(ASSET_SUFFIX) or os.path.isfile(folder / PROGRAM_FILE)
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -30,7 +31,7 @@ from tensorcap_formats.errors import (
     missing_package,
 )
 from tensorcap_formats.flat_arrays import BAND_BYTES, Bands, read_flat
-from tensorcap_formats.folder import OpenFolder, refuse_link_out
+from tensorcap_formats.folder import OpenFolder, refuse_link_out, walk
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import parse_shape
 from tensorcap_formats.input_file import check_expansion, check_total
@@ -79,7 +80,7 @@ def _tensors(path: Path, store: OpenFolder) -> tuple[list[ForeignTensor], dict[s
 
 def _arrays(root: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Folder and metadata of each array; also looks for links out of the store."""
-    for folder, folders, files in os.walk(root):
+    for folder, folders, files in walk(root):
         if folder.count(os.sep) - str(root).count(os.sep) > _MAX_DEPTH:
             raise CorruptArchiveError(f"{root}: has groups more than {_MAX_DEPTH} deep")
         for name in (*folders, *files):
@@ -223,14 +224,20 @@ class _ForeignArray:
 
         Raises:
             CorruptArchiveError: There is a pipe or a device, at which it would wait, or a link to none.
+            ReadError: The system refuses to open a folder, or to say what is in it.
         """
         stored = files = 0
-        for path in self._folder.rglob("*"):
-            if path.is_file():
-                stored += path.stat().st_size
+        for folder, _, names in walk(self._folder):
+            for name in names:
+                path = os.path.join(folder, name)
+                try:
+                    status = os.stat(path)
+                except FileNotFoundError:
+                    status = os.lstat(path)
+                if not stat.S_ISREG(status.st_mode):
+                    raise CorruptArchiveError(f"{path}: is no regular file, expected a chunk or metadata")
+                stored += status.st_size
                 files += 1
-            elif not path.is_dir():
-                raise CorruptArchiveError(f"{path}: is no regular file, expected a chunk or metadata")
         return stored, files
 
     def _band_rows(self, array: Any) -> int:

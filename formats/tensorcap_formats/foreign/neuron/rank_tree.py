@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from tensorcap_formats.errors import NotAnArchiveError, ReadError
 from tensorcap_formats.flat_arrays import Bands
-from tensorcap_formats.folder import list_folder, read_side_file, refuse_link_out
+from tensorcap_formats.folder import list_folder, read_side_file, refuse_link_out, walk
 from tensorcap_formats.foreign.neuron.archive import NeuronArchive, NeuronContents
 from tensorcap_formats.foreign.torch_file import read_contents
 from tensorcap_formats.index import decode_json
@@ -155,7 +155,7 @@ def _metadata(contents: NeuronContents, path: Path) -> dict[str, Any]:
 
 
 def _read(contents: NeuronContents, step: int, folder: Path, bands: Bands) -> None:
-    for directory, folders, files in os.walk(folder):
+    for directory, folders, files in walk(folder):
         folders.sort()
         for file in sorted(files, key=natural):
             path = Path(directory, file)
