@@ -156,6 +156,7 @@ class Operation:
         child: The module within whose code it is, by its name there; "" for the module's own code.
         ahead: Values before it that it can be done on, by their names as in `operands`, each with the operand
             in whose place they are.
+        is_whole: Whether it makes whole numbers, as places are.
     """
 
     name: str
@@ -170,6 +171,7 @@ class Operation:
     behind: tuple[tuple[int, str], ...] = ()
     child: str = ""
     ahead: tuple[tuple[int, str], ...] = ()
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

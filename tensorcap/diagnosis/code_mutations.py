@@ -154,6 +154,7 @@ _LATE: Final = (  # these are many, and come last
     *("layout-differs", "partial-sum", "slice-order", "slice-shift", "operand-shift", "operation-differs"),
     *("activation", "function-differs", "slice-extent", "index-differs", "positions-differ"),
 )
+_OF_CHOICES: Final = ("attention-mask", "router-differs", "position-offset")
 _POSITIONS: Final = ("pos", "distance", "bucket", "relative", "rotary", "freq")  # in lines that make places
 _ROLES: Final = (  # by a word of the line that is left out: kind, hint; the first that fits counts
     ("state", "state-missing", "A state is not carried on: from chunk to chunk, or from step to step."),
@@ -260,7 +261,14 @@ def classify_number(operation: Operation, name: str, number: float) -> tuple[str
     for words, kind, hint in _NUMBERS:
         if operation.name in words.split() or name in words.split():
             return kind, hint
+    if _makes_places(operation):
+        return "positions-differ", "Places are counted from another number, or in other steps."
     return "factor", "A number in the code is another one."
+
+
+def _makes_places(operation: Operation) -> bool:
+    """Whether an operation makes whole numbers in a line that speaks of positions or of distances."""
+    return operation.is_whole and any(word in operation.line.lower() for word in _POSITIONS)
 
 
 def _shown_value(name: str, operations: Mapping[str, Operation]) -> str:
@@ -274,6 +282,8 @@ def _shown_value(name: str, operations: Mapping[str, Operation]) -> str:
 def _mutate_operation(keys: list[str], alternative: str, operations: Mapping[str, Operation]) -> Mutation:
     operation = operations[keys[0]]
     kind, text = _classify_alternative(operation, alternative, operations)
+    if _makes_places(operation) and kind not in _OF_CHOICES:
+        kind = "positions-differ"
     option = _find_option(alternative)
     facts = {"operation": operation.name, "place": operation.place, "way": alternative}
     children = {operations[key].child for key in keys}
@@ -361,8 +371,6 @@ def _classify_alternative(
     option = _find_option(alternative)
     if option is not None:
         kind = "activation" if option[0] == "axes-differ" and name in _GATES else option[0]
-        if kind == "index-differs" and any(word in operation.line.lower() for word in _POSITIONS):
-            kind = "positions-differ"
         if kind == "operation-twice":
             kind = next((k for words, k in _TWICE_KINDS.items() if name.strip("_") in words.split()), kind)
         return kind, f"with {alternative} in {name}"

@@ -101,6 +101,11 @@ FAMILIES: Final = (  # in the order in which they are tried
     Family("error locations", propose_error_locations),
 )
 
+_OF_CALLS: Final = ("mutations", "code mutations", "numbers in code", "order of operations")
+FAMILIES_OF_VALUES: Final = frozenset(  # all but those of a module that is called again
+    family.name for family in FAMILIES if family.name not in _OF_CALLS
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
@@ -198,7 +203,7 @@ def diagnose(
     )
     scorer = Scorer(context.rounding, 0.0 if is_identical else context.inherited)
     scores = _Scores((), ()) if is_identical else _score_families(context, scorer, without, further)
-    explanations = rank_explanations(scores.explanations)
+    explanations = tuple(_as_argument(one, context) for one in rank_explanations(scores.explanations))
     notes = [*_dtype_notes(context.reference, context.target)]
     if not is_identical:
         notes += [*_input_notes(context), *_value_notes(context)]
@@ -275,6 +280,14 @@ def _score_families(
                 break
             is_final = True
     return _Scores(explanations, failed)
+
+
+def _as_argument(explanation: Explanation, context: PairContext) -> Explanation:
+    """Say of an argument that holds another record that this is handed on in its place."""
+    if explanation.kind != "holds" or not context.reference.key.slot.startswith("input."):
+        return explanation
+    text = explanation.text.replace("holds the value", "hands on the value", 1)
+    return replace(explanation, kind="operand-exchanged", text=text)
 
 
 def _dtype_notes(reference: Record, target: Record) -> Iterator[str]:

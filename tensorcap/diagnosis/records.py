@@ -193,10 +193,9 @@ def _propose_equal_records(context: PairContext) -> Iterator[Hypothesis]:
         if record.key.slot.startswith("input.") and record.key.where == context.reference.key.where:
             yield _identity(context, record.key.slot, value)  # which has another name in the target
         else:
-            is_argument = context.reference.key.slot.startswith("input.")
             yield context.propose(
-                "operand-exchanged" if is_argument else "holds",
-                f"the target {'gives' if is_argument else 'holds'} the value of {record.key.text}",
+                "holds",
+                f"the target holds the value of {record.key.text}",
                 value,
                 log_alternatives=math.log(1 + len(fitting)),
                 hint="Another tensor is taken: names, an index, or the order of results.",

@@ -71,6 +71,7 @@ class _Done:
         result: Shape and dtype of its result; None if that is no tensor of floats.
         child: As in `Operation`.
         call: What it was given the last time; None if that is not kept.
+        is_whole: As in `Operation`.
     """
 
     name: str
@@ -87,6 +88,7 @@ class _Done:
     result: Any
     child: str
     call: Call | None
+    is_whole: bool
 
 
 class OperationMutator(TorchFunctionMode):
@@ -153,6 +155,7 @@ class OperationMutator(TorchFunctionMode):
                 tuple(self._find_places_behind(key, one)),
                 one.child,
                 tuple(self._find_places_ahead(key, one)),
+                one.is_whole,
             )
             for key, one in self._done.items()
         }
@@ -270,6 +273,7 @@ class OperationMutator(TorchFunctionMode):
             _form(result) if is_direct else None,
             self.within[-1] if self.within else "",
             call if is_direct and _form(result) and self._kept < _LARGEST_KEPT else None,
+            _is_whole(result),
         )
 
     def _find_others(self, one: _Done, at: int) -> tuple[str, ...]:
@@ -296,6 +300,13 @@ class OperationMutator(TorchFunctionMode):
         for at in operands:
             places = [name for name in earlier if name != one.given.get(at)]
             yield from ((at, name) for name in places[:_MOST_BEHIND])
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether it is a tensor of whole numbers."""
+    if not isinstance(value, torch.Tensor) or value.dtype == torch.bool:
+        return False
+    return not value.is_floating_point() and not value.is_complex()
 
 
 def _form(value: Any) -> Any:

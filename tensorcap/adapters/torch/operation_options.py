@@ -402,7 +402,11 @@ def _interpolation_options(given: dict[str, Any]) -> Options:
     for other in _MODES.get(given["input"].ndim, ()):
         for aligned in (False, True) if "linear" in other or "cubic" in other else (None,):
             if other != mode or (aligned is not None and aligned != is_aligned):
-                words = f"{other} interpolation" + (" of aligned corners" if aligned else "")
+                words = f"{other} interpolation"
+                if aligned:
+                    words += " of aligned corners"
+                elif is_aligned and aligned is not None:
+                    words += " of corners that are not aligned"
                 options = {**given, "mode": other, "align_corners": aligned}
                 yield words, lambda options=options: functional.interpolate(**options)  # type: ignore[misc]
 
