@@ -195,6 +195,7 @@ class PairContext:
             is_other = "bias" in self._leaf_tensors
             kind = "bias-differs" if is_other else "bias-added"
             hint = "The bias is another one." if is_other else "The target adds a bias, which this has not."
+            hypothesis = replace(hypothesis, text=f"{hypothesis.text}, as by a bias")
         elif kind in _OF_OTHER_TENSORS and self._is_given_to_activation():
             kind, hint = "activation-elsewhere", "The activation is done on another branch, or too late."
         return hypothesis if kind == hypothesis.kind else replace(hypothesis, kind=kind, hint=hint)

@@ -263,7 +263,8 @@ def _score_families(
     failed: list[str] = []
     is_final = False
     for family in FAMILIES if further is None else (further, *FAMILIES):
-        if family.name in without or (family.is_last_resort and scorer.is_explained):
+        is_explained = scorer.is_explained or any(_is_exchanged(one, context) for one in explanations)
+        if family.name in without or (family.is_last_resort and is_explained):
             continue
         if is_final and not family.makes_nonfinite:
             continue
@@ -284,10 +285,16 @@ def _score_families(
 
 def _as_argument(explanation: Explanation, context: PairContext) -> Explanation:
     """Say of an argument that holds another record that this is handed on in its place."""
-    if explanation.kind != "holds" or not context.reference.key.slot.startswith("input."):
+    if not _is_exchanged(explanation, context):
         return explanation
     text = explanation.text.replace("holds the value", "hands on the value", 1)
     return replace(explanation, kind="operand-exchanged", text=text)
+
+
+def _is_exchanged(explanation: Explanation, context: PairContext) -> bool:
+    """Whether it says of an argument that it is another record."""
+    is_argument = context.reference.key.slot.startswith("input.")
+    return is_argument and explanation.kind == "holds" and explanation.is_within
 
 
 def _dtype_notes(reference: Record, target: Record) -> Iterator[str]:
