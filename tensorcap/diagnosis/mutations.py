@@ -47,6 +47,7 @@ _LARGEST_EXCHANGED: Final = 1 << 22  # elements of a tensor that another one sta
 _MOST_EXCHANGED: Final = 64  # pairs of tensors of one shape that are exchanged
 _MOST_ALIKE: Final = 64  # modules of the same class whose tensors are tried
 _PARTS: Final = (2, 3, 4, 8)  # equal ones of a tensor, as ranks or shards hold them
+_MANY_PARTS: Final = 8  # of so many only neighbours stand for one another
 _MOST_BLOCKS: Final = 64  # of an axis
 _PERMUTED: Final = 4  # blocks that are put into all orders
 _NEIGHBOURS: Final = 2  # results are exchanged with those of so many calls of the same shape behind
@@ -339,7 +340,8 @@ def cut_tensor(context: PairContext, name: str, shape: tuple[int, ...]) -> Itera
                 call = CallMutation({name: Cleared(axis, start, stop)})
                 yield Mutation(kind, f"without {where}", hint, call, facts)
                 for other, end in parts:
-                    if other != start and end - other == stop - start:
+                    is_near = len(parts) < _MANY_PARTS or abs(other - start) == stop - start
+                    if other != start and end - other == stop - start and is_near:
                         order = np.arange(size)
                         order[start:stop] = np.arange(other, end)
                         text = f"with {other} to {end - 1} in the place of {where}"

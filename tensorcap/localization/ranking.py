@@ -75,12 +75,17 @@ def rank_suspects(
     calls, called = Calls(reference), called_sites(reference)
     suspects: list[Suspect] = []
     diagnosed = Counter[tuple[object, ...]]()  # suspects of each place
+    by_makers: set[tuple[object, ...]] = set()  # places of which the first suspect was given something wrong
     for merged in _merge(sources):
         suspect = _suspect(merged, None, free_errors, calls, called, noise)
         place = kind_of_place(suspect)
         if diagnosed[place] < _DIAGNOSED and (place in +diagnosed or len(+diagnosed) < _DIAGNOSED):
             diagnosed[place] += 1
-            suspect = _suspect(merged, _diagnose(merged, compute_dtype), free_errors, calls, called, noise)
+            has_makers = diagnosed[place] == 1 or place in by_makers
+            examined = _diagnose(merged, compute_dtype, has_makers=has_makers)
+            if examined is not None and _is_of_maker(examined):
+                by_makers.add(place)
+            suspect = _suspect(merged, examined, free_errors, calls, called, noise)
         same = next((at for at, other in enumerate(suspects) if other.module == suspect.module), None)
         if same is None:
             suspects.append(suspect)
@@ -252,12 +257,19 @@ def _with_ranks(suspect: Suspect, free: Comparison) -> Suspect:
     return replace(suspect, reason=f"{suspect.reason.rstrip('.')}; {ranks}")
 
 
-def _diagnose(merged: _Merged, compute_dtype: str | None) -> Diagnosis | None:
+def _is_of_maker(diagnosis: Diagnosis) -> bool:
+    """Whether it names a mistake of who made what the suspect was given."""
+    mistake = find_mistake(diagnosis)
+    return mistake is not None and "given_to" in mistake.facts
+
+
+def _diagnose(merged: _Merged, compute_dtype: str | None, *, has_makers: bool) -> Diagnosis | None:
     """Diagnose a suspect's tensors: return the first diagnosis that names a mistake, else the first.
 
     1. Its first tensors are diagnosed in turn, until one diagnosis names a mistake.
     2. If something is missing there, those behind it are, too: what is done at one of them is done in
        another order.
+    3. If none names one, and `has_makers`, the first is diagnosed by who made what the suspect was given.
     """
     first = missing = None
     for key in merged.evidence.keys[:_DIAGNOSED]:
@@ -271,6 +283,8 @@ def _diagnose(merged: _Merged, compute_dtype: str | None) -> Diagnosis | None:
                 return diagnosis
             missing = diagnosis
         first = first or diagnosis
+    if missing is None and has_makers and (first is None or find_mistake(first) is None):
+        first = next(_diagnose_makers(merged, compute_dtype), first)
     return missing or first
 
 
@@ -292,8 +306,7 @@ def _diagnose_tensor(merged: _Merged, key: str, compute_dtype: str | None) -> Di
     """Diagnose one tensor by the call of the suspect, or of the code that hands its result on.
 
     That code is what is wrong if it explains the tensor, as by another one that it hands on, and the suspect
-    itself does not without numbers that were fitted. If nothing explains it, so are the calls that made what
-    the suspect was given and the target does not have, if they do.
+    itself does not without numbers that were fitted.
     """
     module, parsed = merged.evidence.module, Key.parse(key)
     diagnosis = _diagnose_by(merged, module, key, compute_dtype)
@@ -306,27 +319,24 @@ def _diagnose_tensor(merged: _Merged, key: str, compute_dtype: str | None) -> Di
         other = _diagnose_by(merged, caller, key, compute_dtype)
         mistake = find_mistake(other)
         if other is not None and mistake is not None and not mistake.parameters:
-            return _made_by(other, mistake, caller, mistake.text)
-    if find_mistake(diagnosis) is None:
-        through = next(_diagnose_makers(merged, module, key, compute_dtype), None)
-        return diagnosis if through is None else through
+            return _made_by(other, mistake, caller)
     return diagnosis
 
 
-def _made_by(diagnosis: Diagnosis, mistake: Explanation, maker: str, text: str) -> Diagnosis:
-    """Say of a mistake that another module has made it."""
-    made = replace(mistake, text=text, facts={**mistake.facts, "made_by": maker})
+def _made_by(diagnosis: Diagnosis, mistake: Explanation, maker: str, given_to: str = "") -> Diagnosis:
+    """Say of a mistake that another module has made it, and whom it was given to."""
+    facts = {**mistake.facts, "made_by": maker, **({"given_to": given_to} if given_to else {})}
+    text = f"{mistake.text}, which {given_to} is given" if given_to else mistake.text
+    made = replace(mistake, text=text, facts=facts)
     return replace(diagnosis, explanations=tuple(made if e is mistake else e for e in diagnosis.explanations))
 
 
-def _diagnose_makers(
-    merged: _Merged, module: str, key: str, compute_dtype: str | None
-) -> Iterator[Diagnosis]:
-    """Diagnose a tensor by the calls that made what its module was given, and the target does not have.
+def _diagnose_makers(merged: _Merged, compute_dtype: str | None) -> Iterator[Diagnosis]:
+    """Diagnose a suspect's first tensor by the calls that made what it was given and the target lacks.
 
     So are those which made what these were given. Only what names a mistake is yielded.
     """
-    source = merged.source
+    source, module, key = merged.source, merged.evidence.module, merged.evidence.keys[0]
     if source.rerun_call is None or key not in source.reference or key not in source.target:
         return
     outer = source.rerun_call(module, key)
@@ -334,7 +344,7 @@ def _diagnose_makers(
         diagnosis = _diagnose_call(source, key, compute_dtype, call)
         mistake = find_mistake(diagnosis)
         if diagnosis is not None and mistake is not None and not mistake.parameters:
-            yield _made_by(diagnosis, mistake, maker, f"{mistake.text}, which {module} is given")
+            yield _made_by(diagnosis, mistake, maker, module)
 
 
 def _calls_through(
@@ -396,7 +406,7 @@ def _diagnose_call(
             key,
             compute_dtype=compute_dtype,
             rerun=call,
-            without=FAMILIES_OF_VALUES,
+            without=FAMILIES_OF_VALUES | {"order of operations"},
         )
     except TensorcapError:  # complex values, or none were kept: nothing to look at
         return None

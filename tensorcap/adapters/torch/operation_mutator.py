@@ -42,6 +42,7 @@ _JOINS: Final = frozenset({"cat", "stack", "concat"})
 _MOST_PARTS: Final = 4  # of a split or a join; the number of pairs grows with its square
 _MOST_OPERANDS: Final = 12  # other values that are tried for an operand, the latest ones
 _MOST_BEHIND: Final = 12  # operations that another one is tried behind, the next ones
+_MOST_AHEAD: Final = 6  # values that an operation is tried on, the latest ones
 _LARGEST_KEPT: Final = 1 << 26  # elements of all results that are kept as other operands
 _TERM_BEHIND: Final = "its operand's last term added to its result"
 _WORDS: Final = frozenset(
@@ -299,7 +300,7 @@ class OperationMutator(TorchFunctionMode):
         earlier = [name for name in reversed(known) if _form(self.values[name]) == one.result]
         for at in operands:
             places = [name for name in earlier if name != one.given.get(at)]
-            yield from ((at, name) for name in places[:_MOST_BEHIND])
+            yield from ((at, name) for name in places[:_MOST_AHEAD])
 
 
 def _is_whole(value: Any) -> bool:
