@@ -371,7 +371,7 @@ def _call_of(source: EvidenceSource, module: str, key: str) -> Rerun | None:
     return None if source.rerun_call is None else source.rerun_call(module, key)
 
 
-def _find_makers(source: EvidenceSource, module: str, key: str) -> list[tuple[str, Mapping[str, str]]]:
+def _find_makers(source: EvidenceSource, module: str, key: str) -> Sequence[tuple[str, Mapping[str, str]]]:
     """Find who made the arguments of a module's first call in a step that the target has nowhere.
 
     Of each module the arguments that it made, with the key text of the tensor that each was at first: a

@@ -42,7 +42,8 @@ def by_part(self: Any, input: Tensor) -> Tensor:
 def relative(self: Any, input: Tensor) -> Tensor:
     at = torch.arange(7)
     distance = at[:, None] - at
-    return input + (self.table[distance.clamp(-2, 4) + 2] * at[:, None]).sum(1)
+    out: Tensor = input + (self.table[distance.clamp(-2, 4) + 2] * at[:, None]).sum(1)
+    return out
 
 
 def causal(self: Any, input: Tensor) -> Tensor:
@@ -53,11 +54,13 @@ def causal(self: Any, input: Tensor) -> Tensor:
 
 def padded_places(self: Any, input: Tensor) -> Tensor:
     real = (input[..., 0] > 0).int()
-    return input + self.table[torch.cumsum(real, 1) * real]
+    out: Tensor = input + self.table[torch.cumsum(real, 1) * real]
+    return out
 
 
 def weighed(self: Any, input: Tensor) -> Tensor:
-    return (input * self.weight).tanh()
+    out: Tensor = (input * self.weight).tanh()
+    return out
 
 
 def chosen(self: Any, input: Tensor) -> Tensor:
@@ -68,7 +71,8 @@ def chosen(self: Any, input: Tensor) -> Tensor:
 def gated_behind(self: Any, input: Tensor, gate: Tensor) -> Tensor:
     wide = input.sin()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)
-    return normed * self.weight * functional.silu(gate)
+    out: Tensor = normed * self.weight * functional.silu(gate)
+    return out
 
 
 def multiplied(self: Any, input: Tensor, state: Tensor) -> Tensor:
@@ -80,7 +84,8 @@ def both(self: Any, input: Tensor, state: Tensor) -> Tensor:
 
 
 def projected(self: Any, input: Tensor) -> Tensor:
-    return (input.tanh() @ self.weight).cumsum(-1)
+    out: Tensor = (input.tanh() @ self.weight).cumsum(-1)
+    return out
 
 
 def sigmoid(x: Array) -> Array:
@@ -293,7 +298,7 @@ class TwoCurves(nn.Module):
 @pytest.mark.spec("DIA-514")
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_the_weights_of_another_module_of_the_class_are_named(tmp_path: Path, is_whole: bool) -> None:
-    model = drawn(TwoCurves())
+    model: Any = drawn(TwoCurves())
     x = np.random.default_rng(1).standard_normal((4, 7, 16)).astype(np.float32)
     weight = model.other.weight.detach().double().numpy()
     shift = (model.other if is_whole else model.module).shift.detach().double().numpy()

@@ -196,7 +196,7 @@ def _split_options(x: torch.Tensor, parts: Any, axis: int, *, is_removed: bool) 
     for count in _divisors(math.gcd(*sizes)) if not is_removed else ():
 
         def grouped(count: int = count) -> tuple[torch.Tensor, ...]:
-            groups = x.unflatten(axis, (count, -1))
+            groups = x.reshape(*x.shape[:axis], count, -1, *x.shape[axis + 1 :])
             pieces = torch.split(groups, [size // count for size in sizes], axis + 1)
             return tuple(piece.flatten(axis, axis + 1) for piece in pieces)
 
@@ -206,7 +206,7 @@ def _split_options(x: torch.Tensor, parts: Any, axis: int, *, is_removed: bool) 
 
         def whole() -> tuple[torch.Tensor, ...]:
             pieces = torch.split(x.flatten(-2), [size * count for size in sizes], -1)
-            return tuple(piece.unflatten(-1, (count, -1)) for piece in pieces)
+            return tuple(piece.reshape(*piece.shape[:-1], count, -1) for piece in pieces)
 
         yield f"parts lying as wholes, and not in each of {count} groups", whole
 

@@ -232,7 +232,7 @@ class OperationMutator(TorchFunctionMode):
     def finish(self, name: str, result: Any) -> Any:
         """Do the operation that is moved behind an operation, a call within or an argument, on its value."""
         ahead = self._ahead_by_place.get(name)
-        if ahead in self._listed:
+        if ahead is not None and ahead in self._listed:
             at = self._mutation.moved_ahead[ahead][0]
             func, args, kwargs = self._listed[ahead]
             return func(*args[:at], result, *args[at + 1 :], **kwargs)

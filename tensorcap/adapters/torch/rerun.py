@@ -223,8 +223,7 @@ class ModuleRerun:
             return edit
         site, _, name = edit.name.rpartition(".")
         other = self._model.get_submodule(site)
-        registry = other._parameters if name in other._parameters else other._buffers
-        tensor = registry[name]
+        tensor = other._parameters.get(name, other._buffers.get(name))
         if tensor is None or tensor.shape != slot.registry[slot.name].shape:
             raise KeyError(edit.name)
         return Replaced(tensor.detach().cpu().double().numpy())
@@ -461,10 +460,11 @@ def _are_alike(one: nn.Module, other: nn.Module, names: Sequence[str]) -> bool:
     """Whether two modules have tensors of these names, of the same shapes and of other values."""
     are_same = True
     for name in names:
-        registries = (one._parameters, other._parameters)
-        if name not in registries[0]:
-            registries = (one._buffers, other._buffers)
-        mine, theirs = registries[0].get(name), registries[1].get(name)
+        is_buffer = name not in one._parameters
+        mine, theirs = (
+            module._buffers.get(name) if is_buffer else module._parameters.get(name)
+            for module in (one, other)
+        )
         if mine is None or theirs is None or mine.shape != theirs.shape:
             return False
         are_same &= torch.equal(mine, theirs)
