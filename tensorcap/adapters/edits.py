@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
@@ -100,8 +100,26 @@ class Replaced:
     values: Array
 
 
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """A tensor with zeros in a part of an axis, from `start` up to but not including `stop`."""
+
+    axis: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class OfModel:
+    """A tensor of another module of the model, by its name in the model."""
+
+    name: str
+
+
 Edit = (
     Filled
+    | Cleared
+    | OfModel
     | Ordered
     | Transposed
     | Added
@@ -136,6 +154,9 @@ class Operation:
         behind: Operations behind which it can be done, by their keys, each with the operand that their result
             is put in the place of.
         child: The module within whose code it is, by its name there; "" for the module's own code.
+        ahead: Values before it that it can be done on, by their names as in `operands`, each with the operand
+            in whose place they are.
+        is_whole: Whether it makes whole numbers, as places are.
     """
 
     name: str
@@ -149,6 +170,8 @@ class Operation:
     given: Mapping[int, str] = field(default_factory=dict)
     behind: tuple[tuple[int, str], ...] = ()
     child: str = ""
+    ahead: tuple[tuple[int, str], ...] = ()
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +198,8 @@ class CallMutation:
     Attributes:
         tensors: Edits of parameters and buffers, by name.
         settings: Other values of attributes, and of entries of the configuration (`config.NAME`), by name.
-        arguments: Edits of tensors that the module is given, by name.
+        arguments: Edits of tensors that the module is given, or the name of the one in whose place it is
+            given that, by name.
         results: Edits of what calls within it return, or the name of the call whose result replaces it, by
             the name of the call.
         operations: One of the alternatives of an operation, by its key in `Rerun.operations`.
@@ -183,6 +207,8 @@ class CallMutation:
         operands: Names of other values that operations are given, by the key and the place of the operand.
         moved: Operations that are not done in their place, by their keys: the operand whose value is their
             result, and the operation behind which they are done, on its result in the place of that operand.
+        moved_ahead: Likewise operations that are done on an earlier value, by its name as in `operands`, with
+            what else they were given in the call that listed them.
         steps: A dtype that the result of every operation of its code is rounded to; "" for none.
         is_in_turn: Whether sums are then taken one after the other, rounded each time.
         makes_calls_within: Whether calls within it are made, and do not return what they returned.
@@ -190,12 +216,13 @@ class CallMutation:
 
     tensors: Mapping[str, Edit] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    arguments: Mapping[str, Edit] = field(default_factory=dict)
+    arguments: Mapping[str, Edit | str] = field(default_factory=dict)
     results: Mapping[str, Edit | str] = field(default_factory=dict)
     operations: Mapping[str, str] = field(default_factory=dict)
     numbers: Mapping[tuple[str, str], float] = field(default_factory=dict)
     operands: Mapping[tuple[str, int], str] = field(default_factory=dict)
     moved: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    moved_ahead: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     steps: str = ""
     is_in_turn: bool = False
     makes_calls_within: bool = False
@@ -235,6 +262,13 @@ class Rerun(Protocol):
     @property
     def operation_count(self) -> int:
         """How many operations that call did; one in a loop counts each time."""
+
+    @property
+    def alike(self) -> Sequence[Mapping[str, str]]:
+        """Modules elsewhere in the model of the same class as it, or as one within it, the nearest first.
+
+        Of each the names of its tensors in the model, by names in `tensors`: those that they can stand for.
+        """
 
     def read_tensor(self, name: str) -> Array:
         """Values of one of `tensors`, float64."""

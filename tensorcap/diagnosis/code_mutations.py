@@ -25,6 +25,11 @@ _SKIPPED_KINDS: Final[Mapping[str, str]] = {  # kind if an operation is not done
     "roll": "axis-shift",
     "permute transpose swap move view reshape flip": "layout-differs",
 }
+_TWICE_KINDS: Final[Mapping[str, str]] = {  # kind if an operation is done twice, by its name
+    "mul div truediv true_divide": "product-twice",
+    "add sub": "term-twice",
+    "silu gelu relu sigmoid tanh softplus exp softmax": "activation",
+}
 _OPTIONS: Final = (  # by the words for an option of an operation: kind, hint; the first that fits counts
     (
         "part * of its inputs summed",
@@ -36,6 +41,29 @@ _OPTIONS: Final = (  # by the words for an option of an operation: kind, hint; t
         "gate-complement",
         "A gate keeps where it has to take: what the one side multiplies by it, the other one by the rest.",
     ),
+    (
+        "done twice",
+        "operation-twice",
+        "A step is done twice: in two places, or once on load and once in code.",
+    ),
+    (
+        "taps * apart",
+        "dilation-differs",
+        "Taps of a convolution are nearer together, or further apart.",
+    ),
+    ("the smallest ones chosen", "router-differs", "The smallest ones are chosen, and not the largest."),
+    ("the other order of choice", "router-differs", "Sorted the other way round."),
+    ("[<>=!]* for *", "attention-mask", "A comparison is another one: what is equal counts, or does not."),
+    ("`*` of its masks", "attention-mask", "Two masks are joined otherwise."),
+    ("* of its numbers", "index-differs", "Distances, or places, have the opposite sign."),
+    ("* of its places exchanged", "index-differs", "Places are those of the other axis: rows for columns."),
+    ("its places counted *", "position-offset", "Places are counted for all alike, whatever is padded."),
+    ("its places reversed *", "index-differs", "Places are counted from the other end."),
+    (
+        "axes * of operand * exchanged",
+        "layout-differs",
+        "An operand of a product is transposed on one side only.",
+    ),
     ("its inputs *", "layout-differs", "Channels of the input lie in another order."),
     ("ax[ei]s * of its *", "layout-differs", "Axes are exchanged before the elements are laid out anew."),
     ("* repeated*", "layout-differs", "Repeated as a whole on one side, each in its place on the other."),
@@ -45,6 +73,12 @@ _OPTIONS: Final = (  # by the words for an option of an operation: kind, hint; t
         "Parts lie in another order: blocks on one side, alternate ones on the other.",
     ),
     ("the ones b* taken", "slice-shift", "A slice begins one index too early or too late."),
+    (
+        "one * at the * taken",
+        "slice-extent",
+        "A slice is one longer or shorter: a special token, or the newest one, counts on one side only.",
+    ),
+    ("all of them * taken", "slice-extent", "All are taken where the reference takes a part."),
     (
         "* along axis * taken",
         "slice-order",
@@ -118,8 +152,10 @@ _OPTIONS: Final = (  # by the words for an option of an operation: kind, hint; t
 
 _LATE: Final = (  # these are many, and come last
     *("layout-differs", "partial-sum", "slice-order", "slice-shift", "operand-shift", "operation-differs"),
-    *("activation", "function-differs"),
+    *("activation", "function-differs", "slice-extent", "index-differs", "positions-differ"),
 )
+_OF_CHOICES: Final = ("attention-mask", "router-differs", "position-offset")
+_POSITIONS: Final = ("pos", "distance", "bucket", "relative", "rotary", "freq")  # in lines that make places
 _ROLES: Final = (  # by a word of the line that is left out: kind, hint; the first that fits counts
     ("state", "state-missing", "A state is not carried on: from chunk to chunk, or from step to step."),
     ("bias", "bias-dropped", "A bias was dropped."),
@@ -183,6 +219,18 @@ def move_operations(operations: Mapping[str, Operation]) -> Iterator[Mutation]:
             yield Mutation("operations-order", text, hint, CallMutation(moved={key: (at, behind)}), facts)
 
 
+def move_operations_ahead(operations: Mapping[str, Operation]) -> Iterator[Mutation]:
+    """Do each operation on an earlier value, with what else it was given, and not in its place."""
+    for key, operation in operations.items():
+        for at, earlier in operation.ahead:
+            shown = _shown_value(earlier, operations)
+            text = f"with {operation.name} of {operation.place} done on {shown}"
+            hint = "Two steps are done the other way round: a gate, a factor or a sum before a norm."
+            facts = {"operation": operation.name, "place": operation.place, "ahead": shown}
+            call = CallMutation(moved_ahead={key: (at, earlier)})
+            yield Mutation("operations-order", text, hint, call, facts)
+
+
 def exchange_operands(operations: Mapping[str, Operation]) -> Iterator[Mutation]:
     """Give each operation another value of that shape in the place of an operand."""
     for key, operation in operations.items():
@@ -213,7 +261,14 @@ def classify_number(operation: Operation, name: str, number: float) -> tuple[str
     for words, kind, hint in _NUMBERS:
         if operation.name in words.split() or name in words.split():
             return kind, hint
+    if _makes_places(operation):
+        return "positions-differ", "Places are counted from another number, or in other steps."
     return "factor", "A number in the code is another one."
+
+
+def _makes_places(operation: Operation) -> bool:
+    """Whether an operation makes whole numbers in a line that speaks of positions or of distances."""
+    return operation.is_whole and any(word in operation.line.lower() for word in _POSITIONS)
 
 
 def _shown_value(name: str, operations: Mapping[str, Operation]) -> str:
@@ -227,6 +282,8 @@ def _shown_value(name: str, operations: Mapping[str, Operation]) -> str:
 def _mutate_operation(keys: list[str], alternative: str, operations: Mapping[str, Operation]) -> Mutation:
     operation = operations[keys[0]]
     kind, text = _classify_alternative(operation, alternative, operations)
+    if _makes_places(operation) and kind not in _OF_CHOICES:
+        kind = "positions-differ"
     option = _find_option(alternative)
     facts = {"operation": operation.name, "place": operation.place, "way": alternative}
     children = {operations[key].child for key in keys}
@@ -314,6 +371,8 @@ def _classify_alternative(
     option = _find_option(alternative)
     if option is not None:
         kind = "activation" if option[0] == "axes-differ" and name in _GATES else option[0]
+        if kind == "operation-twice":
+            kind = next((k for words, k in _TWICE_KINDS.items() if name.strip("_") in words.split()), kind)
         return kind, f"with {alternative} in {name}"
     if " and " in alternative:
         return "parts-order", f"with parts {alternative} of {name}, from 0, exchanged"

@@ -31,6 +31,7 @@ _CHOOSING: Final = (  # kinds that say nothing of what a router is there for
     *("pooling-differs", "slice-order", "slice-shift", "layout-differs", "operand-exchanged"),
     *("operation-missing", "operation-differs", "operations-order", "groups-differ"),
 )
+_OF_EXTENTS: Final = ("slice-extent", "slice-order", "slice-shift", "axes-differ")
 _OF_OTHER_TENSORS: Final = ("operand-exchanged", "results-order", "calls-order")
 _ACTIVATION_WORDS: Final = ("activation", "elu", "silu", "sigmoid", "tanh", "mish", "swish", "softplus")
 _GIVEN: Final = 4  # results before an argument that it is looked for among
@@ -178,7 +179,8 @@ class PairContext:
 
         Whatever is wrong in a mask is a mistake of the mask; what the code of a router does otherwise, short
         of another activation or precision, chooses other experts; another tensor that an activation is given
-        means that the activation is done elsewhere.
+        means that the activation is done elsewhere. What a pooling takes otherwise is its pooling; an offset
+        of each channel of a leaf that has a weight is its bias.
         """
         kind, hint = hypothesis.kind, hypothesis.hint
         if self.is_mask and not kind.startswith(("only-", "holds", "inherited", "nan")):
@@ -188,9 +190,23 @@ class PairContext:
             )
         elif self.rerun is not None and kind in _CHOOSING and "router" in self.rerun.class_name.lower():
             kind, hint = "router-differs", "Experts, or groups of them, are chosen otherwise."
+        elif kind in _OF_EXTENTS and self.rerun is not None and "pool" in self.rerun.class_name.lower():
+            kind, hint = "pooling-differs", f"What is pooled is another part. {hint}".strip()
+        elif kind == "channel-offset" and "weight" in self._leaf_tensors:
+            is_other = "bias" in self._leaf_tensors
+            kind = "bias-differs" if is_other else "bias-added"
+            hint = "The bias is another one." if is_other else "The target adds a bias, which this has not."
+            hypothesis = replace(hypothesis, text=f"{hypothesis.text}, as by a bias")
         elif kind in _OF_OTHER_TENSORS and self._is_given_to_activation():
             kind, hint = "activation-elsewhere", "The activation is done on another branch, or too late."
         return hypothesis if kind == hypothesis.kind else replace(hypothesis, kind=kind, hint=hint)
+
+    @property
+    def _leaf_tensors(self) -> frozenset[str]:
+        """Names of the tensors of the module that is called again, if it calls no other one."""
+        if self.rerun is None or self.rerun.results or not self.reference.key.slot.startswith("output"):
+            return frozenset()
+        return frozenset(self.rerun.tensors)
 
     def _is_given_to_activation(self) -> bool:
         key = self.reference.key

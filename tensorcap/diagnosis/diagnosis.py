@@ -101,6 +101,11 @@ FAMILIES: Final = (  # in the order in which they are tried
     Family("error locations", propose_error_locations),
 )
 
+_OF_CALLS: Final = ("mutations", "code mutations", "numbers in code", "order of operations")
+FAMILIES_OF_VALUES: Final = frozenset(  # all but those of a module that is called again
+    family.name for family in FAMILIES if family.name not in _OF_CALLS
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
@@ -198,7 +203,7 @@ def diagnose(
     )
     scorer = Scorer(context.rounding, 0.0 if is_identical else context.inherited)
     scores = _Scores((), ()) if is_identical else _score_families(context, scorer, without, further)
-    explanations = rank_explanations(scores.explanations)
+    explanations = tuple(_as_argument(one, context) for one in rank_explanations(scores.explanations))
     notes = [*_dtype_notes(context.reference, context.target)]
     if not is_identical:
         notes += [*_input_notes(context), *_value_notes(context)]
@@ -258,7 +263,8 @@ def _score_families(
     failed: list[str] = []
     is_final = False
     for family in FAMILIES if further is None else (further, *FAMILIES):
-        if family.name in without or (family.is_last_resort and scorer.is_explained):
+        is_explained = scorer.is_explained or any(_is_exchanged(one, context) for one in explanations)
+        if family.name in without or (family.is_last_resort and is_explained):
             continue
         if is_final and not family.makes_nonfinite:
             continue
@@ -275,6 +281,20 @@ def _score_families(
                 break
             is_final = True
     return _Scores(explanations, failed)
+
+
+def _as_argument(explanation: Explanation, context: PairContext) -> Explanation:
+    """Say of an argument that holds another record that this is handed on in its place."""
+    if not _is_exchanged(explanation, context):
+        return explanation
+    text = explanation.text.replace("holds the value", "hands on the value", 1)
+    return replace(explanation, kind="operand-exchanged", text=text)
+
+
+def _is_exchanged(explanation: Explanation, context: PairContext) -> bool:
+    """Whether it says of an argument that it is another record."""
+    is_argument = context.reference.key.slot.startswith("input.")
+    return is_argument and explanation.kind == "holds" and explanation.is_within
 
 
 def _dtype_notes(reference: Record, target: Record) -> Iterator[str]:

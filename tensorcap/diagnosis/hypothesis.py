@@ -22,6 +22,8 @@ _LEAST_STEP: Final = 1 / 4  # roundings that it has to change the values by
 _STEP_SLACK: Final = 0.1  # by which the step may miss the one that it says, besides some standard errors
 _STEP_DEVIATIONS: Final = 4.0  # so many
 _NO_REASON: Final = ("holds", "nan")  # kinds that say what the target is and not why
+_VAGUE: Final = ("setting-differs",)  # kinds of which a more special one says the same in clearer words
+_MANY_PARAMETERS: Final = 2  # fitted numbers that describe an error rather than say its reason
 _WIDE_NOISE: Final = 2e-7  # error that the order of operations in float32 alone may make
 _EXACT: Final = 1e-12  # relative error of float64 arithmetic, below which no two hypotheses differ
 _EXACT_PARTS: Final = 20  # a residual of less than a rounding divided by that is none
@@ -115,7 +117,8 @@ class Scorer:
         inherited: Relative error that the inputs arrive with, no unit.
         tried: The kinds scored so far: the smallest share of the error that one of each left.
         count: How many hypotheses were scored.
-        is_explained: Whether one of them holds that says what is wrong here.
+        is_explained: Whether one of them holds that says what is wrong here, and does not describe it by many
+            numbers.
     """
 
     rounding: float
@@ -170,7 +173,7 @@ class Scorer:
             score,
             hypothesis.facts,
         )
-        says_why = explanation.kind not in ("inherited", *_NO_REASON)
+        says_why = explanation.kind not in ("inherited", *_NO_REASON, *_VAGUE) and k < _MANY_PARAMETERS
         self.is_explained |= explanation.is_within and says_why
         return explanation
 
@@ -245,8 +248,9 @@ def _makes_needless(other: Explanation, explanation: Explanation) -> bool:
     1. That a record is equal to another one, or NaN, does not say why: it replaces locations only.
     2. What leaves clearly more, or was tested on less than half of the elements, replaces nothing.
     3. What an error is replaces where it is, never the other way round.
-    4. Of two fitted ones the one with fewer numbers stays.
-    5. Of one kind, of a part of the tensor, and of two locations the higher score stays.
+    4. Another setting that says little is replaced by what says more, with no more numbers.
+    5. Of two fitted ones the one with fewer numbers stays.
+    6. Of one kind, of a part of the tensor, and of two locations the higher score stays.
     """
     floor = max(explanation.limit * _FLOOR_OF_LIMIT, _EXACT)
     if other.kind in _NO_REASON and not explanation.is_location:
@@ -257,7 +261,9 @@ def _makes_needless(other: Explanation, explanation: Explanation) -> bool:
         return False
     if explanation.is_location != other.is_location:
         return explanation.is_location
-    if explanation.parameters >= 2 and other.parameters < explanation.parameters:
+    if explanation.kind in _VAGUE and other.kind not in _VAGUE and other.parameters <= explanation.parameters:
+        return True
+    if explanation.parameters >= _MANY_PARAMETERS and other.parameters < explanation.parameters:
         return True
     is_replaceable = explanation.is_location or "where" in explanation.facts or explanation.kind == other.kind
     return is_replaceable and other.parameters <= explanation.parameters and other.score > explanation.score

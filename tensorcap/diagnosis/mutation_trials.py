@@ -16,6 +16,7 @@ from tensorcap.diagnosis.code_mutations import (
     exchange_operands,
     list_numbers,
     move_operations,
+    move_operations_ahead,
     mutate_operations,
     quantise_tensors,
 )
@@ -28,6 +29,7 @@ from tensorcap.diagnosis.mutations import (
     Mutation,
     classify_setting,
     find_expert_tensors,
+    list_late_mutations,
     list_mutations,
     order_experts,
     round_every_step,
@@ -75,10 +77,11 @@ def propose_mutations(context: PairContext) -> Iterator[Hypothesis]:
 
 
 def propose_code_mutations(context: PairContext) -> Iterator[Hypothesis]:
-    """Propose low precision of every step, quantised weights, experts in any order, of weighed inputs or of
-    few tokens, and other operations.
+    """Propose low precision of every step, other weights, and other operations.
 
-    These mutations are many, and often do the same as a more specific one of `propose_mutations`.
+    Experts are in any order, have weighed inputs, or take few tokens; weights are those of other modules, in
+    parts, in other orders, or quantised. All these are many, and often do the same as a more specific one of
+    `propose_mutations`.
     """
     call = context.repeated_call
     if call is None:
@@ -88,6 +91,8 @@ def propose_code_mutations(context: PairContext) -> Iterator[Hypothesis]:
     yield from _order_experts(context, call)
     yield from _weigh_inputs_of_experts(context, call)
     yield from _limit_capacity_of_experts(context, call)
+    late = list_late_mutations(context, call.rerun, largest=_LARGEST)[: call.affordable_calls]
+    yield from _try_mutations(context, call, late, stops_if_exact=True)
     shapes = {name: shape for name, shape in call.rerun.tensors.items() if math.prod(shape) <= _LARGEST}
     yield from _try_mutations(
         context, call, [*quantise_tensors(shapes)][: call.affordable_calls], stops_if_exact=True
@@ -115,10 +120,10 @@ def propose_operations_in_another_order(context: PairContext) -> Iterator[Hypoth
     call = context.repeated_call
     if call is None:
         return
-    moves, exchanges = move_operations(call.operations), exchange_operands(call.operations)
     most = min(call.affordable_calls, _MOST_EXCHANGES)
-    yield from _try_mutations(context, call, [*itertools.islice(moves, most)], stops_if_exact=True)
-    yield from _try_mutations(context, call, [*itertools.islice(exchanges, most)], stops_if_exact=True)
+    for list_all in (move_operations, move_operations_ahead, exchange_operands):
+        mutations = [*itertools.islice(list_all(call.operations), most)]
+        yield from _try_mutations(context, call, mutations, stops_if_exact=True)
 
 
 def _propose(

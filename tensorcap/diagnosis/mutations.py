@@ -20,9 +20,11 @@ from tensorcap.adapters import (
     Added,
     Argument,
     CallMutation,
+    Cleared,
     Edit,
     Filled,
     Masked,
+    OfModel,
     Ordered,
     Replaced,
     Rerun,
@@ -43,6 +45,11 @@ _ORDER_HINT: Final = (
 )
 _LARGEST_EXCHANGED: Final = 1 << 22  # elements of a tensor that another one stands for
 _MOST_EXCHANGED: Final = 64  # pairs of tensors of one shape that are exchanged
+_MOST_ALIKE: Final = 64  # modules of the same class whose tensors are tried
+_PARTS: Final = (2, 3, 4, 8)  # equal ones of a tensor, as ranks or shards hold them
+_MANY_PARTS: Final = 8  # of so many only neighbours stand for one another
+_MOST_BLOCKS: Final = 64  # of an axis
+_PERMUTED: Final = 4  # blocks that are put into all orders
 _NEIGHBOURS: Final = 2  # results are exchanged with those of so many calls of the same shape behind
 _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {  # by a part of their names; the first that fits counts
     "eps": ("norm-eps", "Another eps; it shows in rows of small values only."),
@@ -76,6 +83,8 @@ _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {  # by a part of their names;
     "heads": ("attention-heads", "Another count of heads."),
     "freq": ("frequencies-differ", "Frequencies are made otherwise."),
     "theta": ("frequencies-differ", "Frequencies have another base."),
+    "position": ("position-offset", "Positions are counted, or told apart, otherwise."),
+    "distance": ("position-offset", "Positions are counted, or told apart, otherwise."),
     "shift": ("frequencies-differ", "Frequencies are made otherwise."),
     "group": ("groups-differ", "Another count of groups."),
     "scal": ("factor", ""),
@@ -132,11 +141,28 @@ def list_mutations(context: PairContext, rerun: Rerun, *, largest: int) -> list[
         *mutate_experts(context, shapes, rerun.class_name),
         *mutate_settings(rerun),
         *mutate_arguments(context, rerun),
+        *exchange_arguments(rerun),
         *mutate_results(rerun),
         *(mutation for name in rerun.tensors for mutation in drop_tensor(name)),
         *take_other_tensors(rerun, shapes),
         *(mutation for name, shape in shapes.items() for mutation in reorder_tensor(context, name, shape)),
         *reorder_tensors_together(context, shapes),
+    ]
+
+
+def list_late_mutations(context: PairContext, rerun: Rerun, *, largest: int) -> list[Mutation]:
+    """List mutations that are many: tensors of other modules, parts of tensors, further orders of them.
+
+    Args:
+        context: The pair.
+        rerun: The call.
+        largest: Elements of a tensor that is cut or put in another order, at most.
+    """
+    shapes = {name: shape for name, shape in rerun.tensors.items() if math.prod(shape) <= largest}
+    return [
+        *take_tensors_of_alike(rerun),
+        *(mutation for name, shape in shapes.items() for mutation in cut_tensor(context, name, shape)),
+        *(mutation for name, shape in shapes.items() for mutation in reorder_blocks(name, shape)),
     ]
 
 
@@ -280,6 +306,74 @@ def take_other_tensors(rerun: Rerun, shapes: Mapping[str, tuple[int, ...]]) -> I
             yield Mutation("term-exchanged", text, hint, call, {"parameter": name})
 
 
+def take_tensors_of_alike(rerun: Rerun) -> Iterator[Mutation]:
+    """Take the tensors of another module of the same class: all of them, or one alone."""
+    for names in rerun.alike[:_MOST_ALIKE]:
+        groups = [names, *({own: other} for own, other in names.items() if len(names) > 1)]
+        for group in groups:
+            tensors: dict[str, Edit] = {own: OfModel(other) for own, other in group.items()}
+            text = f"with {' and '.join(group.values())} in the place of its {' and '.join(group)}"
+            hint = "The weights of another layer, or of another module of this one, were loaded or are used."
+            facts = {"parameters": list(group), "of": list(group.values())}
+            yield Mutation("other-weights", text, hint, CallMutation(tensors), facts)
+
+
+def cut_tensor(context: PairContext, name: str, shape: tuple[int, ...]) -> Iterator[Mutation]:
+    """Leave out a part of a tensor along one of its first two axes, or take another part in its place.
+
+    Parts are 2, 3, 4 or 8 equal ones, and queries, keys and values of all heads one after the other.
+    """
+    for axis, size in enumerate(shape[:2]):
+        cuts = [[at * size // n for at in range(n + 1)] for n in _PARTS if size % n == 0 and size > n]
+        query = (context.heads or 0) * (context.head_dim or 0)
+        key = (size - query) // 2
+        if 0 < query < size and size == query + 2 * key and key != query:
+            cuts.append([0, query, query + key, size])
+        for cut in cuts:
+            parts = list(itertools.pairwise(cut))
+            for start, stop in parts:
+                where = f"{start} to {stop - 1} of axis {axis} of {name}"
+                is_bias = "bias" in name.rpartition(".")[2]
+                kind = "bias-dropped" if is_bias else "partial-sum" if axis else "parameter-missing"
+                hint = f"A part of {name} was not loaded, or not looked at."
+                facts = {"parameter": name, "axis": axis, "start": start, "stop": stop}
+                call = CallMutation({name: Cleared(axis, start, stop)})
+                yield Mutation(kind, f"without {where}", hint, call, facts)
+                for other, end in parts:
+                    is_near = len(parts) < _MANY_PARTS or abs(other - start) == stop - start
+                    if other != start and end - other == stop - start and is_near:
+                        order = np.arange(size)
+                        order[start:stop] = np.arange(other, end)
+                        text = f"with {other} to {end - 1} in the place of {where}"
+                        hint = (
+                            f"One part of {name} was loaded twice, as one rank's or one shard's for another."
+                        )
+                        call = CallMutation({name: Ordered(axis, order)})
+                        yield Mutation("other-weights", text, hint, call, {**facts, "other": other})
+
+
+def reorder_blocks(name: str, shape: tuple[int, ...]) -> Iterator[Mutation]:
+    """Put an axis of a tensor in an order of equal blocks: taken in turn, reversed, 3 or 4 in any order."""
+    for axis, size in enumerate(shape):
+        same = np.arange(size)
+        for count in (n for n in range(3, min(size // 2, _MOST_BLOCKS) + 1) if size % n == 0):
+            blocks = same.reshape(count, -1)
+            orders = {
+                f"taken in turn from {count} blocks": blocks.T,
+                f"reversed within {count} blocks": blocks[:, ::-1],
+                f"with its {count} blocks reversed": blocks[::-1],
+            }
+            if count <= _PERMUTED:
+                for order in itertools.permutations(range(count)):
+                    orders[f"with its {count} blocks in the order {', '.join(map(str, order))}"] = blocks[
+                        list(order)
+                    ]
+            for how, order_of_all in orders.items():
+                flat = np.ascontiguousarray(order_of_all.reshape(-1))
+                if not np.array_equal(flat, same):
+                    yield _reorder({name: Ordered(axis, flat)}, how)
+
+
 def reorder_tensor(context: PairContext, name: str, shape: tuple[int, ...]) -> Iterator[Mutation]:
     """Put an axis of a tensor in another order; exchange two axes of it."""
     for axis, size in enumerate(shape):
@@ -404,6 +498,9 @@ def mutate_arguments(context: PairContext, rerun: Rerun) -> Iterator[Mutation]:
     2. A mask sees another extent; it is zeros if it is of floats, else ones.
     3. Other floats are zeros.
     4. Other whole numbers are one more or less; indices only if they stay in the range of their table.
+    5. Of whole numbers and masks the first slice of an axis stands for all, or the axis is turned round; of a
+       row that begins with 0, as where packed sequences begin, the ends alone are left.
+    6. One stands in the place of another of its kind and shape, or both are exchanged.
     """
     for name, argument in rerun.arguments.items():
         short = name.removeprefix("input.")
@@ -428,12 +525,47 @@ def mutate_arguments(context: PairContext, rerun: Rerun) -> Iterator[Mutation]:
             (shift_kind, f"with its {short} {text}", edit)
             for shift_kind, text, edit in _shifts(argument.shape)
         ]
+        if argument.kind == "int" or role == "mask":
+            edits += _orders_of_places(argument, short, kind if role else "index-differs")
         for edit_kind, text, edit in edits:
             call = CallMutation(arguments={name: edit})
             facts = {"argument": short}
             if isinstance(edit, Absent) and _is_not_handed_on(context, rerun, name):
                 facts["not_given_to"] = rerun.site
             yield Mutation(edit_kind, text, hint, call, facts)
+
+
+def exchange_arguments(rerun: Rerun) -> Iterator[Mutation]:
+    """Give the module one argument in the place of another of its kind and shape, or exchange both."""
+    arguments = list(rerun.arguments.items())
+    for (one, first), (other, second) in itertools.islice(
+        itertools.combinations(arguments, 2), _MOST_EXCHANGED
+    ):
+        if (first.kind, first.shape) != (second.kind, second.shape):
+            continue
+        hint = "Arguments stand in each other's place, or one is given twice."
+        names = one.removeprefix("input."), other.removeprefix("input.")
+        for calls, text in (
+            ({one: other}, f"with its {names[1]} in the place of {names[0]}"),
+            ({other: one}, f"with its {names[0]} in the place of {names[1]}"),
+            ({one: other, other: one}, f"with its {names[0]} and {names[1]} exchanged"),
+        ):
+            call = CallMutation(arguments=calls)
+            yield Mutation("operand-exchanged", text, hint, call, {"arguments": list(names)})
+
+
+def _orders_of_places(argument: Argument, short: str, kind: str) -> Iterator[tuple[str, str, Edit]]:
+    """Other orders of whole numbers or of a mask: kind, text, edit."""
+    for axis, size in enumerate(argument.shape):
+        if size < 2:
+            continue
+        if axis < len(argument.shape) - 1:
+            text = f"with the first slice of its {short} for all on axis {axis}"
+            yield kind, text, Ordered(axis, np.zeros(size, int))
+        yield kind, f"with its {short} reversed on axis {axis}", Ordered(axis, np.arange(size)[::-1].copy())
+    if argument.kind == "int" and len(argument.shape) == 1 and argument.shape[0] > 2 and not argument.lowest:
+        text = f"with the first and the last of its {short} alone, as of one sequence"
+        yield "attention-mask", text, Ordered(0, np.array([0, argument.shape[0] - 1]))
 
 
 def _is_not_handed_on(context: PairContext, rerun: Rerun, name: str) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tensorcap.alignment import MappedArchive
 from tensorcap.comparison import (
@@ -19,18 +19,21 @@ from tensorcap.comparison import (
     label_of,
     rank_text,
 )
-from tensorcap.diagnosis import Diagnosis, Explanation, diagnose
+from tensorcap.diagnosis import FAMILIES_OF_VALUES, Diagnosis, Explanation, diagnose
 from tensorcap.localization.curves import ChangePoint, CurvePoint, change_points
 from tensorcap.localization.evidence import Evidence, EvidenceSource, is_within
 from tensorcap.localization.grouping import group_suspects, kind_of_place
 from tensorcap.localization.nonfinite import find_nonfinite_origin
 from tensorcap.localization.suspect import By, Localization, Noise, Precise, Suspect, Undone, find_mistake
-from tensorcap.rerun import OwnError
+from tensorcap.rerun import CallThrough, OwnError
 from tensorcap.runs import Calls, PartialArchive, is_inner, is_parameter, is_result
 from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError
 from tensorcap_formats.keys import ROOT_SITE, Key
+
+if TYPE_CHECKING:
+    from tensorcap.adapters import Rerun
 
 _DIAGNOSED: Final = 3  # places, layers, and tensors of each: diagnosing takes longer than all else
 _NOISE: Final = 2.0  # times what a target differs from itself: no larger error means anything
@@ -75,12 +78,16 @@ def rank_suspects(
     calls, called = Calls(reference), called_sites(reference)
     suspects: list[Suspect] = []
     diagnosed = Counter[tuple[object, ...]]()  # suspects of each place
+    by_makers: set[tuple[object, ...]] = set()  # places of which the first suspect was given something wrong
     for merged in _merge(sources):
         suspect = _suspect(merged, None, free_errors, calls, called, noise)
         place = kind_of_place(suspect)
         if diagnosed[place] < _DIAGNOSED and (place in +diagnosed or len(+diagnosed) < _DIAGNOSED):
             diagnosed[place] += 1
-            examined = _diagnose(merged, compute_dtype)
+            has_makers = diagnosed[place] == 1 or place in by_makers
+            examined = _diagnose(merged, compute_dtype, has_makers=has_makers)
+            if examined is not None and _is_of_maker(examined):
+                by_makers.add(place)
             if find_mistake(examined) is None:
                 examined = explain_weights(merged.evidence.module) or examined
             suspect = _suspect(merged, examined, free_errors, calls, called, noise)
@@ -255,12 +262,19 @@ def _with_ranks(suspect: Suspect, free: Comparison) -> Suspect:
     return replace(suspect, reason=f"{suspect.reason.rstrip('.')}; {ranks}")
 
 
-def _diagnose(merged: _Merged, compute_dtype: str | None) -> Diagnosis | None:
+def _is_of_maker(diagnosis: Diagnosis) -> bool:
+    """Whether it names a mistake of who made what the suspect was given."""
+    mistake = find_mistake(diagnosis)
+    return mistake is not None and "given_to" in mistake.facts
+
+
+def _diagnose(merged: _Merged, compute_dtype: str | None, *, has_makers: bool) -> Diagnosis | None:
     """Diagnose a suspect's tensors: return the first diagnosis that names a mistake, else the first.
 
     1. Its first tensors are diagnosed in turn, until one diagnosis names a mistake.
     2. If something is missing there, those behind it are, too: what is done at one of them is done in
        another order.
+    3. If none names one, and `has_makers`, the first is diagnosed by who made what the suspect was given.
     """
     first = missing = None
     for key in merged.evidence.keys[:_DIAGNOSED]:
@@ -274,6 +288,8 @@ def _diagnose(merged: _Merged, compute_dtype: str | None) -> Diagnosis | None:
                 return diagnosis
             missing = diagnosis
         first = first or diagnosis
+    if missing is None and has_makers and (first is None or find_mistake(first) is None):
+        first = next(_diagnose_makers(merged, compute_dtype), first)
     return missing or first
 
 
@@ -302,14 +318,103 @@ def _diagnose_tensor(merged: _Merged, key: str, compute_dtype: str | None) -> Di
     is_result = parsed.slot.startswith("output")
     caller = parsed.site if is_result else caller_of(parsed.site, called_sites(merged.source.reference))
     mistake = find_mistake(diagnosis)
-    if caller == module or not is_within(module, caller) or (mistake is not None and not mistake.parameters):
+    if mistake is not None and not mistake.parameters:
         return diagnosis
-    other = _diagnose_by(merged, caller, key, compute_dtype)
-    mistake = find_mistake(other)
-    if other is None or mistake is None or mistake.parameters:
-        return diagnosis
-    made = replace(mistake, facts={**mistake.facts, "made_by": caller})
-    return replace(other, explanations=tuple(made if e is mistake else e for e in other.explanations))
+    if caller != module and is_within(module, caller):
+        other = _diagnose_by(merged, caller, key, compute_dtype)
+        mistake = find_mistake(other)
+        if other is not None and mistake is not None and not mistake.parameters:
+            return _made_by(other, mistake, caller)
+    return diagnosis
+
+
+def _made_by(diagnosis: Diagnosis, mistake: Explanation, maker: str, given_to: str = "") -> Diagnosis:
+    """Say of a mistake that another module has made it, and whom it was given to."""
+    facts = {**mistake.facts, "made_by": maker, **({"given_to": given_to} if given_to else {})}
+    text = f"{mistake.text}, which {given_to} is given" if given_to else mistake.text
+    made = replace(mistake, text=text, facts=facts)
+    return replace(diagnosis, explanations=tuple(made if e is mistake else e for e in diagnosis.explanations))
+
+
+def _diagnose_makers(merged: _Merged, compute_dtype: str | None) -> Iterator[Diagnosis]:
+    """Diagnose a suspect's first tensor by the calls that made what it was given and the target lacks.
+
+    So are those which made what these were given. Only what names a mistake is yielded.
+    """
+    source, module, key = merged.source, merged.evidence.module, merged.evidence.keys[0]
+    if source.rerun_call is None or key not in source.reference or key not in source.target:
+        return
+    outer = source.rerun_call(module, key)
+    for maker, call in _calls_through(source, module, key, outer) if outer is not None else ():
+        diagnosis = _diagnose_call(source, key, compute_dtype, call)
+        mistake = find_mistake(diagnosis)
+        if diagnosis is not None and mistake is not None and not mistake.parameters:
+            yield _made_by(diagnosis, mistake, maker, module)
+
+
+def _calls_through(
+    source: EvidenceSource, module: str, key: str, outer: Rerun
+) -> Iterator[tuple[str, CallThrough]]:
+    """Find the modules that made what a call was given, and those that made what these were given."""
+    for maker, slots in _find_makers(source, module, key):
+        inner = {slot: _call_of(source, maker, made) for slot, made in slots.items()}
+        known = {slot: call for slot, call in inner.items() if call is not None}
+        if len(known) < len(inner):
+            continue
+        yield maker, CallThrough(outer, known)
+        for first, earlier in _find_makers(source, maker, next(iter(slots.values()))):
+            behind = {
+                slot: {s: call for s, made in earlier.items() if (call := _call_of(source, first, made))}
+                for slot in known
+            }
+            if all(len(calls) == len(earlier) for calls in behind.values()):
+                through = {slot: CallThrough(known[slot], calls) for slot, calls in behind.items()}
+                yield first, CallThrough(outer, through)
+
+
+def _call_of(source: EvidenceSource, module: str, key: str) -> Rerun | None:
+    return None if source.rerun_call is None else source.rerun_call(module, key)
+
+
+def _find_makers(source: EvidenceSource, module: str, key: str) -> Sequence[tuple[str, Mapping[str, str]]]:
+    """Find who made the arguments of a module's first call in a step that the target has nowhere.
+
+    Of each module the arguments that it made, with the key text of the tensor that each was at first: a
+    result of a call, or else what the code of a caller hands on.
+    """
+    own, run = Key.parse(key), source.reference
+    called = called_sites(run)
+    of_step = [r for r in run.records if (r.key.step, r.key.rank) == (own.step, own.rank) and r.digest]
+    of_step = [r for r in of_step if not is_inner(r.key) and r.key.slot.startswith(("input", "output"))]
+    makers: dict[str, dict[str, str]] = {}
+    for record in of_step:
+        if (record.key.site, record.key.call) != (module, 0) or not record.key.slot.startswith("input"):
+            continue
+        same = [r for r in of_step if r.digest == record.digest and r.order <= record.order]
+        if any(r.key.text in source.target for r in same):
+            continue
+        first = min(same, key=lambda r: r.order).key
+        maker = first.site if first.slot.startswith("output") else caller_of(first.site, called)
+        if maker != module and first.site != ROOT_SITE:
+            makers.setdefault(maker, {})[record.key.slot] = first.text
+    return list(makers.items())[:_DIAGNOSED]
+
+
+def _diagnose_call(
+    source: EvidenceSource, key: str, compute_dtype: str | None, call: CallThrough
+) -> Diagnosis | None:
+    """Diagnose a tensor by calls before that of its module alone."""
+    try:
+        return diagnose(
+            _until(source.reference, key),
+            source.target,
+            key,
+            compute_dtype=compute_dtype,
+            rerun=call,
+            without=FAMILIES_OF_VALUES | {"order of operations"},
+        )
+    except TensorcapError:  # complex values, or none were kept: nothing to look at
+        return None
 
 
 def _diagnose_by(merged: _Merged, module: str, key: str, compute_dtype: str | None) -> Diagnosis | None:

@@ -8,9 +8,11 @@ it), `injected_run` (the runs of an injection), `substitutes` (which tensors a r
 `replay_result` (a replay and its notes), `reverse_replay` (the reference's model on the target's values), and
 `module_replay` (a replay in either direction). Of a compiled target: `operation_values` (which value is which
 node's), `operation_replay` (what each operation of the graph makes of them) and `operation_mistakes`.
-`component_runs` runs modules whole on the target's arguments.
+`component_runs` runs modules whole on the target's arguments; `call_through` is a call whose result the
+target does not have.
 """
 
+from tensorcap.rerun.call_through import CallThrough
 from tensorcap.rerun.component_runs import (
     ComponentRun,
     is_within,
@@ -32,6 +34,7 @@ from tensorcap.rerun.reverse_replay import OpenReplay, replay_within
 
 __all__ = [
     "BAD",
+    "CallThrough",
     "ComponentRun",
     "InjectedRun",
     "OpenReplay",

@@ -60,6 +60,8 @@ _KINDS: Final[Mapping[str, str]] = {
     "groups-differ": "groups",
     "batch-statistics": "statistics",
     "padding-differs": "padding",
+    "dilation-differs": "window",
+    "positions-differ": "position",
     "interpolation-differs": "interpolation",
     "pooling-differs": "pooling",
     "cache-not-written": "cache",

@@ -15,6 +15,7 @@ from tensorcap.adapters.edits import (
     Absent,
     Added,
     CallMutation,
+    Cleared,
     Edit,
     Filled,
     Masked,
@@ -24,6 +25,7 @@ from tensorcap.adapters.edits import (
     Rounded,
     Scaled,
     Shifted,
+    Transposed,
 )
 from tensorcap.adapters.torch.masks import change_extent
 from tensorcap.adapters.torch.tensors import dtype_named
@@ -103,6 +105,10 @@ def apply_edit(tensor: torch.Tensor, edit: Edit) -> torch.Tensor | None:
     if isinstance(edit, Filled):
         least = torch.finfo(tensor.dtype).min if tensor.is_floating_point() else edit.value
         return torch.full_like(tensor, max(edit.value, least))
+    if isinstance(edit, Cleared):
+        cleared = tensor.clone()
+        cleared.narrow(edit.axis, edit.start, edit.stop - edit.start).zero_()
+        return cleared
     if isinstance(edit, Added):
         return tensor + edit.value
     if isinstance(edit, Scaled):
@@ -121,7 +127,9 @@ def apply_edit(tensor: torch.Tensor, edit: Edit) -> torch.Tensor | None:
         return _quantise(tensor, edit)
     if isinstance(edit, Rounded):
         return tensor.to(dtype_named(edit.dtype)).to(tensor.dtype)
-    return tensor.transpose(*edit.axes).contiguous()
+    if isinstance(edit, Transposed):
+        return tensor.transpose(*edit.axes).contiguous()
+    raise KeyError(f"{edit}: a tensor of another module is read from the model")
 
 
 def _quantise(tensor: torch.Tensor, edit: Quantised) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ _INPUT_AXES: Final[Mapping[str, int]] = {  # the axis of the first operand that 
 }
 _PARTS_OF_SUMS: Final = (2, 4, 8)
 _MOST_ORDERS: Final = 64
+_MOST_GROUPS: Final = 64
 
 
 def layout_options(name: str, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> Options:
@@ -65,6 +67,7 @@ def layout_options(name: str, func: Any, args: Any, kwargs: Mapping[str, Any], r
     elif name == "__getitem__":
         yield from _slice_options(x, args[1], result)
     elif name in _INPUT_AXES and x.is_floating_point():
+        yield from _transposed_operands(func, args, kwargs)
         weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
         if isinstance(weight, torch.Tensor) and x.ndim > 1:
             for words, change in _input_options(x, _INPUT_AXES[name] % x.ndim):
@@ -190,6 +193,43 @@ def _split_options(x: torch.Tensor, parts: Any, axis: int, *, is_removed: bool) 
 
         yield "parts taken alternately", alternate
 
+    for count in _divisors(math.gcd(*sizes)) if not is_removed else ():
+
+        def grouped(count: int = count) -> tuple[torch.Tensor, ...]:
+            groups = x.reshape(*x.shape[:axis], count, -1, *x.shape[axis + 1 :])
+            pieces = torch.split(groups, [size // count for size in sizes], axis + 1)
+            return tuple(piece.flatten(axis, axis + 1) for piece in pieces)
+
+        yield f"parts lying in each of {count} groups", grouped
+    if axis == x.ndim - 1 > 0 and x.shape[axis - 1] > 1 and not is_removed:
+        count = x.shape[axis - 1]
+
+        def whole() -> tuple[torch.Tensor, ...]:
+            pieces = torch.split(x.flatten(-2), [size * count for size in sizes], -1)
+            return tuple(piece.reshape(*piece.shape[:-1], count, -1) for piece in pieces)
+
+        yield f"parts lying as wholes, and not in each of {count} groups", whole
+
+
+def _divisors(size: int) -> Iterator[int]:
+    """Divisors but 1 and the number itself, not too large."""
+    yield from (n for n in range(2, min(size // 2, _MOST_GROUPS) + 1) if size % n == 0)
+
+
+def _transposed_operands(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Options:
+    """Exchange two axes of one size of an operand of a product."""
+    for at, operand in enumerate(args[:2]):
+        if not isinstance(operand, torch.Tensor) or operand.ndim < 2:
+            continue
+        for one, other in itertools.combinations(range(operand.ndim), 2):
+            if operand.shape[one] == operand.shape[other] > 1:
+
+                def transposed(at: int = at, axes: tuple[int, int] = (one, other)) -> torch.Tensor:
+                    changed = args[at].transpose(*axes)
+                    return func(*args[:at], changed, *args[at + 1 :], **kwargs)  # type: ignore[no-any-return]
+
+                yield f"axes {one} and {other} of operand {at + 1} exchanged", transposed
+
 
 def _join_options(parts: Any, axis: int) -> Options:
     if not isinstance(parts, (tuple, list)) or not 1 < len(parts) <= _MOST_PARTS:
@@ -220,7 +260,10 @@ def _slice_options(x: torch.Tensor, index: Any, result: torch.Tensor) -> Options
         count = len(range(start, stop, step))
         if not 0 < count < size:
             continue
-        for words, other in _other_slices(size, start, step, count):
+        others = itertools.chain(
+            _other_slices(size, start, step, count), _other_extents(size, start, step, count)
+        )
+        for words, other in others:
             changed = (*items[:at], other, *items[at + 1 :])
             yield f"{words} along axis {axis} taken", lambda changed=changed: x[changed]  # type: ignore[misc]
 
@@ -242,6 +285,25 @@ def _other_slices(size: int, start: int, step: int, count: int) -> Iterator[tupl
                 yield f"those from {offset} on", slice(offset, None, step)
         block = size // step
         yield "a block", slice(start * block, start * block + count)
+
+
+def _other_extents(size: int, start: int, step: int, count: int) -> Iterator[tuple[str, slice]]:
+    """Slices of another length: of one index more or less at an end, of all to an end, and of all."""
+    if step != 1:
+        return
+    stop = start + count
+    extents = {
+        "one more at the beginning": (start - 1, stop),
+        "one more at the end": (start, stop + 1),
+        "one less at the beginning": (start + 1, stop),
+        "one less at the end": (start, stop - 1),
+        "all of them": (0, size),
+    }
+    seen = {(start, stop)}
+    for words, (first, last) in extents.items():
+        if 0 <= first < last <= size and (first, last) not in seen:
+            seen.add((first, last))
+            yield words, slice(first, last)
 
 
 def _input_options(x: torch.Tensor, axis: int) -> Options:

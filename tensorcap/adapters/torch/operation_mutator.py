@@ -42,11 +42,15 @@ _JOINS: Final = frozenset({"cat", "stack", "concat"})
 _MOST_PARTS: Final = 4  # of a split or a join; the number of pairs grows with its square
 _MOST_OPERANDS: Final = 12  # other values that are tried for an operand, the latest ones
 _MOST_BEHIND: Final = 12  # operations that another one is tried behind, the next ones
+_MOST_AHEAD: Final = 6  # values that an operation is tried on, the latest ones
 _LARGEST_KEPT: Final = 1 << 26  # elements of all results that are kept as other operands
 _TERM_BEHIND: Final = "its operand's last term added to its result"
 _WORDS: Final = frozenset(
     {"first", "second", "twice", "opposite", *MASK_EXTENTS}
 )  # that no option is called by
+
+
+Call = tuple[Any, Any, Any]  # an operation and what it is given
 
 
 @dataclass(slots=True)
@@ -67,6 +71,8 @@ class _Done:
         is_function: Whether it is a function of one tensor alone, of any shape.
         result: Shape and dtype of its result; None if that is no tensor of floats.
         child: As in `Operation`.
+        call: What it was given the last time; None if that is not kept.
+        is_whole: As in `Operation`.
     """
 
     name: str
@@ -82,6 +88,8 @@ class _Done:
     is_function: bool
     result: Any
     child: str
+    call: Call | None
+    is_whole: bool
 
 
 class OperationMutator(TorchFunctionMode):
@@ -95,12 +103,18 @@ class OperationMutator(TorchFunctionMode):
         within: The modules whose code runs, by their names, the innermost last.
     """
 
-    def __init__(self, mutation: CallMutation, rounded: RoundedOperations | None = None) -> None:
+    def __init__(
+        self,
+        mutation: CallMutation,
+        rounded: RoundedOperations | None = None,
+        listed: Mapping[str, Call] | None = None,
+    ) -> None:
         """Mutate some operations.
 
         Args:
-            mutation: Its `operations`, `numbers`, `operands` and `moved`; of one of nothing all are listed.
+            mutation: Its operations, numbers, operands, and what is moved; of one of nothing all are listed.
             rounded: Does every other operation instead of torch; None for torch.
+            listed: What operations were given in the call that listed them, by key.
         """
         super().__init__()
         self._rounded = rounded
@@ -108,11 +122,12 @@ class OperationMutator(TorchFunctionMode):
         self._done: dict[str, _Done] = {}
         self._sums: dict[int, tuple[torch.Tensor, Any]] = {}  # by what they made: that, and their operands
         self._moved_by_place = {behind: key for key, (_, behind) in mutation.moved.items()}
-        self._waiting: dict[
-            str, tuple[Any, Any, Any]
-        ] = {}  # operations that are moved, and what they were given
+        self._waiting: dict[str, Call] = {}  # operations that are moved
         self.values: dict[str, torch.Tensor] = {}
+        self._listed = listed or {}
+        self._ahead_by_place = {place: key for key, (_, place) in mutation.moved_ahead.items()}
         keys = {*mutation.operations, *mutation.moved, *self._moved_by_place}
+        keys |= {*mutation.moved_ahead, *self._ahead_by_place}
         keys |= {key for key, _ in (*mutation.numbers, *mutation.operands)} | {*mutation.operands.values()}
         self._is_listing = mutation == CallMutation()
         self.is_needed = bool(keys) or rounded is not None or self._is_listing
@@ -140,9 +155,16 @@ class OperationMutator(TorchFunctionMode):
                 one.given,
                 tuple(self._find_places_behind(key, one)),
                 one.child,
+                tuple(self._find_places_ahead(key, one)),
+                one.is_whole,
             )
             for key, one in self._done.items()
         }
+
+    @property
+    def calls(self) -> dict[str, Call]:
+        """What operations that can be done ahead were given, by key."""
+        return {key: one.call for key, one in self._done.items() if one.call is not None}
 
     def note(self, name: str, value: Any) -> None:
         """Note a tensor of floats that the code is given, under a name."""
@@ -179,7 +201,7 @@ class OperationMutator(TorchFunctionMode):
             self._sums[id(result)] = result, args[:2]
         if self._is_listing and key not in self._done:
             line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-            self._list(key, name, (place, line), args, kwargs, result, is_direct=is_direct)
+            self._list(key, name, (place, line), (func, args, kwargs), result, is_direct=is_direct)
         return result
 
     def _run(self, key: str, name: str, func: Any, args: Any, kwargs: Any, *, is_direct: bool) -> Any:
@@ -191,6 +213,8 @@ class OperationMutator(TorchFunctionMode):
         for (of, which), number in mutation.numbers.items():
             if of == key:
                 args, kwargs = with_number(args, kwargs, which, number)
+        if key in mutation.moved_ahead and key in self._listed:
+            return args[mutation.moved_ahead[key][0]]
         if key in mutation.moved:
             at, _ = mutation.moved[key]
             self._waiting[key] = func, args, kwargs
@@ -206,7 +230,12 @@ class OperationMutator(TorchFunctionMode):
         return self.finish(key, func(*args, **kwargs))
 
     def finish(self, name: str, result: Any) -> Any:
-        """Do the operation that is moved behind an operation, or a call within, on its result."""
+        """Do the operation that is moved behind an operation, a call within or an argument, on its value."""
+        ahead = self._ahead_by_place.get(name)
+        if ahead is not None and ahead in self._listed:
+            at = self._mutation.moved_ahead[ahead][0]
+            func, args, kwargs = self._listed[ahead]
+            return func(*args[:at], result, *args[at + 1 :], **kwargs)
         moved = self._moved_by_place.get(name)
         if moved not in self._waiting:
             return result
@@ -219,13 +248,13 @@ class OperationMutator(TorchFunctionMode):
         key: str,
         name: str,
         where: tuple[str, str],
-        args: Any,
-        kwargs: Any,
+        call: Call,
         result: Any,
         *,
         is_direct: bool,
     ) -> None:
         """List what an operation can do instead."""
+        _, args, kwargs = call
         own = _find_alternatives(name, args, result) if is_direct else []
         if name in ACTIVATIONS and args and id(args[0]) in self._sums:
             own.append(_TERM_BEHIND)
@@ -244,6 +273,8 @@ class OperationMutator(TorchFunctionMode):
             len(args) == 1 and not kwargs and _form(args[0]) == _form(result),
             _form(result) if is_direct else None,
             self.within[-1] if self.within else "",
+            call if is_direct and _form(result) and self._kept < _LARGEST_KEPT else None,
+            _is_whole(result),
         )
 
     def _find_others(self, one: _Done, at: int) -> tuple[str, ...]:
@@ -259,6 +290,24 @@ class OperationMutator(TorchFunctionMode):
         behind = names[names.index(key) + 1 :] if key in self.values else ()
         later = [n for n in behind if one.is_function or _form(self.values[n]) == one.result]
         yield from itertools.product(operands, later[:_MOST_BEHIND])
+
+    def _find_places_ahead(self, key: str, one: _Done) -> Iterator[tuple[int, str]]:
+        """Find earlier values of its result's form that it may be done on, the latest first."""
+        if one.call is None:
+            return
+        operands = [at for at, form in one.operands.items() if form == one.result and at < 2]
+        known = [name for name in list(self.values)[: one.known] if name != key]
+        earlier = [name for name in reversed(known) if _form(self.values[name]) == one.result]
+        for at in operands:
+            places = [name for name in earlier if name != one.given.get(at)]
+            yield from ((at, name) for name in places[:_MOST_AHEAD])
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether it is a tensor of whole numbers."""
+    if not isinstance(value, torch.Tensor) or value.dtype == torch.bool:
+        return False
+    return not value.is_floating_point() and not value.is_complex()
 
 
 def _form(value: Any) -> Any:
@@ -318,7 +367,9 @@ def _find_alternatives(name: str, args: Any, result: Any) -> list[str]:
         parts = (args[0] if args else ()) if name in _JOINS else result
         pairs = itertools.combinations(range(min(len(parts), _MOST_PARTS)), 2)
         return [f"{one} and {other}" for one, other in pairs if parts[one].shape == parts[other].shape]
-    if not isinstance(result, torch.Tensor) or not result.is_floating_point() or not args:
+    if not isinstance(result, torch.Tensor) or result.is_complex() or not args:
+        return []
+    if not result.is_floating_point() and result.device.type != "cpu":
         return []
     if name == _ATTENTION:
         return list(MASK_EXTENTS)

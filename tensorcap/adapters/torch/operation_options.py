@@ -14,7 +14,8 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from tensorcap.adapters.torch.operation_functions import function_options
+from tensorcap.adapters.torch.operation_functions import ACTIVATIONS, function_options
+from tensorcap.adapters.torch.operation_indices import index_options
 from tensorcap.adapters.torch.operation_layouts import layout_options
 
 Options = Iterator[tuple[str, Callable[[], Any]]]
@@ -38,6 +39,7 @@ _CONVOLUTIONS: Final[Mapping[str, Callable[..., torch.Tensor]]] = {
     "conv2d": functional.conv2d,
     "conv3d": functional.conv3d,
 }
+_SPACINGS: Final = range(1, 9)  # of the taps of a convolution
 _PADDING_MODES: Final = ("reflect", "replicate", "circular")
 _POOLS: Final[Mapping[str, str]] = {
     **{f"avg_pool{n}d": f"max_pool{n}d" for n in (1, 2, 3)},
@@ -48,6 +50,24 @@ _MODES: Final[Mapping[int, Sequence[str]]] = {  # of interpolation, by the axes 
     4: ("nearest", "bilinear", "bicubic"),
     5: ("nearest", "trilinear"),
 }
+_CHOICES: Final = ("topk", "sort", "argsort")
+_REPEATED: Final = ACTIVATIONS | frozenset(
+    {
+        *(
+            "mul",
+            "__mul__",
+            "div",
+            "__truediv__",
+            "true_divide",
+            "softmax",
+            "add",
+            "__add__",
+            "sub",
+            "__sub__",
+        ),
+        *("layer_norm", "rms_norm", "group_norm", "batch_norm"),
+    }
+)
 _PRODUCTS: Final = frozenset({"mul", "__mul__", "__rmul__", "mul_", "__imul__"})
 
 
@@ -85,8 +105,20 @@ def run_option(name: str, words: str, func: Any, args: Any, kwargs: Mapping[str,
 
 def _options(name: str, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> Options:
     yield from _options_of_kind(name, args, kwargs, result)
+    if name in _CHOICES:
+        yield from _choice_options(name, func, args, kwargs)
     yield from function_options(name, args, kwargs, result)
+    yield from index_options(name, args, result)
     yield from layout_options(name, func, args, kwargs, result)
+    if name in _REPEATED and _is_alike(args[0] if args else None, result):
+        yield "done twice", lambda: func(result, *args[1:], **kwargs)
+
+
+def _is_alike(x: Any, result: Any) -> bool:
+    """Whether an operation keeps shape and dtype of floats, so that it can be done once more."""
+    if not isinstance(x, torch.Tensor) or not isinstance(result, torch.Tensor):
+        return False
+    return result.is_floating_point() and (x.shape, x.dtype) == (result.shape, result.dtype)
 
 
 def _options_of_kind(name: str, args: Any, kwargs: Mapping[str, Any], result: Any) -> Options:
@@ -135,18 +167,19 @@ def _reduction_options(name: str, args: Any, kwargs: Mapping[str, Any]) -> Optio
     """Reduce other axes, or groups of the last one, where the result is spread over what it is made of."""
     x, ndim = args[0], args[0].ndim
     own = _read_axes(name, args, kwargs)
-    if not kwargs.get("keepdim") or ndim > _MOST_AXES:
+    if ndim > _MOST_AXES:
         return
-    reduce = _REDUCTIONS[name]
+    reduce, keeps = _REDUCTIONS[name], bool(kwargs.get("keepdim"))
     others: dict[str, Any] = {key: value for key, value in kwargs.items() if key not in ("dim", "keepdim")}
     if "norm" in name and len(args) > 1:
         others.setdefault("ord", args[1])
     if "p" in others:
         others["ord"] = others.pop("p")
+    left = [size for axis, size in enumerate(x.shape) if axis not in own]
     for axes in _sets_of_axes(ndim):
-        if axes != own:
-            yield _axes_words(axes), lambda axes=axes: reduce(x, dim=axes, keepdim=True, **others)  # type: ignore[misc]
-    if own == (ndim - 1,):
+        if axes != own and (keeps or left == [size for axis, size in enumerate(x.shape) if axis not in axes]):
+            yield _axes_words(axes), lambda axes=axes: reduce(x, dim=axes, keepdim=keeps, **others)  # type: ignore[misc]
+    if own == (ndim - 1,) and keeps:
         for count in _divisors(x.shape[-1]):
             if count > 1:
                 yield (
@@ -165,7 +198,10 @@ def _divisors(size: int) -> Iterator[int]:
 def _convolution_options(
     convolve: Callable[..., torch.Tensor], args: Any, kwargs: Mapping[str, Any], result: torch.Tensor
 ) -> Options:
-    """Reverse or transpose taps, and put the padding elsewhere, as much of it as the result needs."""
+    """Reverse or transpose taps, put them nearer or further apart, and put the padding elsewhere.
+
+    There is as much padding as the result needs.
+    """
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
     weight, x = given["weight"], given["input"]
@@ -189,6 +225,7 @@ def _convolution_options(
         return values * len(spatial) if len(values) == 1 else values
 
     own, strides, dilations = each(padding), each(given.get("stride", 1)), each(given.get("dilation", 1))
+    yield from _spacing_options(convolve, given, result, strides, dilations)
     # So much a result of this size needs; a stride may leave some of the padding unread.
     needed = [
         (result.shape[axis - x.ndim] - 1) * stride + dilation * (weight.shape[axis] - 1) + 1 - x.shape[axis]
@@ -214,6 +251,44 @@ def _convolution_options(
             yield words, lambda b=before, a=after: padded(b, a)  # type: ignore[misc]
     for mode in _PADDING_MODES:
         yield f"padding that is {mode}", lambda mode=mode: padded(own, own, mode)  # type: ignore[misc]
+
+
+def _spacing_options(
+    convolve: Callable[..., torch.Tensor],
+    given: Mapping[str, Any],
+    result: torch.Tensor,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> Options:
+    """Put taps nearer or further apart, all axes alike, with padding at both ends that keeps the shape."""
+    weight, x = given["weight"], given["input"]
+    spans = [size - 1 for size in weight.shape[2:]]
+    if not any(spans) or x.ndim != weight.ndim:
+        return
+    for spacing in _SPACINGS:
+        if all(spacing == own or not span for own, span in zip(dilations, spans, strict=True)):
+            continue
+        sizes = zip(result.shape[2:], strides, spans, x.shape[2:], strict=True)
+        needed = [(wide - 1) * by + spacing * span + 1 - size for wide, by, span, size in sizes]
+        if min(needed) < 0:
+            continue
+
+        def spaced(spacing: int = spacing, needed: Sequence[int] = needed) -> torch.Tensor:
+            both = [part for size in reversed(needed) for part in (size // 2, size - size // 2)]
+            changed = {"input": functional.pad(x, both), "padding": 0, "dilation": spacing}
+            return convolve(**{**given, **changed})
+
+        yield f"taps {spacing} apart", spaced
+
+
+def _choice_options(name: str, func: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Options:
+    """Choose the smallest ones in the place of the largest, or sort the other way."""
+    names = ("input", "k", "dim", "largest", "sorted") if name == "topk" else ("input", "dim", "descending")
+    given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
+    which, default = ("largest", True) if name == "topk" else ("descending", False)
+    turned = {**given, which: not given.get(which, default)}
+    words = "the smallest ones chosen" if name == "topk" else "the other order of choice"
+    yield words, lambda: func(**turned)
 
 
 def _number_options(args: Any) -> Options:
@@ -327,7 +402,11 @@ def _interpolation_options(given: dict[str, Any]) -> Options:
     for other in _MODES.get(given["input"].ndim, ()):
         for aligned in (False, True) if "linear" in other or "cubic" in other else (None,):
             if other != mode or (aligned is not None and aligned != is_aligned):
-                words = f"{other} interpolation" + (" of aligned corners" if aligned else "")
+                words = f"{other} interpolation"
+                if aligned:
+                    words += " of aligned corners"
+                elif is_aligned and aligned is not None:
+                    words += " of corners that are not aligned"
                 options = {**given, "mode": other, "align_corners": aligned}
                 yield words, lambda options=options: functional.interpolate(**options)  # type: ignore[misc]
 

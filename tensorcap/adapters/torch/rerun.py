@@ -7,7 +7,7 @@ within it return what they returned then.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensorcap.adapters.edits import Argument, CallMutation, Edit, Operation
+from tensorcap.adapters.edits import Argument, CallMutation, Edit, OfModel, Operation, Replaced
 from tensorcap.adapters.protocol import further_names
 from tensorcap.adapters.torch.injector import inject
 from tensorcap.adapters.torch.low_precision import RoundedOperations
@@ -27,6 +27,7 @@ from tensorcap.adapters.torch.module_mutations import (
     with_forward,
 )
 from tensorcap.adapters.torch.modules import argument_names, tree
+from tensorcap.adapters.torch.operation_mutator import Call as OperationCall
 from tensorcap.adapters.torch.operation_mutator import OperationMutator
 from tensorcap.adapters.torch.recurrent import VARIANTS, write_out
 from tensorcap.adapters.torch.tensor_leaves import KINDS
@@ -83,6 +84,7 @@ class ModuleRerun:
         self._order: dict[int, int] = {}  # by module: place among the calls within
         self._tensor: torch.Tensor | None = None  # the one of the key
         self._mutator = OperationMutator(CallMutation())
+        self._listed: Mapping[str, OperationCall] = {}  # operations of a call without mutations
         self._inputs: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
     @property
@@ -192,15 +194,18 @@ class ModuleRerun:
                     )
             self._calls = {}
             try:
-                stack.enter_context(mutate_module(self._module, self._find_slots(), mutation))
+                slots = self._find_slots()
+                tensors = {n: self._taken(edit, slots[n]) for n, edit in mutation.tensors.items()}
+                stack.enter_context(mutate_module(self._module, slots, replace(mutation, tensors=tensors)))
                 args, kwargs = self._edit_inputs(mutation.arguments)
                 rounded = None
                 if mutation.steps:
                     rounded = RoundedOperations(mutation.steps, is_in_turn=mutation.is_in_turn)
-                self._mutator = OperationMutator(mutation, rounded)
+                self._mutator = OperationMutator(mutation, rounded, self._listed)
                 if self._mutator.is_needed:
                     stack.enter_context(self._mutator)
                     self._note_inputs(args, kwargs)
+                    args, kwargs = self._with_leaves(args, kwargs, self._mutator.finish)
                 result = self._module(*args, **kwargs)
                 if self._is_own_result:
                     self._take("output", result)
@@ -208,7 +213,40 @@ class ModuleRerun:
                 pass
             except Exception:  # whatever a mutated module may run into
                 return None
+        if mutation == CallMutation():
+            self._listed = self._mutator.calls
         return None if self._tensor is None else self._tensor.cpu().double().numpy()
+
+    def _taken(self, edit: Edit, slot: TensorSlot) -> Edit:
+        """An edit with the values of another module's tensor, if it is one that takes these."""
+        if not isinstance(edit, OfModel):
+            return edit
+        site, _, name = edit.name.rpartition(".")
+        other = self._model.get_submodule(site)
+        tensor = other._parameters.get(name, other._buffers.get(name))
+        if tensor is None or tensor.shape != slot.registry[slot.name].shape:
+            raise KeyError(edit.name)
+        return Replaced(tensor.detach().cpu().double().numpy())
+
+    @property
+    def alike(self) -> Sequence[Mapping[str, str]]:
+        """Modules of the same class elsewhere, the nearest first: names of their tensors, by the own ones."""
+        owners: dict[str, list[str]] = {}
+        for name in self._find_slots():
+            path, _, own = name.rpartition(".")
+            owners.setdefault(path, []).append(own)
+        modules = dict(self._model.named_modules())
+        order = {name: at for at, name in enumerate(modules)}
+        found: list[tuple[int, Mapping[str, str]]] = []
+        for path, names in owners.items():
+            mine = self._within[path] if path else self._module
+            at = next((order[n] for n, module in modules.items() if module is mine), 0)
+            for site, module in modules.items():
+                if module is mine or type(module) is not type(mine) or not _are_alike(mine, module, names):
+                    continue
+                own_names = {f"{path}.{n}" if path else n: f"{site}.{n}" for n in names}
+                found.append((abs(order[site] - at), own_names))
+        return [names for _, names in sorted(found, key=lambda one: one[0])]
 
     @property
     def _variants(self) -> Mapping[str, Any]:
@@ -315,20 +353,36 @@ class ModuleRerun:
 
         return call
 
-    def _edit_inputs(self, edits: Mapping[str, Edit]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _edit_inputs(self, edits: Mapping[str, Edit | str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Copy the inputs of the call, and edit some tensors of them."""
         args, kwargs = copy.deepcopy(self._inputs)
         if not edits:
             return args, kwargs
+        leaves = {
+            f"{slot}.{leaf.name}" if leaf.name else slot: leaf.value
+            for slot, value in self._name_slots(self._module, args, kwargs)
+            for leaf in walk(value, KINDS)
+        }
 
-        def edit_value(slot: str, value: Any) -> Any:
-            def edit_leaf(name: str, tensor: Any) -> Any:
-                edit = edits.get(f"{slot}.{name}" if name else slot)
-                return tensor if edit is None else apply_edit(tensor, edit)
+        def edit_leaf(name: str, tensor: Any) -> Any:
+            edit = edits.get(name)
+            if isinstance(edit, str):
+                return leaves[edit].clone()
+            return tensor if edit is None else apply_edit(tensor, edit)
 
-            return rebuild(value, KINDS, edit_leaf)
+        return self._with_leaves(args, kwargs, edit_leaf)
 
-        values = [edit_value(slot, value) for slot, value in self._name_slots(self._module, args, kwargs)]
+    def _with_leaves(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[str, Any], Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Change tensors among arguments, each by its name."""
+
+        def changed(slot: str, value: Any) -> Any:
+            return rebuild(
+                value, KINDS, lambda name, tensor: change(f"{slot}.{name}" if name else slot, tensor)
+            )
+
+        values = [changed(slot, value) for slot, value in self._name_slots(self._module, args, kwargs)]
         return tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
 
     def _stub(self, name: str, module: nn.Module, other: Edit | str | None) -> Forward:
@@ -400,6 +454,21 @@ class ModuleRerun:
                     if tensor is not None and tensor.is_floating_point():
                         slots[f"{path}.{name}" if path else name] = TensorSlot(registry, name)
         return slots
+
+
+def _are_alike(one: nn.Module, other: nn.Module, names: Sequence[str]) -> bool:
+    """Whether two modules have tensors of these names, of the same shapes and of other values."""
+    are_same = True
+    for name in names:
+        is_buffer = name not in one._parameters
+        mine, theirs = (
+            module._buffers.get(name) if is_buffer else module._parameters.get(name)
+            for module in (one, other)
+        )
+        if mine is None or theirs is None or mine.shape != theirs.shape:
+            return False
+        are_same &= torch.equal(mine, theirs)
+    return not are_same
 
 
 def _read_attributes(module: nn.Module) -> dict[str, Any]:

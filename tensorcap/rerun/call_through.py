@@ -1,0 +1,82 @@
+"""A call seen through a later one that is given its result, where the target has that one's result alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tensorcap.adapters import Argument, CallMutation, Operation, Replaced, Rerun
+from tensorcap_formats.dtypes import Array
+
+
+class CallThrough:
+    """What a call makes of what mutated calls before it made; all but its values is that of the first one.
+
+    Attributes:
+        outer: The call that is made last, without a mutation of its own.
+        inner: The calls that make some of its arguments, by the names of these; all are mutated alike.
+    """
+
+    def __init__(self, outer: Rerun, inner: Mapping[str, Rerun]) -> None:
+        self.outer, self.inner = outer, inner
+        self._first = next(iter(inner.values()))
+
+    @property
+    def site(self) -> str:
+        """As in `Rerun`."""
+        return self._first.site
+
+    @property
+    def class_name(self) -> str:
+        """As in `Rerun`."""
+        return self._first.class_name
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """As in `Rerun`."""
+        return self._first.tensors
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """As in `Rerun`."""
+        return self._first.settings
+
+    @property
+    def arguments(self) -> Mapping[str, Argument]:
+        """As in `Rerun`."""
+        return self._first.arguments
+
+    @property
+    def results(self) -> Mapping[str, tuple[int, ...]]:
+        """As in `Rerun`."""
+        return self._first.results
+
+    @property
+    def operations(self) -> Mapping[str, Operation]:
+        """As in `Rerun`."""
+        return self._first.operations
+
+    @property
+    def operation_count(self) -> int:
+        """How many operations all the calls did."""
+        inner = sum(call.operation_count for call in self.inner.values())
+        return inner + self.outer.operation_count
+
+    @property
+    def alike(self) -> Sequence[Mapping[str, str]]:
+        """As in `Rerun`."""
+        return self._first.alike
+
+    def read_tensor(self, name: str) -> Array:
+        """As in `Rerun`."""
+        return self._first.read_tensor(name)
+
+    def run(self, mutation: CallMutation) -> Array | None:
+        """Make the inner calls with a mutation, and the outer one of what they make."""
+        made: dict[str, Replaced] = {}
+        for name, call in self.inner.items():
+            values = call.run(mutation)
+            if values is None:
+                return None
+            made[name] = Replaced(values)
+        return self.outer.run(CallMutation(arguments=made))

@@ -1,0 +1,124 @@
+"""Who made what a suspect is given, where the target has no such tensor but a function of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tensorcap.localization import Localization, localize
+from tensorcap.session import capture_workload
+from tensorcap.workload import Workload
+
+PLACES, WIDTH = 12, 16
+
+
+def places_of(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[1])
+
+
+def tables_of(places: Tensor) -> tuple[Tensor, Tensor]:
+    angles = places[:, None] * torch.linspace(0.05, 0.9, WIDTH)
+    return angles.cos(), angles.sin()
+
+
+class Tables(nn.Module):
+    def forward(self, places: Tensor) -> tuple[Tensor, Tensor]:
+        angles = places[:, None] * torch.linspace(0.05, 0.9, WIDTH)
+        return angles.cos(), angles.sin()
+
+
+class Mixer(nn.Module):
+    """Rotated by tables that it is given; or by some of its own, if it has any."""
+
+    def __init__(self, own: Any = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.own, self.out = own, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, tables: Any = None) -> Tensor:
+        cosines, sines = self.own(x) if tables is None else tables
+        turned = x * cosines + x.roll(WIDTH // 2, -1) * sines
+        out: Tensor = self.out(turned.tanh().cumsum(1))
+        return out
+
+
+class Reference(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables, self.mixer = Tables(), Mixer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[1])
+        out: Tensor = self.mixer(x.sin(), self.tables(positions))
+        return out + x
+
+
+class Port(nn.Module):
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self.mixer = Mixer(own)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.mixer(x.sin())
+        return out + x
+
+
+def of_the_reference(x: Tensor) -> tuple[Tensor, Tensor]:
+    return tables_of(places_of(x))
+
+
+def exchanged(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Sines in the place of cosines, and cosines for sines."""
+    cosines, sines = tables_of(places_of(x))
+    return sines, cosines
+
+
+def of_larger_angles(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest rate is 1, and not 0.9."""
+    angles = places_of(x)[:, None] * torch.linspace(0.05, 1.0, WIDTH)
+    return angles.cos(), angles.sin()
+
+
+def counted_down(x: Tensor) -> tuple[Tensor, Tensor]:
+    return tables_of(places_of(x).flip(0))
+
+
+def localized(own: Any, folder: Path) -> Localization:
+    x = torch.from_numpy(np.random.default_rng(3).standard_normal((2, PLACES, WIDTH)).astype(np.float32))
+    reference, target = (Workload(model.eval(), {"x": x}, seed=0) for model in (Reference(), Port(own)))
+    capture_workload(reference, folder / "ref.h5")
+    capture_workload(target, folder / "tgt.h5")
+    return localize(folder / "ref.h5", folder / "tgt.h5", reference_model=reference)
+
+
+@pytest.mark.spec("LCL-510")
+def test_the_module_that_made_what_a_suspect_is_given_is_suspected(tmp_path: Path) -> None:
+    found = localized(of_larger_angles, tmp_path)
+    assert [suspect.module for suspect in found.suspects] == ["tables"]
+    mistake = found.suspects[0].diagnosis
+    assert mistake is not None
+    assert mistake.kind == "factor"
+    assert "which mixer is given" in mistake.text
+
+
+@pytest.mark.spec("LCL-510")
+def test_the_code_that_made_what_that_module_is_given_is_suspected(tmp_path: Path) -> None:
+    found = localized(counted_down, tmp_path)
+    assert [suspect.module for suspect in found.suspects] == ["tables"]
+    assert found.suspects[0].cause in ("position-offset", "positions-differ", "index-differs")
+
+
+@pytest.mark.spec("LCL-510")
+def test_what_the_suspect_does_itself_is_its_own(tmp_path: Path) -> None:
+    found = localized(exchanged, tmp_path)
+    assert [suspect.module for suspect in found.suspects] == ["mixer"]
+
+
+@pytest.mark.spec("LCL-510")
+def test_a_port_that_makes_it_itself_is_not_accused(tmp_path: Path) -> None:
+    assert not localized(of_the_reference, tmp_path).suspects
