@@ -35,10 +35,12 @@ Source = Archive | str | os.PathLike[str]
 _MAX_CHECKPOINT: Final = bytes.fromhex("93f09f94a52b2b93")
 _MAX_SAFETENSORS_HEADER: Final = 100_000_000
 _KINDS: Final = (
-    "HDF5, zarr, safetensors, .npz, .npy, a torch .pt, a .max, .gguf, .onnx, .keras, a folder "
-    ".aimodelintermediates, or a folder of .npy, .pt, .max or .safetensors"
+    "HDF5, zarr, safetensors, .npz, .npy, a torch .pt, a .max, .gguf, .onnx, .keras, JSON of Polygraphy, "
+    "transformers' debugger or msprobe, a folder .aimodelintermediates, or a folder of .npy, .pt, .max or "
+    ".safetensors"
 )
 _ALONE: Final = (".gguf", ".h5", ".hdf5", ".keras", ".npz", ".onnx")  # files that are opened one by one
+_OF_RUNNER: Final = re.compile(r"(.+\.json):(.+)", re.DOTALL)
 _KERAS_WEIGHTS: Final = "model.weights.h5"
 _ONNX_START: Final = re.compile(rb"\x08[\x01-\x7f](?:\x12[\x01-\x7f][\x20-\x7e]|\x3a[\x80-\xff])")
 
@@ -71,6 +73,11 @@ def open_archive(path: str | os.PathLike[str]) -> Archive:
     except PermissionError as error:
         raise _unreadable(path, error) from None
     except (OSError, ValueError):
+        if match := _OF_RUNNER.fullmatch(os.fspath(path)):
+            from tensorcap_formats.foreign import open_polygraphy
+
+            if os.path.exists(match[1]):
+                return open_polygraphy(Path(match[1]), match[2])
         raise _nothing_to_open(path, locked) from None
     if locked:
         warnings.warn(f"{path}: another process is writing it anew; this is the archive before", stacklevel=2)
@@ -192,10 +199,16 @@ def _folder_opener(path: Path) -> Callable[[Path], Archive]:
     from tensorcap_formats.foreign import (
         is_dump,
         is_intermediates_folder,
+        is_msprobe_folder,
+        is_polygraphy_folder,
+        is_sglang_folder,
         neuron_opener,
         open_dump,
         open_intermediates,
+        open_msprobe,
         open_npy_folder,
+        open_polygraphy,
+        open_sglang,
         open_torch_folder,
         refuse_known_folder,
     )
@@ -204,8 +217,18 @@ def _folder_opener(path: Path) -> Callable[[Path], Archive]:
         return open_intermediates
     if opener := neuron_opener(path, listed):
         return opener
+    if is_msprobe_folder(path, listed):
+        return open_msprobe
+    if is_sglang_folder(listed):
+        return open_sglang
+    if is_polygraphy_folder(listed):
+        return open_polygraphy
     if is_dump(path, listed):
         return open_dump
+    from tensorcap_formats.safetensors import TREE_SUFFIX, open_debug_tree
+
+    if any(name.endswith(TREE_SUFFIX) for name in listed):
+        return open_debug_tree
     if ".safetensors" in suffixes:
         from tensorcap_formats.safetensors import open_safetensors_folder
 
@@ -262,6 +285,8 @@ def _file_opener(path: Path) -> Callable[[Path], Archive]:
         return _onnx_opener(path)
     if first[:1] == b"\x80" or path.suffix in (".pt", ".pth", ".pkl", ".bin"):
         return open_torch_file
+    if opener := _json_opener(first):
+        return opener
     if is_print_log(path):
         return open_print_log
     if first and not any(first[:16]):
@@ -284,6 +309,17 @@ def _zip_opener(path: Path) -> Callable[[Path], Archive]:
         refuse_known_zip(path, members.sizes)
         is_torch = any(name.endswith("/data.pkl") for name in members.sizes)
     return open_torch_file if is_torch else open_npz
+
+
+def _json_opener(first: bytes) -> Callable[[Path], Archive] | None:
+    """What opens a file of JSON of another tool; None if it is none that is known."""
+    from tensorcap_formats.foreign import json_kind, open_msprobe, open_polygraphy
+    from tensorcap_formats.safetensors import open_debug_tree
+
+    kind = json_kind(first)
+    if kind == "debug-tree":
+        return open_debug_tree
+    return {"polygraphy": open_polygraphy, "msprobe": open_msprobe}.get(kind or "")
 
 
 def _gguf_opener(path: Path) -> Callable[[Path], Archive]:

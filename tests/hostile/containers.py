@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import warnings
@@ -275,6 +276,66 @@ def _bytes(array: np.ndarray[Any, Any]) -> Tensor:
     return Tensor("float32", array.shape, array.tobytes())
 
 
+def _polygraphy(folder: Path) -> None:
+    def encoded(array: Any) -> dict[str, Any]:
+        file = io.BytesIO()
+        np.save(file, array)
+        text = base64.b64encode(file.getvalue()).decode()
+        inner = {"array": text, "polygraphy_class": "ndarray"}
+        return {"values": inner, "polygraphy_class": "LazyArray"}
+
+    outputs = {
+        "outputs": {name: encoded(array) for name, array in _SITES.items()},
+        "runner_name": "onnxrt-N0",
+    }
+    result = {"lst": [["onnxrt-N0", [outputs]]], "polygraphy_class": "RunResults"}
+    (folder / "run.json").write_text(json.dumps(result, indent=4))
+
+
+def _debug_tree(folder: Path) -> None:
+    """Of transformers' debugger, with tensors in files."""
+    from safetensors.numpy import save_file
+
+    (folder / "run").mkdir()
+    children = []
+    for name, array in _SITES.items():
+        file = f"Net.{name}_outputs.safetensors"
+        save_file({"data": array}, folder / "run" / file)
+        value = {"shape": f"torch.Size({list(array.shape)})", "dtype": "torch.float32", "value": f"./{file}"}
+        children.append(
+            {"module_path": f"Net.{name}", "inputs": {"kwargs": {"mask": "None"}}, "outputs": value}
+        )
+    tree = {"module_path": "Net", "children": children}
+    (folder / "run/Net_debug_tree_FULL_TENSORS.json").write_text(json.dumps(tree, indent=2))
+
+
+def _msprobe(folder: Path) -> None:
+    data: dict[str, Any] = {}
+    for name, array in _SITES.items():
+        entry, file = f"Module.{name}.Linear.forward.0", f"Module.{name}.Linear.forward.0.output.0.pt"
+        write_torch(folder / "run/step0/rank0/dump_tensor_data" / file, _bytes(array))
+        leaf = {
+            "type": "torch.Tensor",
+            "dtype": "torch.float32",
+            "shape": list(array.shape),
+            "data_name": file,
+        }
+        data[entry] = {
+            "input_args": [{"type": "int", "value": 2}, None],
+            "input_kwargs": {},
+            "output": [leaf],
+        }
+    dump = {"task": "tensor", "level": "L0", "framework": "pytorch", "data": data}
+    (folder / "run/step0/rank0/dump.json").write_text(json.dumps(dump))
+    (folder / "run/step0/rank0/construct.json").write_text(json.dumps(dict.fromkeys(data)))
+
+
+def _sglang(folder: Path) -> None:
+    for number, (name, array) in enumerate(_SITES.items(), 1):
+        tags = f"step=0___rank=0___dump_index={number}___name=non_intrusive__{name}.output"
+        write_torch(folder / f"run/{tags}___recompute_status=disabled.pt", _bytes(array))
+
+
 def _npz(folder: Path) -> None:
     np.savez(folder / "run.npz", **_SITES)  # type: ignore[arg-type]  # no array is named allow_pickle
 
@@ -330,6 +391,10 @@ CONTAINERS: Final[Mapping[str, Container]] = {
     "gguf, Q8_0": Container("run.gguf", _gguf(is_quantised=True), ("gguf",), stored=None),
     "onnx": Container("run.onnx", _onnx(is_beside=False), ("onnx", "google.protobuf")),
     "onnx, data beside": Container("run.onnx", _onnx(is_beside=True), ("onnx", "google.protobuf")),
+    "results of Polygraphy": Container("run.json", _polygraphy, stored=None),
+    "debug tree of transformers": Container("run", _debug_tree),
+    "dump of msprobe": Container("run", _msprobe),
+    "dump of SGLang": Container("run", _sglang),
     "captures of Neuron": Container("run", _captures),
     "ranks of Neuron": Container("run", _rank_tree),
     "inputs of Neuron": Container("run", _saved_inputs),

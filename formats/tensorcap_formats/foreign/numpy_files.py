@@ -87,6 +87,31 @@ def read_npy_tensor(path: Path, name: str, *, void_dtypes: Mapping[int, str] | N
     return _tensor(name, header, header.dtype, read, Bands())
 
 
+def npy_tensor_in(read: ReadBytes, size: int, name: str, where: str) -> ForeignTensor:
+    """The array of a .npy file within another file, under a name; its elements are read later.
+
+    Args:
+        read: Fills an array with the bytes of the .npy file from an offset on.
+        size: Bytes of the .npy file.
+        name: The tensor's.
+        where: For messages.
+
+    Raises:
+        UnsafeFileError: It holds Python objects.
+        CorruptArchiveError: Its header contradicts it.
+        NotAnArchiveError: It holds no numbers.
+    """
+    start = np.empty(min(size, 12), np.uint8)
+    read(0, start)
+    first = np.empty(min(size, _header_bytes(start.tobytes())), np.uint8)
+    read(0, first)  # and no more: damage of its elements is found when these are read
+    header = _parse_header(first.tobytes(), where)
+    if header.dtype is None:
+        raise NotAnArchiveError(f"{where}: holds {header.written!r}, expected numbers")
+    _check_size(header, header.dtype, size, where)
+    return _tensor(name, header, header.dtype, read, Bands())
+
+
 def open_npy_folder(path: Path) -> Archive:
     """Open all .npy files below a folder, named by their paths in it.
 
@@ -189,9 +214,13 @@ def _original_name(name: str) -> str:
 
 def _read_header(members: ZipMembers, member: str) -> bytes:
     """The header of an array, and no more of it: damage of its elements is found when these are read."""
-    first = members.read(member, 12)
+    return members.read(member, _header_bytes(members.read(member, 12)))
+
+
+def _header_bytes(first: bytes) -> int:
+    """How many bytes have the header of an array, by its first 12."""
     length = first[8:10] if first[6:7] == b"\1" else first[8:12]
-    return members.read(member, min(12 + int.from_bytes(length, "little"), _MAX_HEADER_BYTES))
+    return min(12 + int.from_bytes(length, "little"), _MAX_HEADER_BYTES)
 
 
 def _logical_dtypes(members: ZipMembers) -> dict[str, DType]:

@@ -46,7 +46,7 @@ def open_safetensors_folder(path: Path) -> Archive:
         files = indexes[:1]
         shard_of: dict[str, str] = {}
         for shard in shards:
-            file = resources.enter_context(closing(InputFile(_inside(path, shard))))
+            file = resources.enter_context(closing(InputFile(file_inside(path, shard))))
             entries, metadata = read_header(file)
             if "tensorcap" in metadata:
                 raise NotAnArchiveError(
@@ -98,7 +98,7 @@ def _refuse(reason: str, start: int, out: Array) -> None:
     raise ReadError(reason)
 
 
-def _inside(folder: Path, name: str) -> Path:
+def file_inside(folder: Path, name: str) -> Path:
     """Resolve the name of a file in a folder's index; no name and no link may lead elsewhere.
 
     A snapshot of the Hugging Face cache has links into `blobs` beside `snapshots`: those are followed.
@@ -119,7 +119,7 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    with closing(InputFile(_inside(path.parent, path.name))) as file:
+    with closing(InputFile(file_inside(path.parent, path.name))) as file:
         weight_map = decode_json(file.read_all(MAX_HEADER_BYTES), str(path)).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
         raise CorruptArchiveError(f"{path}: weight_map does not give each tensor a file name")

@@ -341,6 +341,20 @@ SEEDS: Final[Mapping[str, Seed]] = {
     ),
     "dump-max": Seed("run", _written_by("dump of .max"), (_BYTES, mutations.change_folder)),
     "print-log": Seed("run.log", _written_by("log of prints"), (_BYTES, mutations.change_text)),
+    "polygraphy": Seed(
+        "run.json",
+        _written_by("results of Polygraphy"),
+        (_BYTES, mutations.change_json, mutations.change_text),
+    ),
+    "debug-tree": Seed(
+        "run",
+        _written_by("debug tree of transformers"),
+        (_BYTES, mutations.change_json, mutations.change_folder),
+    ),
+    "msprobe": Seed(
+        "run", _written_by("dump of msprobe"), (_BYTES, mutations.change_json, mutations.change_folder)
+    ),
+    "sglang": Seed("run", _written_by("dump of SGLang"), (_BYTES, mutations.change_folder)),
     "neuron-captures": Seed(
         "run", _written_by("captures of Neuron"), (_BYTES, mutations.change_json, mutations.change_folder)
     ),

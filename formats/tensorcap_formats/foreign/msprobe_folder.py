@@ -1,0 +1,266 @@
+"""Dumps of msprobe (MindStudio Probe): `dump.json`, `construct.json` and files of tensors.
+
+A dump is a folder with `dump.json`, one of several ranks (`rank0`, or `proc4711` of a single process), or one
+of several steps (`step0`) of those (specs/tool-dumps.md).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, abbreviate
+from tensorcap_formats.flat_arrays import Bands
+from tensorcap_formats.folder import list_folder, refuse_link_out
+from tensorcap_formats.foreign.json_file import is_plain, plain_value, read_json
+from tensorcap_formats.foreign.numpy_files import read_npy_tensor
+from tensorcap_formats.foreign.torch_file import read_contents
+from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
+from tensorcap_formats.keys import ROOT_SITE, Key, check_length, escape, inner_site, module_site
+
+DUMP_FILE: Final = "dump.json"
+_CONSTRUCT_FILE: Final = "construct.json"
+_TENSORS: Final = "dump_tensor_data"
+_STEP: Final = re.compile(r"step(0|[1-9]\d{0,8})")
+_RANK: Final = re.compile(r"rank(0|[1-9]\d{0,8})")
+_PROCESS: Final = re.compile(r"proc\d{1,18}")
+_MODULE: Final = re.compile(r"(?:Module|Cell)\.(?:(.+)\.)?(\w+)\.(forward|backward)\.(\d{1,18})", re.DOTALL)
+_PARAMETERS: Final = re.compile(r"(?:Module|Cell)\.(?:(.+)\.)?(\w+)\.parameters_grad", re.DOTALL)
+_API: Final = re.compile(r"(.+)\.(\d{1,18})\.(forward|backward)", re.DOTALL)
+_MAX_LEAVES: Final = 10_000_000
+_MAX_DEPTH: Final = 100
+_TENSOR_TYPES: Final = ("torch.Tensor", "mindspore.Tensor", "numpy.ndarray")
+_PARTS: Final = {  # members of an entry, and the slots that they are
+    "forward": {"input_args": "input", "input_kwargs": "input", "input": "input", "output": "output"},
+    "backward": {"input": "grad_input", "output": "grad_output"},
+}
+
+
+@dataclass
+class _Dump:
+    """What is found in a dump.
+
+    Attributes:
+        path: The folder that was opened.
+        tensors: The tensors by key.
+        values: Leaves that are no tensors, by key.
+        skipped: Why things are not read.
+        without_values: How many tensors were kept as statistics alone.
+        info: What the first file says of the run.
+        bands: Keeps rows of strided tensors.
+    """
+
+    path: Path
+    tensors: dict[str, ForeignTensor] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    without_values: int = 0
+    info: dict[str, Any] = field(default_factory=dict)
+    bands: Bands = field(default_factory=Bands)
+
+
+def is_msprobe_folder(path: Path, names: Sequence[str]) -> bool:
+    """Whether a folder with these names is a dump, of a step and a rank, or of several."""
+    if DUMP_FILE in names:
+        return _CONSTRUCT_FILE in names or _TENSORS in names
+    inner = [name for name in names if _STEP.fullmatch(name) or _is_rank(name)]
+    return any(
+        DUMP_FILE in below or any(_is_rank(name) for name in below)
+        for name in inner[:1]
+        if (path / name).is_dir() and not (path / name).is_symlink()
+        for below in [list_folder(path / name)]
+    )
+
+
+def open_msprobe(path: Path) -> ForeignArchive:
+    """Open a dump as an archive, with the ranks and steps that its folders name.
+
+    Raises:
+        NotAnArchiveError: It holds no tensor, or statistics alone, or processes of unknown rank.
+        CorruptArchiveError: A file of it is no JSON of msprobe.
+        UnsafeFileError: A file is a link out of the folder.
+        ReadError: The system cannot read it.
+    """
+    folder = path if path.is_dir() else path.parent
+    dump = _Dump(folder)
+    for step, rank, one in _folders(folder):
+        _read_folder(dump, one, step, rank)
+    if not dump.tensors:
+        if dump.without_values:
+            raise NotAnArchiveError(
+                f"{path}: holds the statistics of {dump.without_values} tensors and no values",
+                hint='Dump with "task": "tensor".',
+            )
+        reasons = f": {next(iter(dump.skipped.values()))}" if dump.skipped else ""
+        raise NotAnArchiveError(f"{path}: holds no tensor that can be read{reasons}")
+    framework = dump.info.get("framework")
+    run: dict[str, Any] = {"framework": {"name": "torch" if framework == "pytorch" else str(framework)}}
+    if dump.without_values:
+        run["notes"] = [f"Of {dump.without_values} tensors only statistics were kept."]
+    missing = [reason for reason in dump.skipped.values() if reason.startswith("its file")]
+    if missing:
+        run["error"] = {"message": f"{len(missing)} tensors of the dump could not be read: {missing[0]}"}
+    return ForeignArchive(
+        path,
+        "msprobe",
+        dump.tensors.values(),
+        values=dump.values,
+        skipped=dump.skipped,
+        run=run,
+        is_ordered=True,
+        is_complete=not missing,
+    )
+
+
+def _is_rank(name: str) -> bool:
+    return bool(_RANK.fullmatch(name) or _PROCESS.fullmatch(name))
+
+
+def _folders(path: Path) -> Iterator[tuple[int, int, Path]]:
+    """Step, rank and path of each folder that has a `dump.json`."""
+    names = list_folder(path)
+    steps = {int(match[1]): name for name in names if (match := _STEP.fullmatch(name))}
+    if DUMP_FILE in names or not steps:
+        yield from _ranks(path, names, 0)
+        return
+    for step in sorted(steps):
+        refuse_link_out(path / steps[step], path)
+        yield from _ranks(path / steps[step], list_folder(path / steps[step]), step)
+
+
+def _ranks(path: Path, names: Sequence[str], step: int) -> Iterator[tuple[int, int, Path]]:
+    if DUMP_FILE in names:
+        yield step, 0, path
+        return
+    ranks = {int(match[1]): name for name in names if (match := _RANK.fullmatch(name))}
+    processes = [name for name in names if _PROCESS.fullmatch(name)]
+    if not ranks and len(processes) > 1:
+        raise NotAnArchiveError(
+            f"{path}: holds the dumps of {len(processes)} processes whose ranks are not known, expected one",
+            hint=f"Name one, as {path / min(processes)}.",
+        )
+    for rank, name in sorted(ranks.items()) if ranks else [(0, name) for name in processes]:
+        refuse_link_out(path / name, path)
+        yield step, rank, path / name
+
+
+def _read_folder(dump: _Dump, folder: Path, step: int, rank: int) -> None:
+    """Add what the dump of a rank and a step holds."""
+    where = str(folder / DUMP_FILE)
+    info = _object(read_json(folder / DUMP_FILE, folder=folder), where)
+    dump.info = dump.info or {name: value for name, value in info.items() if is_plain(value)}
+    parents: Mapping[str, Any] = {}
+    if (folder / _CONSTRUCT_FILE).exists():
+        inner = read_json(folder / _CONSTRUCT_FILE, folder=folder)
+        parents = _object(inner, str(folder / _CONSTRUCT_FILE))
+    counts: Counter[str] = Counter()
+    for name, entry in _object(info.get("data"), f"{where}: data").items():
+        place = _place(name, parents, counts)
+        if place is None:
+            dump.skipped[name] = "a name of another form than those of modules and functions"
+            continue
+        site, call, direction = place
+        for part, value in _object(entry, f"{where}: {abbreviate(name)!r}").items():
+            slot = _PARTS[direction].get(part)
+            if part in ("parameters", "parameters_grad"):
+                slot = "param" if part == "parameters" else "grad_param"
+            if slot is None:
+                continue
+            own = Key(site, slot, step, 0 if slot == "param" else call, rank)
+            _add(dump, folder, own, value, where)
+
+
+def _place(name: str, parents: Mapping[str, Any], counts: Counter[str]) -> tuple[str, int, str] | None:
+    """Site, number of the call and direction of an entry; a function lies in the module that calls it."""
+    if match := _MODULE.fullmatch(name):
+        return module_site(match[1] or ""), int(match[4]), match[3]
+    if match := _API.fullmatch(name):
+        parent = parents.get(name)
+        module = _MODULE.fullmatch(parent) if isinstance(parent, str) else None
+        site = inner_site(module_site(module[1] or "") if module else ROOT_SITE, match[1])
+        counted = f"{match[3]} {site}"
+        counts[counted] += 1
+        return site, counts[counted] - 1, match[3]
+    return None
+
+
+def _add(dump: _Dump, folder: Path, key: Key, value: Any, where: str) -> None:
+    """Add the leaves of a part of an entry."""
+    pending: list[tuple[str, Any, int]] = [(key.slot, value, 0)]
+    is_result = key.slot in ("output", "grad_output") and isinstance(value, list) and len(value) == 1
+    while pending:
+        slot, leaf, depth = pending.pop()
+        if depth > _MAX_DEPTH or len(pending) > _MAX_LEAVES:
+            raise CorruptArchiveError(f"{where}: a value is nested deeper than {_MAX_DEPTH}, or too large")
+        if isinstance(leaf, dict) and isinstance(leaf.get("type"), str):
+            _add_leaf(dump, folder, replace(key, slot=slot), leaf, where)
+            continue
+        if isinstance(leaf, dict):
+            items = list(leaf.items())
+        elif isinstance(leaf, list):
+            items = [(str(i), one) for i, one in enumerate(leaf)]
+        else:
+            continue  # None, in the place of an argument that was not given
+        for name, one in reversed(items):
+            is_only = is_result and slot == key.slot and depth == 0
+            pending.append((slot if is_only else f"{slot}.{escape(name)}", one, depth + 1))
+
+
+def _add_leaf(dump: _Dump, folder: Path, key: Key, leaf: Mapping[str, Any], where: str) -> None:
+    try:
+        check_length(key.text)
+    except ValueError as error:
+        raise CorruptArchiveError(f"{where}: {error}") from None
+    if leaf["type"] not in _TENSOR_TYPES:
+        value = leaf.get("value")
+        if is_plain(value):
+            dump.values[key.text] = plain_value(value)
+        return
+    name = leaf.get("data_name")
+    if name is None:
+        dump.without_values += 1
+        return
+    if not isinstance(name, str) or not name or set(name) & set("/\\\0") or name in (".", ".."):
+        raise CorruptArchiveError(
+            f"{where}: {abbreviate(key.text)}: data_name {abbreviate(repr(name))} is no name of a file"
+        )
+    if key.text in dump.tensors:
+        dump.skipped[f"{key.text} ({name})"] = "another entry has its key"
+        return
+    file = folder / _TENSORS / name
+    try:
+        refuse_link_out(file, folder)
+        tensor = _tensor(file, key.text, dump.bands)
+    except ReadError as error:
+        dump.skipped[key.text] = f"its file cannot be read: {error}"
+        return
+    if list(tensor.shape) != leaf.get("shape", list(tensor.shape)):
+        dump.skipped[key.text] = (
+            f"its file is of shape {list(tensor.shape)}, {abbreviate(str(leaf['shape']))} in {DUMP_FILE}"
+        )
+        return
+    dump.tensors[key.text] = tensor
+
+
+def _tensor(file: Path, name: str, bands: Bands) -> ForeignTensor:
+    """The tensor of a file.
+
+    Raises:
+        ReadError: It cannot be read, or holds no single tensor.
+    """
+    if file.suffix == ".npy":
+        return read_npy_tensor(file, name)
+    contents = read_contents(file, name, is_prefix=True, bands=bands)
+    if len(contents.tensors) != 1 or contents.tensors[0].name != name:
+        raise NotAnArchiveError(f"{file}: holds no single tensor")
+    return contents.tensors[0]
+
+
+def _object(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise CorruptArchiveError(f"{where}: is a JSON {type(value).__name__}, expected an object")
+    return value
