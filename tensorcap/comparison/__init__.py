@@ -64,6 +64,7 @@ from tensorcap.comparison.policy_tests import (
     count_tail,
     judge_gain,
     judge_own_error,
+    without_estimates,
 )
 from tensorcap.comparison.quantised_layers import LayerError, QuantisedLayers, measure_layers
 from tensorcap.comparison.quantised_weights import QuantisedModule, quantised_modules
@@ -180,6 +181,7 @@ __all__ = [
     "state_writer",
     "sync_points",
     "worst",
+    "without_estimates",
     "worst_status",
     "write_calibration",
 ]

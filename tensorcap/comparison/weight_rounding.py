@@ -117,9 +117,17 @@ class WeightNumbers:
     @cached_property
     def places(self) -> Array:
         """The place of each number among `levels`."""
+        if self._is_whole:
+            places: Array = np.floor(self.numbers + (0.5 - self.levels[0]))
+            return np.clip(places, 0, len(self.levels) - 1).astype(np.intp)
         at = np.searchsorted(self.levels, self.numbers)
         at = np.clip(at, 1, len(self.levels) - 1)
         return at - (self.numbers - self.levels[at - 1] < self.levels[at] - self.numbers)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the levels are whole numbers, one after the other."""
+        return self.number.startswith(("int", "uint"))
 
     def in_parts(self, size: int = 0) -> Iterator[tuple[slice, WeightNumbers]]:
         """Yield rows after rows, so many or those of a few million elements, with the rows that they are."""
@@ -152,6 +160,9 @@ class WeightNumbers:
     @cached_property
     def halves(self) -> tuple[Array, Array]:
         """Half the distance of each number to the next below and above; of the ends that to the other one."""
+        if self._is_whole:
+            half: Array = np.broadcast_to(0.5, self.values.shape)
+            return half, half
         gaps = np.diff(self.levels) / 2
         below, above = np.append(gaps[0], gaps), np.append(gaps, gaps[-1])
         if self.number == "MXFP4":  # whose largest values are cut from up to 8 (6.3 of the specification)

@@ -29,6 +29,7 @@ from tensorcap.comparison import (
     measure_layers,
     ranks_that_add,
     require_readable,
+    without_estimates,
     worst_status,
 )
 from tensorcap.rerun.own_errors import (
@@ -189,7 +190,7 @@ class ReplayJudge:
             own.append(judge_narrowing(target.dtype.name))
         own += [finding for finding in pair.findings if finding.test in _NO_ROUNDINGS]
         if pair.key in self._layers.results:
-            own.append(self._layers.results[pair.key].finding)
+            own = list(without_estimates([*own, self._layers.results[pair.key].finding]))
         is_precise = ratio is not None and ratio < POLICY.twin_precise
         has_parameters = self._calls.has_parameters(reference.key.site)
         if not (is_precise and (self._is_forward or has_parameters)):
