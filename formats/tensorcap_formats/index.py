@@ -77,34 +77,33 @@ def encode_index(index: Index) -> tuple[bytes, bytes]:
 
 
 @paused_collection()
-def decode_index(data: bytes, run: bytes, source: str, *, is_unaltered: bool = False) -> Index:
+def decode_index(data: bytes, run: bytes, source: str) -> Index:
     """Read an index and check everything in it that does not need the tensors' bytes.
 
     Args:
         data: The index, UTF-8 JSON.
         run: The run metadata, UTF-8 JSON.
         source: The archive's name, for messages.
-        is_unaltered: Whether both are known to be as they were written, so that seal and root hash are not
-            computed again.
 
     Raises:
         NewerVersionError: A newer major version, or an extension that must be understood.
         CorruptArchiveError: Anything else that is not as the specification says.
     """
     index = index_of(decode_json(data, f"{source}: index"), source, size=len(data))
-    if not is_unaltered:
-        _check_seal(data, run, source)
-        if root_hash(index.records) != index.root:
-            raise CorruptArchiveError(
-                f"{source}: index: root hash of its records is {root_hash(index.records)}, "
-                f"expected {abbreviate(repr(index.root))} (ARC-36)"
-            )
+    _check_seal(data, run, source)
+    if root_hash(index.records) != index.root:
+        raise CorruptArchiveError(
+            f"{source}: index: root hash of its records is {root_hash(index.records)}, "
+            f"expected {abbreviate(repr(index.root))} (ARC-36)"
+        )
     return replace(index, run=decode_json(run, f"{source}: run"))
 
 
 @paused_collection()
 def index_of(index: dict[str, Any], source: str, *, size: int) -> Index:
-    """Check an index that was parsed, as `decode_index` does; who has no use for its bytes may forget them.
+    """Check an index that was parsed, as `decode_index` does, but for seal and root hash.
+
+    This is for who knows that its bytes are as they were written, and may forget them by now.
 
     Args:
         index: The JSON object; columns are taken out of it, since those of 100,000 records take much memory.
@@ -135,8 +134,8 @@ def index_of(index: dict[str, Any], source: str, *, size: int) -> Index:
     values = index.get("values")
     if not isinstance(values, dict):
         raise CorruptArchiveError(f"{source}: index: values is no object (ARC-35)")
-    column["kind"] = _kinds(column.pop("dtype"), column.pop("shape"), source)
-    records = _records(column, digests, source)
+    kinds = _kinds(column.pop("dtype"), column.pop("shape"), source)
+    records = _records(column, kinds, digests, source)
     if len(set(column["key"])) != count:
         raise CorruptArchiveError(
             f"{source}: index: key {_first_duplicate(column['key'])!r} stands twice (ARC-32)"
@@ -152,18 +151,24 @@ def index_of(index: dict[str, Any], source: str, *, size: int) -> Index:
     )
 
 
-def _records(column: Mapping[str, Sequence[Any]], digests: str, source: str) -> list[Record]:
-    """The records."""
-    columns = (column[name] for name in ("key", "kind", "order", "stored"))
+def _records(
+    column: Mapping[str, Sequence[Any]],
+    kinds: Sequence[tuple[DType, tuple[int, ...]]],
+    digests: str,
+    source: str,
+) -> list[Record]:
+    """The records; `kinds` are their dtypes and shapes."""
+    columns = (column[name] for name in ("key", "order", "stored"))
     statistics = map(Statistics, *(column[name] for name in _STATISTICS))
+    rows = zip(kinds, *columns, statistics, strict=True)
     records = []
-    for row, (text, kind, order, stored, numbers) in enumerate(zip(*columns, statistics, strict=True)):
+    for row, ((dtype, shape), text, order, stored, numbers) in enumerate(rows):
         try:
             key = Key.parse(text)
         except UsageError as error:
             raise CorruptArchiveError(f"{source}: index: record {row}: {error}") from None
         digest = digests[32 * row : 32 * row + 32]
-        records.append(Record(key, *kind, order, digest, numbers, stored == 1, row))
+        records.append(Record(key, dtype, shape, order, digest, numbers, stored == 1, row))
     return records
 
 
