@@ -83,7 +83,6 @@ class Archive(ABC):
         self.root = root
         self.trusts_digests = trusts_digests
         self.skipped: Mapping[str, str] = dict(skipped or {})
-        self._by_text: dict[str, Record] = {record.key.text: record for record in records}
 
     @abstractmethod
     def _read_flat(self, record: Record, start: int, out: Array) -> None:
@@ -133,6 +132,10 @@ class Archive(ABC):
 
     def __contains__(self, text: object) -> bool:
         return text in self._by_text
+
+    @cached_property
+    def _by_text(self) -> Mapping[str, Record]:
+        return {record.key.text: record for record in self.records}
 
     @cached_property
     def info(self) -> RunInfo:

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any, Final
 
@@ -78,24 +78,45 @@ def encode_index(index: Index) -> tuple[bytes, bytes]:
 
 
 @paused_collection()
-def decode_index(data: bytes, run: bytes, source: str, *, is_unaltered: bool = False) -> Index:
+def decode_index(data: bytes, run: bytes, source: str) -> Index:
     """Read an index and check everything in it that does not need the tensors' bytes.
 
     Args:
         data: The index, UTF-8 JSON.
         run: The run metadata, UTF-8 JSON.
         source: The archive's name, for messages.
-        is_unaltered: Whether both are known to be as they were written, so that seal and root hash are not
-            computed again.
 
     Raises:
         NewerVersionError: A newer major version, or an extension that must be understood.
         CorruptArchiveError: Anything else that is not as the specification says.
     """
-    index = decode_json(data, f"{source}: index")
+    index = index_of(decode_json(data, f"{source}: index"), source, size=len(data))
+    _check_seal(data, run, source)
+    if root_hash(index.records) != index.root:
+        raise CorruptArchiveError(
+            f"{source}: index: root hash of its records is {root_hash(index.records)}, "
+            f"expected {abbreviate(repr(index.root))} (ARC-36)"
+        )
+    return replace(index, run=decode_json(run, f"{source}: run"))
+
+
+@paused_collection()
+def index_of(index: dict[str, Any], source: str, *, size: int) -> Index:
+    """Check an index that was parsed, as `decode_index` does, but for seal and root hash.
+
+    This is for who knows that its bytes are as they were written, and may forget them by now.
+
+    Args:
+        index: The JSON object; columns are taken out of it, since those of 100,000 records take much memory.
+        source: The archive's name, for messages.
+        size: Bytes that it had, more than it can have records.
+
+    Returns:
+        The index, without the run's metadata.
+    """
     check_version(index, source)
     count = index.get("count")
-    if type(count) is not int or not 0 <= count <= len(data):
+    if type(count) is not int or not 0 <= count <= size:
         raise CorruptArchiveError(
             f"{source}: index: count is {abbreviate(repr(count))}, expected the number of records (ARC-30)"
         )
@@ -114,44 +135,52 @@ def decode_index(data: bytes, run: bytes, source: str, *, is_unaltered: bool = F
     values = index.get("values")
     if not isinstance(values, dict):
         raise CorruptArchiveError(f"{source}: index: values is no object (ARC-35)")
-    records = _records(column, digests, source)
+    kinds = _kinds(column.pop("dtype"), column.pop("shape"), source)
+    records = _records(column, kinds, digests, source)
     if len(set(column["key"])) != count:
         raise CorruptArchiveError(
             f"{source}: index: key {_first_duplicate(column['key'])!r} stands twice (ARC-32)"
         )
-    root = str(index.get("root"))
-    if not is_unaltered:
-        _check_seal(data, run, source)
-        if root_hash(records) != root:
-            raise CorruptArchiveError(
-                f"{source}: index: root hash of its records is {root_hash(records)}, "
-                f"expected {abbreviate(repr(root))} (ARC-36)"
-            )
     return Index(
         records,
         values,
-        decode_json(run, f"{source}: run"),
+        {},
         algorithm,
         index.get("complete") is True,
         index.get("ordered") is True,
-        root,
+        str(index.get("root")),
     )
 
 
-def _records(column: Mapping[str, Sequence[Any]], digests: str, source: str) -> list[Record]:
-    """The records; dtypes and shapes are checked once for all that have the same."""
-    columns = (column[name] for name in ("key", "dtype", "shape", "order", "stored"))
+def _records(
+    column: Mapping[str, Sequence[Any]],
+    kinds: Sequence[tuple[DType, tuple[int, ...]]],
+    digests: str,
+    source: str,
+) -> list[Record]:
+    """The records; `kinds` are their dtypes and shapes."""
+    columns = (column[name] for name in ("key", "order", "stored"))
     statistics = map(Statistics, *(column[name] for name in _STATISTICS))
-    are_plain = set(map(type, chain.from_iterable(column["shape"]))) <= {int}  # True is no size, and equals 1
-    known: dict[tuple[str, tuple[int, ...]], tuple[DType, tuple[int, ...]]] = {}
+    rows = zip(kinds, *columns, statistics, strict=True)
     records = []
-    for row, (text, dtype, shape, order, stored, numbers) in enumerate(
-        zip(*columns, statistics, strict=True)
-    ):
+    for row, ((dtype, shape), text, order, stored, numbers) in enumerate(rows):
         try:
             key = Key.parse(text)
         except UsageError as error:
             raise CorruptArchiveError(f"{source}: index: record {row}: {error}") from None
+        digest = digests[32 * row : 32 * row + 32]
+        records.append(Record(key, dtype, shape, order, digest, numbers, stored == 1, row))
+    return records
+
+
+def _kinds(
+    dtypes: Sequence[str], shapes: Sequence[list[Any]], source: str
+) -> list[tuple[DType, tuple[int, ...]]]:
+    """Dtype and shape of each record, checked once for all that have the same, and one object for these."""
+    are_plain = set(map(type, chain.from_iterable(shapes))) <= {int}  # True is no size, and equals 1
+    known: dict[tuple[str, tuple[int, ...]], tuple[DType, tuple[int, ...]]] = {}
+    kinds = []
+    for row, (dtype, shape) in enumerate(zip(dtypes, shapes, strict=True)):
         kind = known.get((dtype, tuple(shape))) if are_plain else None
         if kind is None:
             logical = DTYPES.get(dtype)
@@ -161,9 +190,8 @@ def _records(column: Mapping[str, Sequence[Any]], digests: str, source: str) -> 
                 )
             sizes = parse_shape(shape, logical.itemsize, f"{source}: index: record {row}")
             kind = known[dtype, sizes] = logical, sizes
-        digest = digests[32 * row : 32 * row + 32]
-        records.append(Record(key, *kind, order, digest, numbers, stored == 1, row))
-    return records
+        kinds.append(kind)
+    return kinds
 
 
 def check_version(index: Mapping[str, Any], source: str) -> None:
@@ -277,8 +305,8 @@ def _short_integer(text: str) -> int | str:
     return int(text) if len(text.lstrip("-")) < 309 else text
 
 
-def _columns(index: Mapping[str, Any], count: int, source: str) -> dict[str, list[Any]]:
-    """The columns, each with `count` entries of its type."""
+def _columns(index: dict[str, Any], count: int, source: str) -> dict[str, list[Any]]:
+    """Take the columns out of an index, each with `count` entries of its type."""
     number = (int, float, type(None))
     types: dict[str, tuple[type, ...]] = {
         "key": (str,),
@@ -299,7 +327,7 @@ def _columns(index: Mapping[str, Any], count: int, source: str) -> dict[str, lis
             raise CorruptArchiveError(
                 f"{source}: index: column {name!r} holds a value of a wrong type (ARC-31)"
             )
-    return {name: index[name] for name in types}
+    return {name: index.pop(name) for name in types}
 
 
 def _first_duplicate(keys: Iterable[str]) -> str:

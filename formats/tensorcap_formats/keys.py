@@ -101,7 +101,14 @@ class Key:
         check_length(text)
         if match := _PLAIN.fullmatch(text):
             rank, step, site, call, slot = match.groups()
-            return cls(intern(site), intern(slot), int(step), int(call or 0), int(rank or 0))
+            key = object.__new__(cls)  # which would put the text together again
+            object.__setattr__(key, "site", intern(site))
+            object.__setattr__(key, "slot", intern(slot))
+            object.__setattr__(key, "step", int(step))
+            object.__setattr__(key, "call", int(call) if call else 0)
+            object.__setattr__(key, "rank", int(rank) if rank else 0)
+            object.__setattr__(key, "text", intern(text))
+            return key
         match = _FULL.fullmatch(text)
         if match is None:
             if escape_bare(unescape(text)) != text:

@@ -66,8 +66,7 @@ def first_divergence(reference: Archive, pairs: Sequence[Pair]) -> Divergence | 
     ]
     if not red:
         return None
-    inputs = Inputs(reference, pairs)
-    pair = min(red, key=lambda p: _weight(p, inputs))
+    pair = _first_of_least_weight(red, Inputs(reference, pairs))
     assert pair.reference is not None
     divergence = _explained(reference, pair, pair.reference.key)
     return replace(divergence, explanation=_GROWN) if divergence.is_growth else divergence
@@ -107,6 +106,17 @@ def state_writer(writers: StateWriters, pair: Pair) -> str:
     if pair.reference is None or not is_state(pair.reference.key):
         return ""
     return writers.writer(pair.reference) or ""
+
+
+def _first_of_least_weight(red: Sequence[Pair], inputs: Inputs) -> Pair:
+    """The first of those that weigh least; a certain pair ends the search, since none weighs less."""
+    first, least = red[0], _weight(red[0], inputs)
+    for pair in red[1:]:
+        if not least:
+            break
+        if (weight := _weight(pair, inputs)) < least:
+            first, least = pair, weight
+    return first
 
 
 def _weight(pair: Pair, inputs: Inputs) -> int:

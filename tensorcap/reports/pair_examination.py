@@ -36,6 +36,7 @@ from tensorcap_formats.records import Record
 
 Where = Literal["worst", "all", "none"]
 _WORST: Final = 3  # besides the first divergence
+_WHOLE: Final = ("int", "uint")
 _LARGE: Final = 1 << 27  # values: larger logits are compared as such only when asked for
 _T = TypeVar("_T")
 
@@ -152,8 +153,8 @@ def _logits(measured: list[_Measured], every: bool, notes: list[str]) -> Iterato
 
 
 def _is_routing(m: _Measured, every: bool) -> bool:
-    kinds = {m.ours.dtype.kind, m.theirs.dtype.kind}
-    fits = kinds <= {"int", "uint"} and len(m.ours.shape) > 0 and m.ours.shape[-1] <= WIDEST
+    are_whole = m.ours.dtype.kind in _WHOLE and m.theirs.dtype.kind in _WHOLE
+    fits = are_whole and len(m.ours.shape) > 0 and m.ours.shape[-1] <= WIDEST
     return fits and (every or is_routing(m.ours))
 
 

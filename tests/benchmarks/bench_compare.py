@@ -242,18 +242,24 @@ def many_pairs(folder: Path) -> list[Row]:
     few, paths = (build(folder, name, count, 16) for name, count in (("few", FEW), ("many", MANY)))
     megabytes = sum(path.stat().st_size for path in paths) / (1 << 20)
     bare = launch(["-c", BARE, *map(str, paths)])
+    measures: dict[tuple[str, str], dict[str, float]] = {}  # by name and unit, the value of each command
+    for command, sides in (("ls", 1), ("compare", 2), ("compare --json", 2), ("align", 2)):
+        usage, base = (run([*command.split(), *map(str, files[:sides])]) for files in (paths, few))
+        further_mb = usage.peak_mb - base.peak_mb
+        for name, unit, value in (
+            ("CPU time", "s", usage.cpu),
+            ("CPU time over numpy's", "x", usage.cpu / bare.cpu),
+            ("peak memory", "MB", usage.peak_mb),
+            ("memory over files", "x", usage.peak_mb / (megabytes * sides / 2)),
+            ("memory for each record", "bytes", further_mb * (1 << 20) / (sides * (MANY - FEW))),
+        ):
+            measures.setdefault((name, unit), {})[command] = value
+    for name, unit in (("CPU time", "s"), ("peak memory", "MB")):
+        values = measures[name, unit]
+        measures[f"{name} over that of ls", "x"] = {c: value / values["ls"] for c, value in values.items()}
     rows = [Row(f"{MANY:,} pairs: numpy's subtract and max, CPU time", bare.cpu, "s")]
-    for command, sides in ((["compare"], 2), (["compare", "--json"], 2), (["align"], 2), (["ls"], 1)):
-        usage, base = (run([*command, *map(str, files[:sides])]) for files in (paths, few))
-        what = f"{MANY:,} {'pairs' if sides == 2 else 'records'}: tcap {' '.join(command)}"
-        each = (usage.peak_mb - base.peak_mb) * (1 << 20) / (sides * (MANY - FEW))
-        rows += [
-            Row(f"{what}, CPU time", usage.cpu, "s"),
-            Row(f"{what}, CPU time over numpy's", usage.cpu / bare.cpu, "x"),
-            Row(f"{what}, peak memory", usage.peak_mb, "MB"),
-            Row(f"{what}, memory over files", usage.peak_mb / (megabytes * sides / 2), "x"),
-            Row(f"{what}, memory for each record", each, "bytes"),
-        ]
+    for (name, unit), values in measures.items():
+        rows += [Row(f"{MANY:,} records, {name}: tcap {c}", value, unit) for c, value in values.items()]
     return rows
 
 

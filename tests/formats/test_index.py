@@ -12,7 +12,7 @@ import pytest
 
 from tensorcap_formats.dtypes import dtype
 from tensorcap_formats.errors import CorruptArchiveError, NewerVersionError, TensorcapError
-from tensorcap_formats.index import Index, decode_index, decode_json, encode_index, encode_json
+from tensorcap_formats.index import Index, decode_index, decode_json, encode_index, encode_json, index_of
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
@@ -70,7 +70,8 @@ def shortly(value: object) -> str:
 
 def decode(**changes: Any) -> Any:
     index = {k: v for k, v in {**INDEX, **changes}.items() if v is not ...}
-    return decode_index(json.dumps(index).encode(), b"{}", "run.h5", is_unaltered=True)
+    data = json.dumps(index).encode()
+    return index_of(decode_json(data, "run.h5: index"), "run.h5", size=len(data))
 
 
 @pytest.mark.spec("ARC-31")

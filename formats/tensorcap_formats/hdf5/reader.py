@@ -11,6 +11,7 @@ import os
 import struct
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +24,7 @@ from tensorcap_formats.errors import (
     NotAnArchiveError,
     UnfinishedArchiveError,
 )
-from tensorcap_formats.hdf5.flat_file import HEAD_SIZE, INDEX_NAME, NO_OFFSET, RUN_NAME, Description, Note
+from tensorcap_formats.hdf5.flat_file import HEAD_SIZE, INDEX_NAME, NO_OFFSET, RUN_NAME, Note
 from tensorcap_formats.hdf5.foreign import (
     DatasetReader,
     child,
@@ -32,7 +33,7 @@ from tensorcap_formats.hdf5.foreign import (
     require_inside,
 )
 from tensorcap_formats.hdf5.header import SIGNATURE
-from tensorcap_formats.index import Index, decode_index
+from tensorcap_formats.index import Index, decode_index, decode_json, index_of
 from tensorcap_formats.indexed_archive import FlatArchive, IndexedArchive
 from tensorcap_formats.input_file import InputFile
 from tensorcap_formats.records import Record
@@ -62,10 +63,8 @@ def open_hdf5(path: Path) -> Archive:
     with ExitStack() as resources:
         file = resources.enter_context(closing(InputFile(path)))
         note = Note.unpack(file.read(0, min(HEAD_SIZE, file.size)))
-        description = note.read_description(file) if note else None
-        if note and description is not None:
-            return _open_by_note(file, note, description, resources)
-        return _open_by_library(file, resources, is_ours=note is not None)
+        archive = _open_by_note(file, note, resources) if note else None
+        return _open_by_library(file, resources, is_ours=note is not None) if archive is None else archive
 
 
 def open_hdf5_part(
@@ -122,15 +121,21 @@ class _Stream(io.RawIOBase):
         return count
 
 
-def _open_by_note(file: InputFile, note: Note, description: Description, resources: ExitStack) -> Archive:
-    path = file.path
-    index = decode_index(description.index, description.run, str(path), is_unaltered=True)
+def _open_by_note(file: InputFile, note: Note, resources: ExitStack) -> Archive | None:
+    """Open an archive as its note says; None if it is not as it was written."""
+    path, description = file.path, note.read_description(file)
+    if description is None:
+        return None
+    content = decode_json(description.index, f"{path}: index")
+    run, places, size = description.run, description.offsets, len(description.index)
+    del description  # its bytes, before there are objects of all records
+    index = replace(index_of(content, str(path), size=size), run=decode_json(run, f"{path}: run"))
     if note.offsets_count != len(index.records):
         raise CorruptArchiveError(
             f"{path}: table has {note.offsets_count} offsets, expected one for each of "
             f"{len(index.records)} records (ARC-42)"
         )
-    offsets = struct.unpack(f"<{note.offsets_count}Q", description.offsets)
+    offsets = struct.unpack(f"<{note.offsets_count}Q", places)
     for record, offset in zip(index.records, offsets, strict=True):
         nbytes = record.nbytes if record.stored else 0
         if nbytes and not HEAD_SIZE <= offset <= note.tail_at - nbytes:
