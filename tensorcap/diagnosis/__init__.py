@@ -6,12 +6,12 @@ again), scores them (`hypothesis`) and ranks those that hold.
 """
 
 from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.diagnosis import FAMILIES, FAMILIES_OF_VALUES, Diagnosis, Family, diagnose
+from tensorcap.diagnosis.diagnosis import FAMILIES, NOT_OF_MAKERS, Diagnosis, Family, diagnose
 from tensorcap.diagnosis.hypothesis import Explanation, Hypothesis, Scorer, rank_explanations
 
 __all__ = [
     "FAMILIES",
-    "FAMILIES_OF_VALUES",
+    "NOT_OF_MAKERS",
     "Diagnosis",
     "Explanation",
     "Family",

@@ -26,6 +26,7 @@ from tensorcap.diagnosis.mutation_trials import (
     propose_mutations,
     propose_numbers_in_code,
     propose_operations_in_another_order,
+    propose_other_tensors,
 )
 from tensorcap.diagnosis.norm_inputs import propose_other_inputs_of_norms
 from tensorcap.diagnosis.norms import propose_norms
@@ -96,14 +97,15 @@ FAMILIES: Final = (  # in the order in which they are tried
     Family("linear weights", propose_linear_weights),
     Family("mutations", propose_mutations, makes_nonfinite=True),
     Family("code mutations", propose_code_mutations, makes_nonfinite=True, is_last_resort=True),
+    Family("other tensors", propose_other_tensors, makes_nonfinite=True, is_last_resort=True),
     Family("numbers in code", propose_numbers_in_code, makes_nonfinite=True, is_last_resort=True),
     Family("order of operations", propose_operations_in_another_order, is_last_resort=True),
     Family("error locations", propose_error_locations),
 )
 
-_OF_CALLS: Final = ("mutations", "code mutations", "numbers in code", "order of operations")
-FAMILIES_OF_VALUES: Final = frozenset(  # all but those of a module that is called again
-    family.name for family in FAMILIES if family.name not in _OF_CALLS
+_OF_MAKERS: Final = ("mutations", "code mutations", "numbers in code")
+NOT_OF_MAKERS: Final = frozenset(  # all but those of calls that made what a module was given
+    family.name for family in FAMILIES if family.name not in _OF_MAKERS
 )
 
 

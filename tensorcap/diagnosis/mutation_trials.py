@@ -77,11 +77,10 @@ def propose_mutations(context: PairContext) -> Iterator[Hypothesis]:
 
 
 def propose_code_mutations(context: PairContext) -> Iterator[Hypothesis]:
-    """Propose low precision of every step, other weights, and other operations.
+    """Propose low precision of every step, quantised weights, and other operations.
 
-    Experts are in any order, have weighed inputs, or take few tokens; weights are those of other modules, in
-    parts, in other orders, or quantised. All these are many, and often do the same as a more specific one of
-    `propose_mutations`.
+    Experts are in any order, have weighed inputs, or take few tokens. All these are many, and often do the same
+    as a more specific one of `propose_mutations`.
     """
     call = context.repeated_call
     if call is None:
@@ -91,8 +90,6 @@ def propose_code_mutations(context: PairContext) -> Iterator[Hypothesis]:
     yield from _order_experts(context, call)
     yield from _weigh_inputs_of_experts(context, call)
     yield from _limit_capacity_of_experts(context, call)
-    late = list_late_mutations(context, call.rerun, largest=_LARGEST)[: call.affordable_calls]
-    yield from _try_mutations(context, call, late, stops_if_exact=True)
     shapes = {name: shape for name, shape in call.rerun.tensors.items() if math.prod(shape) <= _LARGEST}
     yield from _try_mutations(
         context, call, [*quantise_tensors(shapes)][: call.affordable_calls], stops_if_exact=True
@@ -100,6 +97,14 @@ def propose_code_mutations(context: PairContext) -> Iterator[Hypothesis]:
     yield from _try_mutations(
         context, call, mutate_operations(call.operations)[: call.affordable_calls], stops_if_exact=True
     )
+
+
+def propose_other_tensors(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose tensors of other modules, other parts of tensors, and further orders of them."""
+    call = context.repeated_call
+    if call is not None:
+        late = list_late_mutations(context, call.rerun, largest=_LARGEST)[: call.affordable_calls]
+        yield from _try_mutations(context, call, late, stops_if_exact=True)
 
 
 def propose_numbers_in_code(context: PairContext) -> Iterator[Hypothesis]:

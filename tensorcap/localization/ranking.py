@@ -19,7 +19,7 @@ from tensorcap.comparison import (
     label_of,
     rank_text,
 )
-from tensorcap.diagnosis import FAMILIES_OF_VALUES, Diagnosis, Explanation, diagnose
+from tensorcap.diagnosis import NOT_OF_MAKERS, Diagnosis, Explanation, diagnose
 from tensorcap.localization.curves import ChangePoint, CurvePoint, change_points
 from tensorcap.localization.evidence import Evidence, EvidenceSource, is_within
 from tensorcap.localization.grouping import group_suspects, kind_of_place
@@ -411,7 +411,7 @@ def _diagnose_call(
             key,
             compute_dtype=compute_dtype,
             rerun=call,
-            without=FAMILIES_OF_VALUES | {"order of operations"},
+            without=NOT_OF_MAKERS,
         )
     except TensorcapError:  # complex values, or none were kept: nothing to look at
         return None
