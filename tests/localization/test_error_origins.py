@@ -197,7 +197,7 @@ class WithoutStack(nn.Module):
         self.table, self.blocks = Table(1e-5), nn.ModuleList([Layer(), Layer()])
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.table(ids)
+        x: Tensor = self.table(ids)
         for block in self.blocks:
             x = block(x)
         return x
