@@ -19,7 +19,7 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-max $(VENV)/.installed-coreai
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m slow
-	$(BIN)/python -m pytest -q -m "not slow and not entries" tests/coreai tensorcap/adapters/coreai
+	$(BIN)/python -m pytest -q -m "not slow and not entries" tests/coreai tensorcap/adapters/coreai tests/max tensorcap/adapters/max
 
 # The cases that CI leaves out, of tests that have many: for a change of what they are about.
 test-entries: $(VENV)/.installed-max-pipelines $(VENV)/.installed-coreai

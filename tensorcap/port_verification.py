@@ -126,8 +126,8 @@ def verify(
         )
         (ours, theirs), free, gathered = compared.sides, compared.free, compared.gathered
         progress.stage("localizing")
-        known = {} if weights is None else {"explain_weights": weights.explain}
-        localization = rank_suspects(ours, theirs, free, gathered.sources, **known)
+        explain_weights = None if weights is None else weights.explain
+        localization = rank_suspects(ours, theirs, free, gathered.sources, explain_weights=explain_weights)
         injection = gathered.injection
         injected = injection.comparison if injection else None
         why_not_injected = compared.why_not_injected

@@ -320,7 +320,11 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
     evidence = _ranked(bad, Calls(run.reference), "is wrong though it was given the reference's tensors")
     if not evidence:
         first = _of_divergence(run.reference, run.comparison.divergence, run.comparison.pairs)
-        evidence = tuple(one for one in first if not totals.exceeded.keys() & set(one.keys))
+        evidence = tuple(
+            _at_maker(one, origins, free_pairs, free.pairs)
+            for one in first
+            if not totals.exceeded.keys() & set(one.keys)
+        )
     notes = totals.notes
     if run.unknown:
         notes += (
@@ -368,6 +372,22 @@ def _of_maker(own: OwnError, origins: ErrorOrigins, pair: Pair, pairs: Sequence[
     if own.made != "argument" or own.module in origins.gap(pair).modules:
         return own
     return replace(own, module=origins.module_of(pair, pairs) or own.module)
+
+
+def _at_maker(
+    evidence: Evidence, origins: ErrorOrigins, free: Mapping[str, Pair], pairs: Sequence[Pair]
+) -> Evidence:
+    """Evidence by an argument against the module that made it, if another one only hands it on (LCL-262)."""
+    pair, module = free.get(evidence.keys[0]), evidence.module
+    is_argument = (
+        pair is not None and pair.reference is not None and pair.reference.key.slot.startswith("input")
+    )
+    if pair is None or not is_argument or module in origins.gap(pair).modules:
+        return evidence
+    maker = origins.module_of(pair, pairs)
+    if maker in ("", module):
+        return evidence
+    return replace(evidence, module=maker, reason=f"{module} hands this on, which is made in {maker}.")
 
 
 def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) -> EvidenceSource:

@@ -53,7 +53,7 @@ def rank_suspects(
     *,
     noise: Noise | None = None,
     compute_dtype: str | None = None,
-    explain_weights: Callable[[str], Diagnosis | None] = lambda _: None,
+    explain_weights: Callable[[str], Diagnosis | None] | None = None,
 ) -> Localization:
     """Rank the modules against which there is evidence, and say what is known of each.
 
@@ -88,7 +88,7 @@ def rank_suspects(
             examined = _diagnose(merged, compute_dtype, has_makers=has_makers)
             if examined is not None and _is_of_maker(examined):
                 by_makers.add(place)
-            if find_mistake(examined) is None:
+            if explain_weights is not None and find_mistake(examined) is None:
                 examined = explain_weights(merged.evidence.module) or examined
             suspect = _suspect(merged, examined, free_errors, calls, called, noise)
         same = next((at for at, other in enumerate(suspects) if other.module == suspect.module), None)

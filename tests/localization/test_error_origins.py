@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,12 @@ from torch.nn.functional import one_hot
 
 from tensorcap.comparison import compare
 from tensorcap.localization import localize
+from tensorcap.localization.evidence import evidence_of_injection
+from tensorcap.rerun import InjectedRun
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
+from tensorcap_formats.open import open_archive
+from tests.support.archives import write_archive
 
 IDS = torch.randint(0, 64, (3, 16), generator=torch.Generator().manual_seed(0))
 X = torch.randn(4, 32, 32, generator=torch.Generator().manual_seed(1)).bfloat16().float()
@@ -197,7 +202,7 @@ class WithoutStack(nn.Module):
         self.table, self.blocks = Table(1e-5), nn.ModuleList([Layer(), Layer()])
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.table(ids)
+        x: Tensor = self.table(ids)
         for block in self.blocks:
             x = block(x)
         return x
@@ -212,6 +217,35 @@ def test_a_module_around_what_the_port_calls_itself_does_not_answer_for_what_it_
     accused(tmp_path, WithStack(), target, IDS)
     found = localize(tmp_path / "ref.h5", tmp_path / "tgt.h5", target_model=Workload(target, (IDS,)))
     assert [suspect.module for suspect in found.suspects] == ["table.norm"]
+
+
+@pytest.mark.spec("LCL-262")
+def test_by_injection_who_makes_the_first_tensor_that_differs_is_accused_and_not_who_hands_it_on(
+    tmp_path: Path,
+) -> None:
+    """A port without the two modules, of whose own errors the injected run says nothing."""
+    given, mixed, made = (np.random.default_rng(i).normal(size=(8, 16)).astype("f4") for i in range(3))
+    tensors = {
+        "0/@root/input.x": given,
+        "0/core/input.x": given,
+        "0/core/output": mixed,
+        "0/merge/input.x": mixed,
+        "0/merge.dense/input.input": mixed,
+        "0/merge.dense/output": made,
+        "0/merge/output": made,
+        "0/@root/output": made,
+    }
+    lacks = [key for key in tensors if key.startswith(("0/core", "0/merge/"))]
+    other = {key: tensor for key, tensor in tensors.items() if key not in lacks}
+    other["0/merge.dense/input.input"] = mixed[:, ::-1].copy()
+    other["0/merge.dense/output"] = other["0/@root/output"] = made[:, ::-1].copy()
+    paths = write_archive(tmp_path / "ref.h5", tensors), write_archive(tmp_path / "tgt.h5", other)
+    with open_archive(paths[0]) as reference, open_archive(paths[1]) as target:
+        free = compare(reference, target, mapping="none")
+        run = InjectedRun(paths[1], reference, target, free, (), ())
+        found = evidence_of_injection(run, free)
+    assert [one.module for one in found.evidence] == ["core"]
+    assert found.evidence[0].reason == "merge hands this on, which is made in core."
 
 
 class Layer(nn.Module):

@@ -20,7 +20,7 @@ from tensorcap.adapters import adapter_for, native_call
 from tensorcap.adapters.max import compilation
 from tensorcap.rerun import inject
 from tensorcap.session import capture_workload
-from tests.max.nets import ON_CPU, X, chain
+from tests.max.nets import AFTER, ON_CPU, X, chain
 
 
 @pytest.fixture
@@ -86,6 +86,11 @@ def test_what_is_compiled_ahead_serves_all_runs_of_a_model(tmp_path: Path) -> No
     other = model.with_weights({f"layers.{i}.weight": np.ones(4, np.float32) for i in range(3)})
     capture_workload(Workload(other, (X,)), tmp_path / "other.h5", injectable=("output",))
     assert len(model.compiled.graphs) == 2
+    once = MaxModel(chain(), input_types=model.input_types, control=False)
+    seen: list[Any] = []
+    alone = Workload(once, (X,), lambda found, x: seen.extend(found(x)))
+    assert [one.is_cached for one in adapter_for(once).compile_ahead(alone)] == [True]
+    np.testing.assert_array_equal(seen[0].to_numpy(), AFTER[2])
 
 
 @pytest.mark.spec("MAX-113")

@@ -76,7 +76,9 @@ def play_back(
                 continue
             required = is_root and is_input
             if isinstance(event, LostValue):
-                recorder.lose(call.point, event.slot, event.reason, call=call, required=required)
+                recorder.lose(
+                    call.point, event.slot, event.reason, call=call, required=required, fused=event.is_held
+                )
             elif isinstance(event, PlainValue):
                 if recorder.wants(call, event.slot, required=required):
                     recorder.value(call, event.slot, event.value, required=required)

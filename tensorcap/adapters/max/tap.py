@@ -167,7 +167,8 @@ def compile_ahead(
     Args:
         model: The model.
         names: All its modules.
-        run_workload: Runs the workload, which calls the model; it gets what the graph without taps returns.
+        run_workload: Runs the workload, which calls the model; it gets what the graph without taps returns,
+            or that with taps, if captures of the model have no control run.
 
     Returns:
         The graphs, in the order in which they were needed.
@@ -176,8 +177,11 @@ def compile_ahead(
 
     def compile_for(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         model_inputs = ModelInputs(model, args, kwargs)
-        executor.compiled(model_inputs, Instrumentation.of_rerun(names))
-        return executor.run_control(model_inputs)
+        graph = executor.compiled(model_inputs, Instrumentation.of_rerun(names))
+        if model.control:
+            return executor.run_control(model_inputs)
+        buffers = with_fresh_state(feed(graph, model_inputs, None, 0), model_inputs.types)
+        return executor.execute(graph, buffers)[: len(graph.own_slots)]
 
     model.compiled.tapped_run = compile_for
     try:
