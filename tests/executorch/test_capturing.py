@@ -46,7 +46,7 @@ def tcap(*arguments: Any) -> Result:
     return CliRunner().invoke(main, [*map(str, arguments)])
 
 
-@pytest.mark.spec("EXT-1", "EXT-2", "EXT-3", "EXT-5")
+@pytest.mark.spec("EXT-1", "EXT-2", "EXT-3", "EXT-5", "EXT-7")
 def test_every_node_and_module_has_its_value(target: Path) -> None:
     net = programs.Net().eval()
     seen: dict[str, torch.Tensor] = {}
@@ -115,7 +115,7 @@ def test_a_planted_mistake_is_named(
     assert text in found.output
 
 
-@pytest.mark.spec("EXT-4")
+@pytest.mark.spec("EXT-4", "EXT-8")
 def test_within_a_delegate_only_its_result_has_a_value(program: Path) -> None:
     graph = edge_program(tensorcap.ExecuTorchModel(program))
     handles = {node.name: node.meta["debug_handle"] for node in graph.nodes}
