@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := hf,zarr,compress,report
 
-.PHONY: demo pictures test test-slow test-entries test-files fuzz kills test-browser test-downstream test-jax test-neuron zoo ablate golden upgrades trained check clean
+.PHONY: demo pictures test test-slow test-entries test-files fuzz kills test-browser test-downstream test-executorch test-jax test-neuron zoo ablate golden upgrades trained check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -41,6 +41,11 @@ test-downstream: $(VENV)/.installed-dev
 test-jax: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[jax]'
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -q tests/jax tensorcap/adapters/jax
+
+# Programs of ExecuTorch, of which CI runs none: the package of 19 MB asks for many others.
+test-executorch: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[executorch]'
+	$(BIN)/python -m pytest -q tests/executorch tensorcap/adapters/executorch
 
 # Hostile inputs of every reader: make fuzz N=1000000. CI runs 20,000.
 fuzz: $(VENV)/.installed-dev

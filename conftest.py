@@ -150,6 +150,7 @@ NEEDED_BY = {
         "tests/onnx",
     ],
     "onnxruntime": ["tensorcap/adapters/onnx", "tests/onnx"],
+    "executorch": ["tensorcap/adapters/executorch", "tests/executorch"],
     "jax": ["tensorcap/adapters/jax", "tests/jax"],
     "flax": ["tests/jax"],
     "coreai_torch": ["tensorcap/adapters/coreai", "tests/coreai"],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tensorcap.adapters.coreai.model import CoreAIModel
+    from tensorcap.adapters.executorch.model import ExecuTorchModel
     from tensorcap.adapters.jax.model import JaxModel
     from tensorcap.adapters.max.model import MaxModel
     from tensorcap.adapters.onnx.model import OnnxModel
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 # The names that each module defines
 _NAMES = {
     "tensorcap.adapters.coreai.model": ("CoreAIModel",),
+    "tensorcap.adapters.executorch.model": ("ExecuTorchModel",),
     "tensorcap.adapters.jax.model": ("JaxModel",),
     "tensorcap.adapters.max.model": ("MaxModel",),
     "tensorcap.adapters.onnx.model": ("OnnxModel",),
@@ -118,6 +120,7 @@ __all__ = [
     "CoreAIModel",
     "Diagnosis",
     "Difference",
+    "ExecuTorchModel",
     "Graph",
     "JaxModel",
     "Key",

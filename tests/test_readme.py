@@ -35,6 +35,7 @@ def test_no_fence_is_left_out() -> None:
         ["tcap", "verify"],  # tests/max/test_pipelines.py
         ["tcap", "capture"],  # tests/onnx/test_pretrained.py
         ["tcap", "capture"],  # tests/jax/test_ports.py
+        ["tcap", "capture"],  # tests/executorch/test_capturing.py
         ["eval", '"$(_TCAP_COMPLETE=bash_source'],  # tests/cli/test_terminal.py
     ]
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _Module = TypeVar("_Module")
 _ADAPTERS: Final = {  # root package of the model's class, or of a base class; sorted
     "coreai": "tensorcap.adapters.coreai.adapter:CoreAIAdapter",
+    "executorch": "tensorcap.adapters.executorch.adapter:ExecuTorchAdapter",
     "flax": "tensorcap.adapters.jax.adapter:JaxAdapter",
     "jax": "tensorcap.adapters.jax.adapter:JaxAdapter",
     "max": "tensorcap.adapters.max.adapter:MaxAdapter",
@@ -530,7 +531,7 @@ def adapter_named(framework: str) -> Adapter:
     except ModuleNotFoundError as error:
         if error.name not in (package, framework, "torch", "onnxruntime"):  # torch: some convert its models
             raise
-        article = "an" if framework == "onnx" else "a"
+        article = "an" if framework in ("executorch", "onnx") else "a"
         raise missing_package(f"capturing {article} {framework} model", error.name, extra=package) from None
 
 

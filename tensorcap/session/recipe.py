@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 # Options of the inputs; if one of them is given anew, archived inputs are not used.
 INPUT_OPTIONS: Final = ("prompt", "input_ids", "inputs")
 BY_NAME: Final = ("max",)  # frameworks that have Hugging Face models of their own, as `max:ID`
-BY_SUFFIX: Final = {".onnx": "onnx"}  # frameworks that run files, by the suffix of these
+BY_SUFFIX: Final = {
+    ".onnx": "onnx",
+    ".pte": "executorch",
+}  # frameworks that run files, by the suffix of these
 _OF_ANY_RUN: Final = ("seed", "perturb")  # options that are no setting of a model
 _NEVER_INHERITED: Final = ("trust_remote_code",)  # an archive must not decide that code is run
 

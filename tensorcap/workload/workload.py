@@ -22,7 +22,7 @@ MODEL_MODULES: Final = {  # a program that imports one of these may have models 
     "max": "max.nn",
     "torch": "torch",
 }
-FRAMEWORKS: Final = ("coreai", "jax", "onnx", *MODEL_MODULES)
+FRAMEWORKS: Final = ("coreai", "executorch", "jax", "onnx", *MODEL_MODULES)
 _EXTRAS: Final = {"flax": "jax", **{name: name for name in FRAMEWORKS}}  # by what a file imports
 
 

@@ -362,7 +362,8 @@ def test_a_second_capture_of_the_same_model_is_refused(
 
 def test_a_model_of_no_known_framework_is_refused(path: Path) -> None:
     with pytest.raises(
-        UsageError, match="no adapter for dict, expected a model of: coreai, flax, jax, max, onnx, torch"
+        UsageError,
+        match="no adapter for dict, expected a model of: coreai, executorch, flax, jax, max, onnx, torch",
     ):
         tensorcap.capture({}, path)
 

@@ -95,6 +95,7 @@ def test_options_of_a_run_stand_at_the_end(tcap: Callable[..., Result]) -> None:
 def test_commands_that_refuse_to_repeat_a_run_do_not_offer_it() -> None:
     assert {command for command, name, _ in options() if name == "--like"} == {
         "capture coreai",
+        "capture executorch",
         "capture jax",
         "capture max",
         "capture neuron",

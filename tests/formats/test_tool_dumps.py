@@ -334,7 +334,7 @@ def probed(folder: Path) -> Path:
     return msprobe(folder, data, {**parents, "Tensor.__add__.0.forward": None})
 
 
-@pytest.mark.spec("TDM-20", "TDM-21", "TDM-22")
+@pytest.mark.spec("TDM-20", "TDM-21", "TDM-22", "TDM-24")
 def test_a_dump_of_msprobe_has_modules_functions_and_gradients(tmp_path: Path) -> None:
     folder = probed(tmp_path / "dump")
     expected = {

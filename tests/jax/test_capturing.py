@@ -107,7 +107,7 @@ def test_every_call_is_recorded_in_order_with_its_values(make: Callable[[], Any]
         assert archive.run["aliases"] == {"tied": "layers.0"}
 
 
-@pytest.mark.spec("JAX-4")
+@pytest.mark.spec("JAX-4", "JAX-9")
 def test_a_capture_leaves_the_model_as_it_was_and_changes_no_result(tmp_path: Path) -> None:
     model = Net()
     plain = nnx.jit(lambda module, x: module(x)["x"])(Net(), X)

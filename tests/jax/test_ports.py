@@ -53,7 +53,7 @@ def test_a_port_with_names_of_its_own_is_paired_and_right(
         assert pairs[f"0/{partner}/param.weight"]["status"] == "identical", partner
 
 
-@pytest.mark.spec("JAX-2", "JAX-20")
+@pytest.mark.spec("JAX-8", "JAX-20")
 def test_values_that_a_function_names_are_results_of_modules(reference: Path, tmp_path: Path) -> None:
     pairs = compared(reference, target(tmp_path, ports.function_port()))
     for i in range(2):

@@ -26,6 +26,7 @@ from tensorcap_cli.options.run import (
     like_option,
     make_recipe,
     pipeline_options,
+    program_options,
     run_options,
     tp_option,
 )
@@ -49,6 +50,7 @@ def command() -> None:
         tcap capture coreai net.aimodel --inputs inputs.npz -o tgt.h5
         tcap capture onnx net.onnx --inputs inputs.npz -o tgt.h5
         tcap capture jax port.py:target -o tgt.h5
+        tcap capture executorch net.pte --inputs inputs.npz -o tgt.h5
         tcap capture neuron port.py:target --tp 2 -o tgt.h5
         tcap capture script -o ref.h5 -- generate.py --prompt "Hello"
 
@@ -254,6 +256,38 @@ def onnx_command(
     _capture("onnx", model, like, options, as_json=as_json)
 
 
+@command.command("executorch", cls=Command)
+@click.argument("model", metavar="[MODEL]", required=False)
+@recording_options_of_assets
+@like_option
+@program_options
+@time_limit_option
+def executorch_command(
+    model: str | None,
+    *,
+    like: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Capture one run of MODEL, a program NAME.pte of ExecuTorch, on this machine; or FILE.py:FUNCTION.
+
+    The function returns tensorcap.Workload(tensorcap.ExecuTorchModel("net.pte"), inputs). The ETRecord of
+    the same export, NAME.etrecord beside the program unless --etrecord names another, says which operator
+    is which node of which module. A reference is captured by tcap capture torch.
+
+    
+        tcap capture executorch net.pte --inputs inputs.npz -o tgt.h5
+        tcap capture executorch net.pte --like ref.h5 --etrecord build/etrecord.bin -o tgt.h5
+        tcap compare ref.h5 tgt.h5
+
+    --like takes the inputs of an archive. Random integers are 0 or 1. What a delegate computes is listed, and
+    only its results have values: export with portable kernels to see within.
+
+    Exit status: as for tcap capture torch.
+    """
+    _capture("executorch", model, like, options, as_json=as_json)
+
+
 @command.command("jax", cls=Command)
 @click.argument("model", metavar="[MODEL]", required=False)
 @recording_options_of_assets
@@ -363,7 +397,7 @@ def _capture(
     with ExitStack() as files:
         before = None if like is None else files.enter_context(open_archive(like))
         kept = None if before is None else before.info.scope
-        if kept is not None and framework in ("coreai", "jax", "onnx"):
+        if kept is not None and framework in ("coreai", "executorch", "jax", "onnx"):
             kept = _outermost(kept)
         recording = recording_arguments(options, kept, as_json=as_json)
         recipe, inputs = make_recipe(model, before, options, framework=framework)

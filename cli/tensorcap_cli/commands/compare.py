@@ -129,8 +129,9 @@ def command(
     """Compare the tensors of TGT with those of REF, and name the first module where they part.
 
     REF and TGT are archives, or files and folders of other tools: .npz, .pt, .max, .gguf, .onnx, .keras,
-    dumps of print hooks, raw numbers as `x.bin:float32:2,3`. Names of layers, as other runtimes save results,
-    pair with modules of a run. Two files of one tensor each are compared whatever their names.
+    dumps of print hooks, of msprobe and of SGLang, JSON of Polygraphy, raw numbers as `x.bin:float32:2,3`.
+    Names of layers, as other runtimes save results, pair with modules of a run. Two files of one tensor each
+    are compared whatever their names.
 
     Tensors are paired as --map says. Without it, equal keys belong together, and if that leaves tensors of
     both sides over, a mapping is computed as by `tcap align`. Without --rtol and --atol the policy of

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive
 
 _PREFIXES: Final = ("max:",)  # of paths of models, by framework
-_MODELS: Final = (".onnx",)  # suffixes of files that are models
+_MODELS: Final = (".onnx", ".pte")  # suffixes of files that are models
 _ARCHIVES: Final = (".h5", ".hdf5", ".zarr", ".safetensors", ".npz", ".npy", ".pt")
 
 layers_option: Final = run_option(
@@ -156,6 +156,17 @@ graph_file_options: Final = with_options(  # how a model in a file is run
     layers_option,
     _SEED,
 )
+program_options: Final = with_options(  # how a program in a file is run
+    _INPUT_FILES,
+    run_option(
+        "--etrecord",
+        metavar="FILE",
+        type=click.Path(),
+        help="The ETRecord of the export; by default NAME.etrecord beside the program.",
+    ),
+    layers_option,
+    _SEED,
+)
 reference_model_option: Final = click.option(
     "--reference-model",
     metavar="MODEL",
@@ -164,7 +175,7 @@ reference_model_option: Final = click.option(
 target_model_option: Final = click.option(
     "--target-model",
     metavar="MODEL",
-    help="The target: FILE.py:FUNCTION, a Hugging Face model, or NAME.onnx.",
+    help="The target: FILE.py:FUNCTION, a Hugging Face model, NAME.onnx or NAME.pte.",
 )
 
 

@@ -28,6 +28,9 @@ _CAPTURE: Final = (
     "Capture a run of it first, and give the archive: tcap capture coreai FILE -o ARCHIVE (tcap show and "
     "tcap ls say what is in it)."
 )
+_CAPTURE_PROGRAM: Final = (
+    "Capture a run of it first, and give the archive: tcap capture executorch FILE -o ARCHIVE."
+)
 _TABLE: Final = "Save its columns as .npz (numpy.savez)."
 _NO_TENSORS: Final = "It holds no tensors: save what it shows as .npz (numpy.savez)."
 
@@ -56,7 +59,7 @@ _BY_MAGIC: Final[tuple[tuple[int, bytes, _Format], ...]] = (  # offset and bytes
         for magic in (b"lmgg", b"fmgg", b"tjgg")
     ),
     (4, b"TFL3", _Format("a TensorFlow Lite model", _RUN)),
-    (4, b"ET12", _Format("an ExecuTorch program", _RUN)),
+    (4, b"ET12", _Format("an ExecuTorch program", _CAPTURE_PROGRAM)),
     (4, b"ORTM", _Format("an ONNX Runtime model (.ort)", "Give the .onnx file that it was made of.")),
     (0, b"ftrt", _Format("a TensorRT engine", _RUN)),
     (0, b"ptrt", _Format("a TensorRT engine", _RUN)),

@@ -1,0 +1,199 @@
+"""The adapter for programs of ExecuTorch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from tensorcap.adapters.array_records import record_bits, record_inputs
+from tensorcap.adapters.executorch.engine import VERSION
+from tensorcap.adapters.executorch.model import ExecuTorchModel
+from tensorcap.adapters.executorch.program import stored_elements
+from tensorcap.adapters.executorch.tap import ModelTap, edge_program
+from tensorcap.adapters.input_arrays import make_arrays
+from tensorcap.adapters.protocol import Adapter, CalledRoot, Site
+from tensorcap.recording import Call, CaptureOptions, Recorder, Substitution, summarize_weight
+from tensorcap.workload import StoredInput, Workload, redact
+from tensorcap_formats.dtypes import decode
+from tensorcap_formats.errors import UsageError
+from tensorcap_formats.keys import escape
+
+_A_LIST: Final = "no node of the graph lies in it but those of modules within it"
+
+
+class ExecuTorchAdapter(Adapter):
+    """Sites are the modules of the source model, as the graph's nodes tell them."""
+
+    settings: ClassVar[tuple[str, ...]] = ("inputs", "etrecord")
+
+    def list_sites(self, model: Any, *, eager: bool = False) -> list[Site]:
+        """The modules that nodes lie in, and those that hold weights, the model itself first."""
+        program = edge_program(model)
+        called = {"", *(call.path for call in program.calls)}
+        paths = dict.fromkeys((*program.classes, *(module for module, _, _, _ in program.parameters())))
+        return [Site(path, (), "" if path in called else _A_LIST) for path in paths]
+
+    def describe(self, model: Any, *, digests: bool = False) -> dict[str, Any]:
+        """Versions, modules and weights."""
+        program = edge_program(model)
+        kinds: dict[str, dict[str, dict[str, Any]]] = {}
+        sizes: Counter[str] = Counter()
+        for module, name, kind, tensor in program.parameters():
+            bits, dtype = stored_elements(tensor)
+            if dtype.is_inexact:
+                sizes[dtype.name] += tensor.numel()
+            entry = {"shape": list(tensor.shape), "dtype": dtype.name}
+            entry |= summarize_weight(bits, dtype) if digests else {}
+            kinds.setdefault(module, {}).setdefault(kind, {})[name] = entry
+        main = sizes.most_common(1)[0][0] if sizes else None
+        return {
+            "framework": {
+                "name": "executorch",
+                "version": VERSION,
+                "settings": {
+                    "etrecord": redact(str(model.record_path)),
+                    "inputs": dict(model.inputs) or "of the workload",
+                },
+            },
+            "model": {"class": program.classes[""], "file": redact(str(model.source))},
+            "dtype": main,
+            "compute_dtype": main,
+            "device": "cpu",
+            "modules": [
+                {
+                    "path": path,
+                    "class": program.classes.get(path, ""),
+                    "parameters": kinds.get(path, {}).get("param", {}),
+                    "buffers": kinds.get(path, {}).get("buffer", {}),
+                    "training": False,
+                }
+                for path in dict.fromkeys((*program.classes, *kinds))
+            ],
+        }
+
+    def read_sources(self, model: Any, names: Iterable[str]) -> dict[str, Any]:
+        """None: a graph has lines of its source at most."""
+        return {}
+
+    def load(
+        self,
+        path: str,
+        settings: Mapping[str, Any],
+        inputs: Mapping[str, StoredInput] | None = None,
+        *,
+        seed: int = 0,
+    ) -> Workload:
+        """The workload of a file, on inputs that are made, read from a file, or archived.
+
+        Raises:
+            UsageError: It is no program, has no ETRecord or no inputs; a setting is unknown.
+        """
+        for name in settings:
+            if name not in self.settings:
+                raise UsageError(f"{path}: takes no --{name.replace('_', '-')}, which is for torch models")
+        if Path(path).suffix != ".pte":
+            raise UsageError(f"{path}: expected NAME.pte or FILE.py:FUNCTION")
+        if not Path(path).is_file():
+            raise UsageError(f"there is no file {path!r}")
+        model = ExecuTorchModel(path, settings.get("etrecord"))
+        kinds = edge_program(model).kinds
+        if inputs is not None:
+            return self.prepare(Workload(model, {}), inputs=inputs)
+        arrays, model.inputs = make_arrays(path, kinds, settings.get("inputs", ()), seed)
+        return Workload(model, arrays)
+
+    def seed(self, seed: int) -> None:
+        """Do nothing: a program has no random generators of its own."""
+
+    def dtype_named(self, name: str) -> str:
+        """The name itself, for a function of the user's."""
+        return name
+
+    def prepare(
+        self,
+        workload: Workload,
+        *,
+        dtype: str | None = None,
+        input_dtype: str | None = None,
+        device: str | None = None,
+        inputs: Mapping[str, StoredInput] | None = None,
+    ) -> Workload:
+        """Put archived inputs in, by name; if none of the names is the program's, in order.
+
+        Raises:
+            UsageError: A dtype or a device is wanted; the archive has not the inputs of the program.
+        """
+        for option, value in (("dtype", dtype), ("device", device)):
+            if value is not None:
+                raise UsageError(
+                    f"{option} {value}: a program of ExecuTorch has its {option} from its export"
+                )
+        if not inputs:
+            return workload
+        model = workload.model
+        own = list(edge_program(model).kinds)
+        arrays: dict[str, Any] = {name: decode(value.bits, value.dtype) for name, value in inputs.items()}
+        if len(own) == len(arrays) and not set(own) & set(arrays):
+            arrays = dict(zip(own, arrays.values(), strict=True))
+        known = workload.inputs if isinstance(workload.inputs, Mapping) else {}
+        taken = {**known, **{name: array for name, array in arrays.items() if name in own}}
+        lacking = [name for name in own if name not in taken]
+        if lacking:
+            raise UsageError(
+                f"{model.source}: input {lacking[0]!r} is none of the archive's: {', '.join(inputs)}",
+                hint="Give it with --inputs FILE.",
+            )
+        model.inputs = dict.fromkeys(taken, "of the archive")
+        return replace(workload, inputs=taken)
+
+    def perturb(self, workload: Workload, dtype: str) -> Workload:
+        """Refuse: the reference's run is the one to perturb."""
+        raise UsageError("perturb: not to be had of ExecuTorch, expected a torch model")
+
+    def run(self, workload: Workload, *, grads: bool = False) -> None:
+        """Call the model, or the workload's own function, once."""
+        workload.call(workload.model)
+
+    @contextmanager
+    def tap(
+        self,
+        model: Any,
+        names: Collection[str],
+        recorder: Recorder,
+        plan: CaptureOptions,
+        substitution: Substitution | None = None,
+    ) -> Iterator[None]:
+        """Record the operators and the calls of modules of each run."""
+        for request, is_asked in (
+            (f"level {plan.level}", plan.level == "export"),
+            ("watched functions", bool(plan.watch)),
+            ("gradients", plan.grads),
+            ("injection", substitution is not None),
+        ):
+            if is_asked:
+                raise UsageError(f"{request}: not to be had of ExecuTorch, which runs compiled programs")
+        if plan.params:
+            for module, name, kind, tensor in edge_program(model).parameters():
+                call = Call(recorder.points[module], 0, 0, is_of_run=True)
+                slot = f"{kind}.{escape(name)}"
+                if recorder.wants(call, slot):
+                    record_bits(recorder, call, slot, *stored_elements(tensor))
+        model.tapped_run = ModelTap(model, names, recorder, plan).run
+        try:
+            yield
+        finally:
+            model.tapped_run = None
+
+    def record_inputs(self, inputs: Any, recorder: Recorder) -> None:
+        """Record the arrays among `inputs`."""
+        record_inputs(inputs, recorder)
+
+    def watch_roots(
+        self, pattern: str | None, take: Callable[[Any], bool]
+    ) -> AbstractContextManager[list[CalledRoot]]:
+        """None: a program's own runs are not watched."""
+        return nullcontext([])
