@@ -4,9 +4,9 @@ In come two archives with equal keys (`tensorcap.alignment` makes them so); out 
 `pair` (the data, and `decide`, the one place that sets a status), `pairing` with `program_pair`, `pipeline`
 (the whole way);
 then what decides: `exact`, `thresholds`, `calibration`, `judge` with `policy` and `policy_tests`, `routing`,
-`near_ties`;
-`held_values` and `agreement` (what differs and is no mistake); then the rest: `sync_points` with `bands`,
-`divergence`, `exchanged_operations`, `warnings`, `blind_spots`, `baseline`, `explanation`, `preflight`.
+`near_ties`; `held_values`, `element_order` and `agreement` (what differs and is no mistake); then the rest:
+`sync_points` with `bands`, `divergence`, `exchanged_operations`, `warnings`, `blind_spots`, `baseline`,
+`explanation`, `preflight`.
 """
 
 from tensorcap.comparison.agreement import explain_as
@@ -70,7 +70,7 @@ from tensorcap.comparison.quantised_layers import LayerError, QuantisedLayers, m
 from tensorcap.comparison.quantised_weights import QuantisedModule, quantised_modules
 from tensorcap.comparison.ranking import SHADES, Shade, by_error, by_module, contents, error_of, shade, worst
 from tensorcap.comparison.ranks import given_unlike_on_ranks, rank_text, ranks_that_add, rule_of_ranks
-from tensorcap.comparison.robust_errors import sample
+from tensorcap.comparison.robust_errors import RobustErrors, sample
 from tensorcap.comparison.sync_point import ModuleShare, Sort, SyncPoint, SyncPoints
 from tensorcap.comparison.sync_points import has_sync_points, points_of, sync_points
 from tensorcap.comparison.tensorless_calls import GivenValues
@@ -126,6 +126,7 @@ __all__ = [
     "QuantisedLayers",
     "QuantisedModule",
     "Ratio",
+    "RobustErrors",
     "RunSummary",
     "Selection",
     "Shade",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from tensorcap.alignment import MappedArchive
 from tensorcap.comparison.divergence import first_divergence
+from tensorcap.comparison.element_order import ElementOrder, find_order
 from tensorcap.comparison.held_values import is_held
 from tensorcap.comparison.node_flow import NodeFlow
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
@@ -23,10 +24,11 @@ from tensorcap.runs import (
     is_inner,
     is_parameter,
     is_result,
+    is_state,
     is_telling,
     ops_of,
 )
-from tensorcap.wording import some
+from tensorcap.wording import name_pattern, some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key, module_of, unescape
 from tensorcap_formats.records import Record
@@ -42,6 +44,7 @@ _UNDONE: Final = 8.0  # by the call that is given it: a matrix product hands err
 _UNDONE_AROUND: Final = 1e4  # by a module around it, whose residuals may hide an error
 _EXACT: Final = 1e-4  # relative error, below which a module around another shape agrees
 
+_OF_WHOLE: Final = ("growth", "wide_error")  # tests of the error of a whole tensor
 _COMPILED: Final = "_orig_mod"  # what torch.compile wraps
 
 _UNUSED_AGREE: Final = "the target's program has no value of it, and all values that both have agree"
@@ -166,7 +169,9 @@ class _Agreement:
     """
 
     def __init__(self, reference: Archive, target: Archive, pairs: Sequence[Pair]) -> None:
-        self._target = target
+        self._reference, self._target = reference, target
+        self._orders: dict[str, ElementOrder | None] = {}  # of pairs by key, once asked for
+        self._reordered: dict[tuple[int, str], int] = {}  # first step of states in another order, by name
         self._reference_modules = reference.info.modules
         self._reference_calls = calls_of(reference)
         self._classes = {site: module.short_class for site, module in reference.info.modules.items()}
@@ -234,7 +239,8 @@ class _Agreement:
         1. A tensor that is the argument of calls: all of their results agree, with an error at most an
            eighth of its own.
         2. A tensor that a later argument holds, too, which agrees: the target has another one in its place.
-        3. Any other one: the nearest module around it agrees, with an error at most 1e-4 of its own.
+        3. A tensor that holds the same in another order, as rows of tokens side by side do.
+        4. Any other one: the nearest module around it agrees, with an error at most 1e-4 of its own.
 
         Each holds only if the module around it, and the model, have results that agree. Beside a mistake, by
         which the model has none, the first holds of calls that hand on what they are given in the target, and
@@ -244,6 +250,8 @@ class _Agreement:
         record = pair.reference
         assert record is not None
         key = record.key
+        if is_state(key) and (why := self._why_state_reordered(pair)):
+            return why
         is_result_of_model = key.site == ROOT_SITE and not _is_argument(key)
         if is_result_of_model or is_gradient(key) or is_parameter(key):
             return ""
@@ -263,9 +271,60 @@ class _Agreement:
             return why
         if (later := self._agreeing_later(pair)) and all(f.test != "pass_through" for f in pair.findings):
             return f"it differs, and {later}, which holds the same in the reference, agrees"
+        if (order := self._order_of(pair)) is not None:
+            return f"{_in_words(order)}, and what {_name(around[0])} makes of it agrees"
         if not is_inner(key) and _is_much_smaller(around[1], error, _UNDONE_AROUND):
             return f"it differs, and what {_name(around[0])} makes of it agrees"
         return ""
+
+    def _why_state_reordered(self, pair: Pair) -> str:
+        """By which later steps it is harmless that a state is in another order (CMP-250); "" if by none.
+
+        A ring has the oldest token's place taken by the newest; whoever reads it has to know.
+        """
+        own, order = pair.reference, self._order_of(pair)
+        if own is None or order is None:
+            return ""
+        key = own.key
+        holder = key.slot.rpartition(".")[0]
+        for other in self._pairs:
+            record = other.reference
+            if record is None or not other.is_compared or record.key.slot.rpartition(".")[0] != holder:
+                continue
+            if (record.key.rank, record.key.step, record.key.site) != (key.rank, key.step, key.site):
+                continue
+            of_other = self._order_of(other)
+            if record.shape == own.shape and (of_other is None or of_other.orders != order.orders):
+                return ""
+        name = key.rank, name_pattern(f"{key.site}/{key.slot}")
+        first = self._reordered.setdefault(name, key.step)
+        later = [
+            [p for p in results if p.reference is not None and not is_state(p.reference.key)]
+            for (rank, step, site), results in self._results.items()
+            if rank == key.rank and step > first and site == ROOT_SITE
+        ]
+        agrees = bool(later) and all(map(_agree, later))
+        return f"{_in_words(order)}, and what later steps make of it agrees" if agrees else ""
+
+    def _order_of(self, pair: Pair) -> ElementOrder | None:
+        """The order in which a tensor holds the reference's elements, another one; None if it does not.
+
+        What differs then may be as large as the limit of tests of a whole tensor.
+        """
+        if pair.key not in self._orders:
+            self._orders[pair.key] = self._find_order(pair)
+        return self._orders[pair.key]
+
+    def _find_order(self, pair: Pair) -> ElementOrder | None:
+        record, tested = pair.reference, pair.target
+        limit = max((f.limit for f in pair.findings if f.test in _OF_WHOLE), default=0.0)
+        if record is None or tested is None or record.shape != tested.shape or not limit:
+            return None
+        is_read = record.stored and tested.stored and record.dtype.kind == tested.dtype.kind == "float"
+        if not is_read:
+            return None
+        order = find_order(self._reference.load(record), self._target.load(tested))
+        return order if order is not None and order.moved and order.error <= limit else None
 
     def _why_folded(self, pair: Pair) -> str:
         """By which calls that the target lacks a difference is undone, as by a norm in the weights before it.
@@ -568,6 +627,12 @@ def _is_much_smaller(results: Sequence[Pair], error: float | None, factor: float
     errors = [error_of(result) or 0.0 for result in results if result.status != "explained"]
     largest = max(errors, default=math.inf)
     return largest <= (_EXACT if error is None else error / factor)
+
+
+def _in_words(order: ElementOrder) -> str:
+    """What another order is, in words."""
+    axes = [str(axis) for axis in order.moved]
+    return f"it holds the same in another order along {'axis' if len(axes) == 1 else 'axes'} {some(axes, 4)}"
 
 
 def _is_argument(key: Key) -> bool:

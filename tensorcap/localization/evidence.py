@@ -35,7 +35,7 @@ from tensorcap.runs import Calls, StateWriters, contents_of, is_inner, is_parame
 from tensorcap.wording import some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.progress import Progress, Silent
 from tensorcap_formats.records import Record
 
@@ -142,8 +142,9 @@ class Totals:
         return True
 
     def explain(self, own: OwnError) -> bool:
-        """Whether a result differs in the free run as well, and is undone there by what follows it."""
-        return own.made == "result" and own.key in self._explained
+        """Whether a result or a state differs in the free run too, and is undone there by what follows it."""
+        is_result = own.made != "argument" or Key.parse(own.key).slot.startswith("output")
+        return is_result and own.key in self._explained
 
     @property
     def notes(self) -> tuple[str, ...]:

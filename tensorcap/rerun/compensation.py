@@ -26,6 +26,7 @@ _HALF: Final = re.compile(r"(?<![A-Za-z0-9_])(?:encoder|decoder)(?![A-Za-z0-9_])
 _ROUNDS: Final = 3  # of runs: q, k and v, what attention makes of them, and the projection behind
 _LESSENED: Final = 8.0  # times the error of what is undone, that what undoes it has without (as CMP-55)
 _WITHOUT_EFFECT: Final = 1e-4  # of its error, or of all if it has another shape (as CMP-55)
+_TOGETHER: Final = 4  # tensors that may make up for each other: a run for each
 _TELLING: Final = 16  # elements; tensors of fewer are equal by chance
 _ATTEMPTS: Final = 3  # at a set of tensors that leaves nothing else wrong
 
@@ -129,11 +130,22 @@ class Dependencies:
         """Those of some tensors that are not before an order of execution."""
         return sorted(text for text in texts if self._records[text].order >= order)
 
-    def chain(self, text: str, among: Collection[str]) -> Iterator[str]:
-        """What a tensor may come from, through some key texts alone; without itself."""
+    def chain(self, text: str, among: Collection[str], target: Archive) -> Iterator[str]:
+        """What a tensor may come from, through some key texts alone; without itself.
+
+        Args:
+            text: Key text of the tensor.
+            among: The key texts.
+            target: The other side, under the reference's keys. For what it lacks stands what holds the same
+                before, as a result does for the argument that hands it on.
+        """
         seen, waiting = {text}, [text]
         while waiting:
-            for source in self.of(waiting.pop()).intersection(among):
+            user = waiting.pop()
+            before = self._records[user].order
+            lacking = [one for one in self.of(user) if one not in target]
+            equal = {one for one in self.equal(lacking) if self._records[one].order < before}
+            for source in sorted((self.of(user) | equal).intersection(among)):
                 if source not in seen:
                     seen.add(source)
                     waiting.append(source)
@@ -190,9 +202,10 @@ def settle(
        further results of such a call.
     4. So is what nothing depends on: all that may be made of it is right with it in place and without, with
        an error at most 1e-4 of its own, or the comparison of the free runs explains it.
-    5. Another run with that alone left in place has to leave nothing wrong that was right; what this may
+    5. So are tensors that make up for each other, as the gains of queries and keys do.
+    6. Another run with that alone left in place has to leave nothing wrong that was right; what this may
        come from is not undone.
-    6. Where both of two modules stay wrong and the target's second one hands on the first one's result, they
+    7. Where both of two modules stay wrong and the target's second one hands on the first one's result, they
        are a folded pair with a mistake, which is the first one's.
 
     Args:
@@ -208,7 +221,7 @@ def settle(
     bad = {own.key: own for own in first.own_errors if own.status == "diverged" and own.key in dependencies}
     if len(bad) < 2 and not bad.keys() & set(explained):
         return Settled(first)
-    search = _Search(bad, first.own_errors, rejudge, dependencies, explained)
+    search = _Search(bad, first.own_errors, rejudge, dependencies, target, explained)
     undone = search.run()
     if not undone:
         return Settled(first)
@@ -226,7 +239,7 @@ def settle(
             by_key = {text: _by(text, undone, dependencies) for text in released}
             modules = {by: Key.parse(text).site for by, text in folded.items() if text in undone}
             return Settled(judged, released, {text: by for text, by in by_key.items() if by}, modules)
-        guilty = {source for text in fresh for source in dependencies.chain(text, wrong & released)}
+        guilty = {source for text in fresh for source in dependencies.chain(text, wrong & released, target)}
         left = {text: by for text, by in undone.items() if text not in guilty and by not in fresh}
         search.undoing -= fresh
         if not left or len(left) == len(undone):
@@ -243,6 +256,7 @@ class _Search(Generic[J]):
         own_errors: All of the first run.
         rejudge: Runs the model again.
         dependencies: Of the reference.
+        target: The other side, under the reference's keys.
         explained: Key texts of what the comparison of the free runs explains.
 
     Attributes:
@@ -255,14 +269,17 @@ class _Search(Generic[J]):
         own_errors: Sequence[OwnError],
         rejudge: Rejudge[J],
         dependencies: Dependencies,
+        target: Archive,
         explained: Collection[str],
     ) -> None:
         self._bad = bad
+        self._target = target
         self._first = {own.key: own for own in own_errors}
         self._explained = explained
         self._rejudge = rejudge
         self._dependencies = dependencies
         self._firsts: dict[str, int] = {}  # order of the first tensor that one undoes
+        self._unaffected: dict[str, dict[str, float]] = {}  # of each, what may be made of it and is right
         self.undoing: set[str] = set()
 
     def run(self) -> dict[str, str]:
@@ -277,7 +294,7 @@ class _Search(Generic[J]):
             undoing = [text for text in self._bad if text in owns and self._is_undoing(owns[text])]
             self.undoing.update(undoing)
             for text in (one for one in self._bad if one in self.undoing):
-                chain = set(self._dependencies.chain(text, wrong & released))
+                chain = set(self._dependencies.chain(text, wrong & released, self._target))
                 start = self._firsts.setdefault(text, self._dependencies.first(chain))
                 for source in self._dependencies.since(start, chain):  # what comes before grew from a mistake
                     undone.setdefault(source, text)
@@ -288,7 +305,7 @@ class _Search(Generic[J]):
             if not inheriting:
                 break
             released |= self._dependencies.equal(self._next(inheriting, wrong)) - self.undoing
-        return undone
+        return {**self._made_up(undone), **undone}
 
     def _next(self, inheriting: Collection[str], wrong: Collection[str]) -> Iterator[str]:
         """What is to be left in place next, of what inherits an error.
@@ -311,6 +328,7 @@ class _Search(Generic[J]):
         self, owns: Mapping[str, OwnError], undone: Collection[str]
     ) -> Iterator[tuple[str, str]]:
         """What nothing depends on, with the first tensor that may be made of it."""
+        self._unaffected = {}
         for text, own in self._bad.items():
             if text in undone or text in self.undoing or text not in owns or not owns[text].is_bad:
                 continue
@@ -323,6 +341,52 @@ class _Search(Generic[J]):
             is_exact = largest <= _WITHOUT_EFFECT * (1.0 if error is None else error)
             if is_exact or text in self._explained:
                 yield text, dependents[0]
+            else:
+                self._unaffected[text] = dict.fromkeys(dependents, largest)
+
+    def _made_up(self, undone: Collection[str]) -> dict[str, str]:
+        """What makes up for each other, each with the first tensor that is right for all of them alone.
+
+        All that may be made of them is right with the other side's in place and with this one's. That it
+        depends on them shows where one alone is left in place: an error eight times as large is not green.
+        Of two that shows the other one as well; of more each is left in place by itself.
+        """
+        groups = self._groups([text for text in self._unaffected if text not in undone])
+        proofs: dict[str, str] = {}
+        for number in range(max(map(len, groups), default=0)):
+            alone = [group[number] for group in groups if number < (len(group) if len(group) > 2 else 1)]
+            if not alone:
+                break
+            owns = {
+                own.key: own for own in self._rejudge(frozenset(self._dependencies.equal(alone))).own_errors
+            }
+            for text in alone:
+                errors = self._unaffected[text].items()
+                wrong = (by for by, error in errors if by in owns and self._is_wrong_by(owns[by], error))
+                if (by := next(wrong, None)) is not None:
+                    proofs[text] = by
+        return {
+            text: proofs[group[0]]
+            for group in groups
+            if all(one in proofs for one in (group if len(group) > 2 else group[:1]))
+            for text in group
+        }
+
+    def _groups(self, texts: Sequence[str]) -> list[list[str]]:
+        """Two to `_TOGETHER` tensors of which the same may be made."""
+        groups: list[list[str]] = []
+        for text in texts:
+            with_it = [
+                g for g in groups if any(self._unaffected[o].keys() & self._unaffected[text] for o in g)
+            ]
+            groups = [group for group in groups if group not in with_it]
+            groups.append([*(one for group in with_it for one in group), text])
+        return [group for group in groups if 1 < len(group) <= _TOGETHER]
+
+    @staticmethod
+    def _is_wrong_by(own: OwnError, error: float) -> bool:
+        """Whether a tensor is diverged with an error far above another one."""
+        return own.status == "diverged" and own.error is not None and own.error >= _LESSENED * error
 
     def _is_undoing(self, own: OwnError) -> bool:
         """Whether a tensor that was wrong is right now, for what is left in place."""
@@ -381,7 +445,7 @@ def _folded_pairs(
     among = dependencies.equal(left).difference(undone)
     results = {text: target.get(text).digest for text in left if Key.parse(text).slot.startswith("output")}
     for text, digest in results.items():
-        for source in sorted(dependencies.chain(text, among)):
+        for source in sorted(dependencies.chain(text, among, target)):
             if digest and results.get(source) == digest and source not in dependencies.equal([text]):
                 pairs[text] = source
     return pairs

@@ -19,10 +19,12 @@ from tensorcap.comparison import (
     POLICY,
     Finding,
     Inputs,
+    Limits,
     NearTies,
     Padding,
     Pair,
     Precision,
+    RobustErrors,
     Status,
     compare,
     is_circumstance,
@@ -32,6 +34,7 @@ from tensorcap.comparison import (
     without_estimates,
     worst_status,
 )
+from tensorcap.metrics import measure
 from tensorcap.rerun.own_errors import (
     BAD,
     Makers,
@@ -48,6 +51,7 @@ from tensorcap.rerun.replay_tests import (
     judge_bits,
     judge_narrowing,
     judge_other_values,
+    judge_outlier_of_twin,
     judge_replayed,
     judge_twin,
     rounds_less,
@@ -180,15 +184,17 @@ class ReplayJudge:
                 ranks=self._ranks_that_add.get(pair.key, 1),
             )
         )
-        is_anew = self._makers.is_of_span(reference.key) or (is_leaf and self._makes_weight(reference.key))
-        rounds_as_much = _ROUNDED_ANEW if is_anew else POLICY.twin_ratio.green
-        if ratio is not None and ratio <= rounds_as_much:  # the model itself rounds as much
+        if ratio is not None and ratio <= self._rounds_as_much(reference.key, elements, is_leaf=is_leaf):
             own = [replace(f, status="within-rounding") for f in own]
         elif ratio is not None and math.isfinite(ratio) and self._is_judged_by_twin(pair, is_leaf=is_leaf):
             own.append(judge_twin(ratio, elements))
         if not self._is_forward and self._is_kept_wide(reference.key, target):
             own.append(judge_narrowing(target.dtype.name))
-        own += [finding for finding in pair.findings if finding.test in _NO_ROUNDINGS]
+        own += [
+            self._without_twins_outliers(finding, pair)
+            for finding in pair.findings
+            if finding.test in _NO_ROUNDINGS
+        ]
         if pair.key in self._layers.results:
             own = list(without_estimates([*own, self._layers.results[pair.key].finding]))
         is_precise = ratio is not None and ratio < POLICY.twin_precise
@@ -197,10 +203,39 @@ class ReplayJudge:
             own += self._judge_bits(pair)
         return worst_status(own), tuple(own)
 
+    def _rounds_as_much(self, key: Key, elements: int, *, is_leaf: bool) -> float:
+        """The largest R at which the model itself rounds as much as the target does.
+
+        Weights that a target folds, or makes at each call, are rounded once more.
+        """
+        is_anew = self._makers.is_of_span(key) or (is_leaf and self._makes_weight(key))
+        is_anew |= self._is_folded(key) and self._makers.is_leaf(key)
+        limits = Limits(_ROUNDED_ANEW, math.inf) if is_anew else POLICY.twin_ratio
+        return POLICY.sampled(limits, elements).green
+
+    def _without_twins_outliers(self, finding: Finding, pair: Pair) -> Finding:
+        """Excuse an outlier that the model has as well in the target's precision (RPL-205)."""
+        twin, text = self._runs.twin, pair.key
+        if finding.test != "outlier_element" or finding.status not in BAD or twin is None:
+            return finding
+        reference, _ = both_records(pair)
+        if text not in twin or twin.get(text).shape != reference.shape:
+            return finding
+        of_twin = Pair(text, "unjudged", reference, twin.get(text))
+        whole = of_twin.with_difference(measure(self._runs.exact, reference, twin, twin.get(text)))
+        difference = Padding(self._runs.exact, twin).without(whole).difference
+        if difference is None or difference.outlier is None:
+            return finding
+        outlier = min(difference.outlier, RobustErrors(self._runs.exact, twin).outlier(of_twin))
+        return judge_outlier_of_twin(finding, outlier)
+
+    def _is_folded(self, key: Key) -> bool:
+        """Whether something was left in place that the call was given which made a tensor."""
+        return any(record.key.text in self._released for record in self._makers.inputs(key))
+
     def _is_leaf(self, key: Key) -> bool:
         """Whether a leaf of known kind made a tensor of what was put in its arguments' place, and alone."""
-        is_alone = all(record.key.text not in self._released for record in self._makers.inputs(key))
-        return is_alone and self._makers.is_leaf(key)
+        return not self._is_folded(key) and self._makers.is_leaf(key)
 
     def _makes_weight(self, key: Key) -> bool:
         """Whether the target's module makes, at each call, the weight that the reference's holds."""

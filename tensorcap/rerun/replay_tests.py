@@ -11,6 +11,7 @@ from tensorcap.comparison import POLICY, Finding, Limits, Precision, count_tail,
 
 _ROUNDING_SLACK: Final = 0.001  # of an ulp: what computing a distance in ulp may be off by
 _ROUNDED_ONCE: Final = 0.5 + _ROUNDING_SLACK  # ulp from the exact value
+_OTHER_NEIGHBOUR: Final = 2.0  # a unit in the last place, if the model rounds to the nearest: half of one
 
 
 def judge_replayed(
@@ -65,6 +66,18 @@ def judge_narrowing(dtype: str) -> Finding:
     """Judge a result that is rounded where the model in that precision keeps it in float32, to the bit."""
     text = f"rounded to {dtype}, where the reference's model in that precision keeps it in float32"
     return Finding("twin_ratio", math.inf, POLICY.twin_ratio.green, "suspect", text)
+
+
+def judge_outlier_of_twin(finding: Finding, outlier: float) -> Finding:
+    """Judge an outlier beside that of the model in the target's precision: the larger limit counts.
+
+    Args:
+        finding: Of `outlier_element`.
+        outlier: The twin's largest error of an element relative to it and to its row, no unit.
+    """
+    limit = max(finding.limit, _OTHER_NEIGHBOUR * outlier)
+    text = f"{finding.text}, and by {outlier:.2g} in the model in that precision"
+    return Limits(limit, limit).finding("outlier_element", finding.value, text)
 
 
 def rounds_less(ratio: float, elements: int) -> bool:

@@ -314,6 +314,20 @@ def test_experts_that_are_stacked_in_each_layer_are_found(tmp_path: Path) -> Non
     assert alignment.entries[0].target == ("l.{i}.moe",)
 
 
+@pytest.mark.spec("ALN-24")
+def test_a_list_of_stages_one_of_which_has_one_block_is_no_stack(tmp_path: Path) -> None:
+    rng = _rng()
+    one, other, right = {}, {}, {}
+    for number, (stage, block) in enumerate([(0, 0), (1, 0), (1, 1), (1, 2)]):
+        for part, cell in (("up", 0), ("down", 1)):
+            site, partner = f"stages.{stage}.blocks.{block}.{part}.act", f"early.{number}.cells.{cell}"
+            one[site] = other[partner] = _drawn(rng, D)
+            one[f"{site}/input.input"], other[f"{partner}/input.x"] = _drawn(rng, D), _drawn(rng, D)
+            right[site] = partner
+    _, found = _proposed(tmp_path, one, other)
+    assert found == right
+
+
 @pytest.mark.spec("ALN-25")
 @pytest.mark.parametrize(
     ("lay", "steps"),

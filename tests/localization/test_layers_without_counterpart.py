@@ -529,6 +529,10 @@ def test_a_weight_of_direction_and_length_is_rounded_twice(tmp_path: Path, facto
 class Packed(nn.Module):
     """A linear whose weight is kept as codes around 128 and steps, read with another zero if it is wrong."""
 
+    steps: Tensor
+    codes: Tensor
+    offset: Tensor
+
     def __init__(self, linear: nn.Linear, *, zero: int) -> None:
         super().__init__()
         self.register_buffer("steps", linear.weight.detach().abs().amax(1, keepdim=True) / 127)

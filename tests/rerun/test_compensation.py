@@ -151,6 +151,33 @@ def values_scaled() -> Any:
     return model
 
 
+def gains_moved(*, wrong: bool = False) -> Any:
+    """Channels of the queries larger, and those of the keys smaller by as much."""
+    model = tower()
+    factor = torch.linspace(0.5, 3, 16)
+    with torch.no_grad():
+        for number, layer in enumerate(model.layers):
+            for part, by in ((layer.q, factor), (layer.k, 1 / factor)):
+                if not (wrong and number == 2 and part is layer.k):
+                    part.weight *= by[:, None]
+                    part.bias *= by
+    return model
+
+
+class HandsOn(nn.Module):
+    """Its argument has another name than that of a norm."""
+
+    def forward(self, anything: Tensor) -> Tensor:
+        return anything
+
+
+def folded_by_another_name() -> Any:
+    model = folded()
+    for step in model.steps:
+        step.bn = HandsOn()
+    return model
+
+
 PORTS = {
     "folded": (net, folded, IMAGES),
     "norms-folded": (tower, norms_folded, STATES),
@@ -208,6 +235,38 @@ def test_what_is_undone_is_told_with_what_undoes_it(tmp_path: Path, way: str) ->
 def test_a_folded_batch_norm_in_low_precision_accuses_nobody(tmp_path: Path, way: str) -> None:
     result = localized(tmp_path, net(), folded(), IMAGES, way, dtype=torch.float16)
     assert (result.suspects, result.exit_status) == ((), 0)
+
+
+@pytest.mark.spec("RPL-50")
+def test_a_norm_is_folded_too_whose_argument_the_target_has_by_another_name(tmp_path: Path) -> None:
+    result = localized(tmp_path, net(), folded_by_another_name(), IMAGES, "replay", dtype=torch.float16)
+    assert result.suspects == ()
+    assert [one.module for one in result.undone if one.module.startswith("steps")] == [
+        f"steps.{number}.conv" for number in range(3)
+    ]
+
+
+@pytest.mark.spec("RPL-204")
+@pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
+def test_gains_of_queries_and_keys_make_up_for_each_other_in_low_precision(
+    tmp_path: Path, wrong: bool
+) -> None:
+    port = gains_moved(wrong=wrong)
+    result = localized(tmp_path, tower(), port, STATES, "replay", dtype=torch.bfloat16)
+    assert {suspect.module for suspect in result.suspects} == ({"layers.2.q"} if wrong else set())
+    undone = {f"layers.{layer}.{part}" for layer in range(4) for part in "qk" if not wrong or layer != 2}
+    assert {one.module for one in result.undone} == undone
+
+
+@pytest.mark.spec("RPL-204")
+def test_what_nothing_shows_to_matter_makes_up_for_nothing(tmp_path: Path) -> None:
+    """Where all values are equal, neither queries nor keys change what is made of them."""
+    reference, port = tower(), gains_moved()
+    for model in (reference, port):
+        with torch.no_grad():
+            model.layers[2].v.weight.zero_()
+    result = localized(tmp_path, reference, port, STATES, "replay", dtype=torch.bfloat16)
+    assert {suspect.module for suspect in result.suspects} == {"layers.2.q", "layers.2.k"}
 
 
 @pytest.mark.spec("RPL-100")

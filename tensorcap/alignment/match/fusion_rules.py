@@ -302,7 +302,7 @@ def _shifts(
 def places_of(
     parts: Sequence[SiteTemplate], axis: int | None, whole: SiteTemplate, shift: Index
 ) -> dict[Index, tuple[tuple[str, ...], str]]:
-    """The sites of the parts, and of the whole, by the whole's numbers."""
+    """The sites of the parts, two at least, and of the whole, by the whole's numbers."""
     parts_by_index: dict[Index, list[str]] = defaultdict(list)
     if axis is None:
         for index in parts[0].members:
@@ -314,7 +314,7 @@ def places_of(
     places = {}
     for index, member in whole.members.items():
         sites = parts_by_index.get(tuple(a + b for a, b in zip(index, shift, strict=True)))
-        if sites:
+        if sites is not None and len(sites) > 1:
             places[index] = tuple(sites), member.site
     return places
 
