@@ -55,10 +55,10 @@ _OPTIONS: Final = (  # by the words for an option of an operation: kind, hint; t
     ("the other order of choice", "router-differs", "Sorted the other way round."),
     ("[<>=!]* for *", "attention-mask", "A comparison is another one: what is equal counts, or does not."),
     ("`*` of its masks", "attention-mask", "Two masks are joined otherwise."),
-    ("* of its numbers", "index-differs", "Distances, or places, have the opposite sign."),
-    ("* of its places exchanged", "index-differs", "Places are those of the other axis: rows for columns."),
+    ("* of its numbers", "sign", "Distances, or places, have the opposite sign."),
+    ("* of its places exchanged", "index-order", "Places are those of the other axis: rows for columns."),
     ("its places counted *", "position-offset", "Places are counted for all alike, whatever is padded."),
-    ("its places reversed *", "index-differs", "Places are counted from the other end."),
+    ("its places reversed *", "index-order", "Places are counted from the other end."),
     (
         "axes * of operand * exchanged",
         "layout-differs",
@@ -152,7 +152,7 @@ _OPTIONS: Final = (  # by the words for an option of an operation: kind, hint; t
 
 _LATE: Final = (  # these are many, and come last
     *("layout-differs", "partial-sum", "slice-order", "slice-shift", "operand-shift", "operation-differs"),
-    *("activation", "function-differs", "slice-extent", "index-differs", "positions-differ"),
+    *("activation", "function-differs", "slice-extent", "index-order", "positions-differ"),
 )
 _OF_CHOICES: Final = ("attention-mask", "router-differs", "position-offset")
 _POSITIONS: Final = ("pos", "distance", "bucket", "relative", "rotary", "freq")  # in lines that make places

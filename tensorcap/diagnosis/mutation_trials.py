@@ -79,8 +79,8 @@ def propose_mutations(context: PairContext) -> Iterator[Hypothesis]:
 def propose_code_mutations(context: PairContext) -> Iterator[Hypothesis]:
     """Propose low precision of every step, quantised weights, and other operations.
 
-    Experts are in any order, have weighed inputs, or take few tokens. All these are many, and often do the same
-    as a more specific one of `propose_mutations`.
+    Experts are in any order, have weighed inputs, or take few tokens. All these are many, and often do what a
+    more specific one of `propose_mutations` does.
     """
     call = context.repeated_call
     if call is None:

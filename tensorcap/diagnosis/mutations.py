@@ -498,7 +498,7 @@ def mutate_arguments(context: PairContext, rerun: Rerun) -> Iterator[Mutation]:
     2. A mask sees another extent; it is zeros if it is of floats, else ones.
     3. Other floats are zeros.
     4. Other whole numbers are one more or less; indices only if they stay in the range of their table.
-    5. Of whole numbers and masks the first slice of an axis stands for all, or the axis is turned round; of a
+    5. Of positions and masks the first slice of an axis stands for all, or the axis is turned round; of a
        row that begins with 0, as where packed sequences begin, the ends alone are left.
     6. One stands in the place of another of its kind and shape, or both are exchanged.
     """
@@ -525,8 +525,13 @@ def mutate_arguments(context: PairContext, rerun: Rerun) -> Iterator[Mutation]:
             (shift_kind, f"with its {short} {text}", edit)
             for shift_kind, text, edit in _shifts(argument.shape)
         ]
-        if argument.kind == "int" or role == "mask":
-            edits += _orders_of_places(argument, short, kind if role else "index-differs")
+        if role and (argument.kind == "int" or role == "mask"):
+            edits += _orders_of_places(argument, short, kind)
+        if argument.kind == "int" and len(argument.shape) == 1 < argument.shape[0] - 1:
+            ends = Ordered(0, np.array([0, argument.shape[0] - 1]))
+            if not argument.lowest:
+                text = f"with the first and the last of its {short} alone, as of one sequence"
+                edits.append(("attention-mask", text, ends))
         for edit_kind, text, edit in edits:
             call = CallMutation(arguments={name: edit})
             facts = {"argument": short}
@@ -563,9 +568,6 @@ def _orders_of_places(argument: Argument, short: str, kind: str) -> Iterator[tup
             text = f"with the first slice of its {short} for all on axis {axis}"
             yield kind, text, Ordered(axis, np.zeros(size, int))
         yield kind, f"with its {short} reversed on axis {axis}", Ordered(axis, np.arange(size)[::-1].copy())
-    if argument.kind == "int" and len(argument.shape) == 1 and argument.shape[0] > 2 and not argument.lowest:
-        text = f"with the first and the last of its {short} alone, as of one sequence"
-        yield "attention-mask", text, Ordered(0, np.array([0, argument.shape[0] - 1]))
 
 
 def _is_not_handed_on(context: PairContext, rerun: Rerun, name: str) -> bool:

@@ -31,11 +31,25 @@ _FIRST: Final = range(3)  # places that counts begin with
 _LARGEST: Final = 1 << 22  # elements of what is laid out otherwise
 
 
+def counts_up(places: torch.Tensor) -> bool:
+    """Whether whole numbers count up by one along the last axis, as places do but for what is padded.
+
+    Args:
+        places: Of at least one axis.
+
+    Example:
+        >>> counts_up(torch.tensor([1, 2, 3, 4, 0])), counts_up(torch.tensor([3, 1, 2, 0, 5]))
+        (True, False)
+    """
+    steps = places[..., 1:] - places[..., :-1]
+    return steps.numel() > 0 and 2 * int((steps == 1).sum()) >= steps.numel()
+
+
 def index_options(name: str, args: Any, result: Any) -> Options:
     """List what an operation can make of whole numbers or truth values instead, in words.
 
     1. A comparison is another one; of two masks the one holds or the other, and not both.
-    2. Whole numbers have the opposite sign, or count up along the last axis, from 0, 1 or 2.
+    2. Whole numbers have the opposite sign; those that count up do so throughout, from 0, 1 or 2.
     3. Two axes of one size are exchanged, or an axis is turned round.
 
     Nothing where the numbers are not on a CPU: an index out of range spoils other devices for the process.
@@ -60,7 +74,7 @@ def index_options(name: str, args: Any, result: Any) -> Options:
     if result.dtype != torch.bool and result.any():
         yield "the opposite sign of its numbers", lambda: -result
         count = torch.arange(result.shape[-1], dtype=result.dtype)
-        for first in _FIRST:
+        for first in _FIRST if counts_up(result) else ():
             counted = (count + first).expand(result.shape)
             if not torch.equal(counted, result):
                 yield f"its places counted from {first} on", lambda counted=counted: counted.clone()  # type: ignore[misc]

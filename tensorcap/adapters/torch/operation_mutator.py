@@ -27,6 +27,7 @@ from tensorcap.adapters.torch.low_precision import (
 )
 from tensorcap.adapters.torch.masks import attend_with_extent
 from tensorcap.adapters.torch.operation_functions import ACTIVATIONS
+from tensorcap.adapters.torch.operation_indices import counts_up
 from tensorcap.adapters.torch.operation_numbers import find_numbers, with_number
 from tensorcap.adapters.torch.operation_options import find_options, find_own_axes, run_option
 
@@ -224,7 +225,10 @@ class OperationMutator(TorchFunctionMode):
             first, second = self._sums[id(args[0])][1]
             return func(first, *args[1:], **kwargs) + second
         if alternative is not None:
-            return _run_alternative(name, alternative, func, args, kwargs)
+            made = _run_alternative(name, alternative, func, args, kwargs)
+            if _is_whole(made):
+                _refuse_out_of_range(made, name, func, args, kwargs)
+            return made
         if self._rounded is not None:
             return self._rounded(name, func, args, kwargs) if is_direct else func(*args, **kwargs)
         return self.finish(key, func(*args, **kwargs))
@@ -301,6 +305,26 @@ class OperationMutator(TorchFunctionMode):
         for at in operands:
             places = [name for name in earlier if name != one.given.get(at)]
             yield from ((at, name) for name in places[:_MOST_AHEAD])
+
+
+def _refuse_out_of_range(made: torch.Tensor, name: str, func: Any, args: Any, kwargs: Any) -> None:
+    """Refuse whole numbers beyond those that the operation makes, or beyond its count if it counts places.
+
+    They may be indices, and kernels that do not check these read memory that nobody has written.
+
+    Raises:
+        IndexError: They are out of that range, or the operation can't be done once more to know it.
+    """
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    natural = None if is_in_place else func(*args, **kwargs)
+    if not isinstance(natural, torch.Tensor) or not _is_whole(natural):
+        raise IndexError(name)
+    if made.numel() and natural.numel():
+        lowest, highest = int(natural.min()), int(natural.max())
+        if natural.ndim and counts_up(natural):
+            highest = max(highest, lowest + natural.shape[-1] - 1)
+        if int(made.min()) < lowest or int(made.max()) > highest:
+            raise IndexError(name)
 
 
 def _is_whole(value: Any) -> bool:
