@@ -515,12 +515,7 @@ def _undone(own_errors: Sequence[OwnError], free: Comparison) -> Iterator[Undone
     """Modules whose results differ and are undone: by a rerun, else by the comparison of the free runs."""
     reasons: dict[str, str] = {}
     for own in own_errors:
-        if (
-            own.made == "result"
-            and own.status == "explained"
-            and own.findings[:1]
-            and own.findings[0].test == "undone"
-        ):
+        if own.made == "result" and _is_undone(own):
             reasons.setdefault(own.module, own.findings[0].text)
     for pair in free.pairs if not own_errors else ():
         is_undone = pair.status == "explained" and pair.is_compared and pair.reference is not None
@@ -528,6 +523,11 @@ def _undone(own_errors: Sequence[OwnError], free: Comparison) -> Iterator[Undone
             reasons.setdefault(pair.reference.key.site, pair.reason)
     for module, reason in reasons.items():
         yield Undone(module, reason)
+
+
+def _is_undone(own: OwnError) -> bool:
+    """Whether a rerun shows that a tensor is undone by what comes of it."""
+    return own.status == "explained" and own.findings[:1] != () and own.findings[0].test == "undone"
 
 
 def _is_wrong_result(pair: Pair) -> bool:
@@ -560,9 +560,13 @@ def _with_open(
     """Add what is wrong although no module is suspected of it: all for which the comparison is not green.
 
     Where each module was judged by what it makes itself, errors that are `suspect` only are grown rounding.
+    What a rerun shows to be undone is wrong only if a result of the model is.
     """
     grown = "suspect" if localization.by != "archives" else None
     wrong = [p.key for p in free.pairs if p.is_required and not p.is_green and p.status != grown]
+    if not any(Key.parse(key).site == ROOT_SITE for key in wrong):
+        undone = {own.key for own in localization.own_errors if _is_undone(own)}
+        wrong = [key for key in wrong if key not in undone]
     wrong += [difference.key for difference in free.value_differences if difference.is_red]
     unjudged = (key for source in sources for key in source.unjudged)
     keys = tuple(dict.fromkeys([*wrong, *unjudged]))

@@ -246,7 +246,7 @@ def test_a_norm_is_folded_too_whose_argument_the_target_has_by_another_name(tmp_
     ]
 
 
-@pytest.mark.spec("RPL-204")
+@pytest.mark.spec("RPL-204", "LCL-6")
 @pytest.mark.parametrize("wrong", [False, True], ids=["right", "wrong"])
 def test_gains_of_queries_and_keys_make_up_for_each_other_in_low_precision(
     tmp_path: Path, wrong: bool
@@ -256,6 +256,7 @@ def test_gains_of_queries_and_keys_make_up_for_each_other_in_low_precision(
     assert {suspect.module for suspect in result.suspects} == ({"layers.2.q"} if wrong else set())
     undone = {f"layers.{layer}.{part}" for layer in range(4) for part in "qk" if not wrong or layer != 2}
     assert {one.module for one in result.undone} == undone
+    assert result.exit_status == wrong
 
 
 @pytest.mark.spec("RPL-204")
