@@ -224,7 +224,7 @@ def find_weights(graph: OnnxGraph) -> dict[tuple[int, int], QuantisedWeight]:
     1. `DequantizeLinear` of constants is a weight for all that take it, transposed or cast before too.
     2. Of a `Gather` of numbers that is dequantised behind it, these are a table.
     3. `MatMulNBits` has blocks of each row; QLinear operators and those of integers have numbers, steps and
-       zero points in their places; of `MatMulInteger` the step is a factor of what its result is multiplied by.
+       zero points in their places; the step of `MatMulInteger` is a factor behind it.
     """
     weights: dict[tuple[int, int], QuantisedWeight] = {}
     values: dict[str, QuantisedWeight] = {}
