@@ -108,11 +108,23 @@ def texts(comparison: Comparison, test: str) -> dict[str, str]:
         pytest.param(
             "embeddings and products, dynamic", "int8 with a scale for the whole tensor", id="dynamic"
         ),
-        pytest.param("dynamic", "int8 with a scale for each row", id="dynamic, by channel"),
-        pytest.param("QDQ", "int8 with a scale for the whole tensor", id="QDQ"),
-        pytest.param("QDQ by channel", "int8 with a scale for each row", id="QDQ, by channel"),
-        pytest.param("QOperator by channel", "int8 with a scale for each row", id="QOperator, by channel"),
-        pytest.param("blocks", "uint4 with a scale for 32 values", id="blocks"),
+        pytest.param(
+            "dynamic", "int8 with a scale for each row", id="dynamic, by channel", marks=pytest.mark.entries
+        ),
+        pytest.param("QDQ", "int8 with a scale for the whole tensor", id="QDQ", marks=pytest.mark.entries),
+        pytest.param(
+            "QDQ by channel",
+            "int8 with a scale for each row",
+            id="QDQ, by channel",
+            marks=pytest.mark.entries,
+        ),
+        pytest.param(
+            "QOperator by channel",
+            "int8 with a scale for each row",
+            id="QOperator, by channel",
+            marks=pytest.mark.entries,
+        ),
+        pytest.param("blocks", "uint4 with a scale for 32 values", id="blocks", marks=pytest.mark.entries),
     ],
 )
 def test_right_layers_are_as_their_quantisation_predicts(
@@ -190,6 +202,7 @@ def planted(right: Path, plant: Callable[[Any], None], folder: Path) -> Path:
     return captured(folder / "wrong.onnx")
 
 
+@pytest.mark.entries
 @pytest.mark.parametrize(
     ("plant", "module", "words"),
     [
@@ -220,6 +233,7 @@ def test_a_mistake_of_a_weight_is_named_module_first(
     assert words in texts(comparison, "weight_rounding")[site]
 
 
+@pytest.mark.entries
 @pytest.mark.parametrize(
     ("plant", "module"),
     [
@@ -237,6 +251,50 @@ def test_a_mistake_is_localised_in_its_module(
     assert [suspect.module for suspect in found.suspects] == [module.replace("/", ".")]
 
 
+def test_mistakes_of_weights_are_all_named_in_one_model(reference: Path, right: Path, tmp_path: Path) -> None:
+    def plant(made: Any) -> None:
+        zero_point_off(made)
+        wrong_axis(made)
+        rolled, own, other = (
+            weight_name(f"encoder/layer.{name}/dense") for name in ("1/output", "2/output", "0/output")
+        )
+        put(made, f"{rolled}_scale", np.roll(values(made, f"{rolled}_scale"), 1))
+        for end in ("_quantized", "_scale", "_zero_point"):
+            put(made, own + end, values(made, other + end))
+
+    comparison = compare(reference, planted(right, plant, tmp_path))
+    assert comparison.exit_status == 1
+    assert comparison.divergence is not None
+    assert comparison.divergence.module == VALUE.replace("/", ".")
+    named_as = texts(comparison, "weight_rounding")
+    wrong = {layer: text for layer, text in named_as.items() if text.startswith("not ")}
+    assert wrong.keys() == {
+        "encoder.layer.1.attention.self.value",
+        "encoder.layer.1.intermediate.dense",
+        "encoder.layer.1.output.dense",
+        "encoder.layer.2.output.dense",
+    }
+    assert "its scales are those of the other axis" in wrong["encoder.layer.1.attention.self.value"]
+    assert "its zero point is 1 off" in wrong["encoder.layer.1.intermediate.dense"]
+    assert "its scales are those of 1 row behind" in wrong["encoder.layer.1.output.dense"]
+
+
+def test_mistakes_of_operations_are_localised_in_their_modules(
+    reference: Path, right: Path, tmp_path: Path
+) -> None:
+    def plant(made: Any) -> None:
+        exchange_gelu(made)
+        drop_mask(made)
+
+    found = localize(reference, planted(right, plant, tmp_path), reference_model=trusted())
+    assert found.exit_status == 1
+    assert {suspect.module for suspect in found.suspects} == {
+        "encoder.layer.1.attention.self",
+        "encoder.layer.1.intermediate.intermediate_act_fn",
+    }
+
+
+@pytest.mark.entries
 def test_a_right_model_has_no_suspect(reference: Path, right: Path, tmp_path: Path) -> None:
     found = localize(reference, planted(right, lambda made: None, tmp_path), reference_model=trusted())
     assert (found.exit_status, found.suspects) == (0, ())
