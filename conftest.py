@@ -151,6 +151,7 @@ NEEDED_BY = {
     "gguf": ["formats/tensorcap_formats/foreign/gguf_file.py", "tests/formats/test_gguf.py"],
     "onnx": [
         "formats/tensorcap_formats/foreign/onnx_file.py",
+        "formats/tensorcap_formats/foreign/onnx_test_data.py",
         "tensorcap/adapters/onnx",
         "tests/formats/test_onnx.py",
         "tests/onnx",

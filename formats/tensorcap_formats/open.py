@@ -42,6 +42,7 @@ _KINDS: Final = (
 _ALONE: Final = (".gguf", ".h5", ".hdf5", ".keras", ".npz", ".onnx")  # files that are opened one by one
 _OF_RUNNER: Final = re.compile(r"(.+\.json):(.+)", re.DOTALL)
 _KERAS_WEIGHTS: Final = "model.weights.h5"
+_TEST_DATA: Final = re.compile(r"(?:input|output)_\d+\.pb")  # of an ONNX test data set
 _ONNX_START: Final = re.compile(rb"\x08[\x01-\x7f](?:\x12[\x01-\x7f][\x20-\x7e]|\x3a[\x80-\xff])")
 
 
@@ -223,6 +224,8 @@ def _folder_opener(path: Path) -> Callable[[Path], Archive]:
         return open_sglang
     if is_polygraphy_folder(listed):
         return open_polygraphy
+    if any(_TEST_DATA.fullmatch(name) for name in listed):
+        return _test_data_opener(path)
     if is_dump(path, listed):
         return open_dump
     from tensorcap_formats.safetensors import TREE_SUFFIX, open_debug_tree
@@ -336,6 +339,14 @@ def _onnx_opener(path: Path) -> Callable[[Path], Archive]:
     except ImportError:
         raise missing_reader(path, "an ONNX model", "onnx", extra="onnx") from None
     return open_onnx
+
+
+def _test_data_opener(path: Path) -> Callable[[Path], Archive]:
+    try:
+        from tensorcap_formats.foreign.onnx_test_data import open_test_data
+    except ImportError:
+        raise missing_reader(path, "an ONNX test data set", "onnx", extra="onnx") from None
+    return open_test_data
 
 
 def _open_keras(path: Path) -> Archive:

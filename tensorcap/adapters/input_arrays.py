@@ -126,7 +126,7 @@ def make_arrays(
     """
     sources = _sources(name, kinds, texts)
     generator = np.random.default_rng(seed)
-    files = {text: _read(text) for text in dict.fromkeys(sources.values()) if text not in _MADE}
+    files = {text: _read(text, list(kinds)) for text in dict.fromkeys(sources.values()) if text not in _MADE}
     arrays: dict[str, Array] = {}
     for own, kind in kinds.items():
         text = sources[own]
@@ -142,6 +142,7 @@ def make_arrays(
     return arrays, how
 
 
+_TEST_DATA: Final = "onnx-test-data"
 _RANDOM: Final = "random"
 _MADE: Final = ("zeros", "ones", _RANDOM)
 
@@ -170,8 +171,8 @@ def _sources(name: str, kinds: Mapping[str, InputKind], texts: Sequence[str]) ->
     return {own: text for own, text in sources.items() if text is not None}
 
 
-def _read(text: str) -> dict[str, Array]:
-    """The tensors of a file.
+def _read(text: str, names: Sequence[str]) -> dict[str, Array]:
+    """The tensors of a file; those of a test data set of ONNX, which need no names, by their places then.
 
     Raises:
         UsageError: There is no such file, and it looks like a word.
@@ -179,7 +180,10 @@ def _read(text: str) -> dict[str, Array]:
     if text.isidentifier() and not Path(text).exists():
         raise UsageError(f"--inputs {text}: found no such file, expected FILE, zeros, ones or random")
     with open_archive(text) as file:
-        return {name: decode(value.bits, value.dtype) for name, value in archived_inputs(file).items()}
+        arrays = {name: decode(value.bits, value.dtype) for name, value in archived_inputs(file).items()}
+        if file.container == _TEST_DATA and len(arrays) == len(names) and not arrays.keys() & set(names):
+            return dict(zip(names, arrays.values(), strict=True))
+    return arrays
 
 
 def _of_file(file: str, stored: Mapping[str, Array], name: str, inputs: int) -> Array:

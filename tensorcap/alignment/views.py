@@ -119,7 +119,7 @@ class MappedArchive(ArchiveView):
         return records, sources
 
     def _kept_beside(self) -> Iterator[tuple[str, Key]]:
-        """Yield the key of what a weight in few bits is kept as (CAP-330), and that beside the reference's."""
+        """Yield keys of what is kept beside weights in few bits (CAP-330), and the keys they get."""
         for link in self.links.values():
             if link.is_renaming and is_parameter(link.target[0].key):
                 for theirs, ours in zip(link.target, link.reference, strict=True):

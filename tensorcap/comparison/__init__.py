@@ -181,8 +181,8 @@ __all__ = [
     "shade",
     "state_writer",
     "sync_points",
-    "worst",
     "without_estimates",
+    "worst",
     "worst_status",
     "write_calibration",
 ]

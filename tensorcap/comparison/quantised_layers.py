@@ -211,7 +211,9 @@ def measure_layers(
         try:
             trusted = _floats(reference, records[0])
             module = target.info.modules.get(site)
-            if trusted is not None and (rounding := _wide_rounding(target, records[1], theirs, module, trusted)):
+            if trusted is not None and (
+                rounding := _wide_rounding(target, records[1], theirs, module, trusted)
+            ):
                 weights[records[0].key.text] = rounding
                 continue
             weight = _numbers(target, records[1], theirs, module, name)
@@ -375,7 +377,7 @@ def _products(
 def _looked_up(
     reference: Archive, target: Archive, site: str, weight: Array
 ) -> Iterator[tuple[str, Array, Array]]:
-    """Yield the calls of a table, as an embedding: the key of a result, which rows it has, and the target's."""
+    """Yield the calls of a table, as an embedding: key, rows of the table, and the target's values."""
     if weight.ndim != 2:
         return
     records = [r for r in reference.records if r.key.site == site and r.stored]
@@ -393,7 +395,7 @@ def _looked_up(
             continue
         values, theirs = (side.reshape(-1, weight.shape[1])[:_MOST_ROWS] for side in (values, theirs))
         rows = rows[:_MOST_ROWS]
-        if 0 <= rows.min() and rows.max() < len(weight) and np.array_equal(values, weight[rows]):
+        if rows.min() >= 0 and rows.max() < len(weight) and np.array_equal(values, weight[rows]):
             yield record.key.text, rows, theirs
 
 

@@ -154,7 +154,9 @@ def packed_weights(run: RunInfo) -> set[tuple[str, str]]:
 
 def kept_beside(run: RunInfo) -> set[tuple[str, str]]:
     """Return site and slot of what is recorded of weights in few bits beside their floats (CAP-290)."""
-    return {(site, f"param.{escape(name)}{end}") for site, name in packed_weights(run) for end in BESIDE_WEIGHT}
+    return {
+        (site, f"param.{escape(name)}{end}") for site, name in packed_weights(run) for end in BESIDE_WEIGHT
+    }
 
 
 def _product_errors(

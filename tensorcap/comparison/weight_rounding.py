@@ -290,7 +290,9 @@ def measure_wide(reference: Array, values: Array, steps: Array) -> Rounding:
     errors = values - reference
     slack = _SLACK * wide + UNIT_ROUNDOFFS["float32"] * np.abs(reference)
     is_nearest = bool((np.abs(errors) <= wide / 2 + slack).all())
-    return Rounding(_ratio(float(np.square(errors).sum()), float(np.square(wide).sum() / 12)), 0.0, 0, is_nearest)
+    return Rounding(
+        _ratio(float(np.square(errors).sum()), float(np.square(wide).sum() / 12)), 0.0, 0, is_nearest
+    )
 
 
 def chance_of(count: int) -> float:

@@ -12,7 +12,14 @@ from tensorcap.runs.calls import Call, Calls, calls_of, enclosing_sites, is_stat
 from tensorcap.runs.contents import Contents, contents_of, is_telling
 from tensorcap.runs.graph import Graph, GraphEnds, Node, Value, View
 from tensorcap.runs.ops import FACTS, Ops, forget_ops, is_fact, ops_of, passed_in
-from tensorcap.runs.record_kinds import BESIDE_WEIGHT, component_of, is_gradient, is_inner, is_parameter, is_result
+from tensorcap.runs.record_kinds import (
+    BESIDE_WEIGHT,
+    component_of,
+    is_gradient,
+    is_inner,
+    is_parameter,
+    is_result,
+)
 from tensorcap.runs.state_writers import StateWriters, is_handed_on
 from tensorcap.runs.tree import Shape, Tree, TreeNode, compressed, full, paths, ranges, shape_text, tree_lines
 from tensorcap.runs.value_histogram import ValueHistogram

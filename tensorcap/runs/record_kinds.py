@@ -9,7 +9,11 @@ from tensorcap_formats.keys import ROOT_SITE, Key
 
 _GRADIENTS: Final = ("grad_output", "grad_input", "grad_param")
 _PARAMETERS: Final = ("param", "buffer")
-BESIDE_WEIGHT: Final = ("_packed", "_step", "_zero")  # behind the slot of a weight in few bits: how it is kept
+BESIDE_WEIGHT: Final = (
+    "_packed",
+    "_step",
+    "_zero",
+)  # behind the slot of a weight in few bits: how it is kept
 
 
 def is_inner(key: Key) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import UsageError, missing_package
-from tensorcap_formats.keys import ROOT_SITE, unescape
+from tensorcap_formats.keys import ROOT_SITE, Key, unescape
 
 if TYPE_CHECKING:
     from tensorcap_formats.archive import Archive
@@ -84,13 +84,17 @@ class StoredInput(NamedTuple):
     dtype: DType
 
 
+def _is_input(key: Key) -> bool:
+    return key.site == ROOT_SITE and key.slot.startswith("input.")
+
+
 def archived_inputs(archive: Archive) -> dict[str, StoredInput]:
     """Read the inputs of the first step of an archived run, by argument; of a foreign file, every tensor.
 
     Raises:
         UsageError: The archive has no inputs, or kept only their statistics.
     """
-    if archive.is_foreign:
+    if archive.is_foreign and not any(_is_input(record.key) for record in archive.records):
         return {unescape(r.key.text): StoredInput(archive.read(r), r.dtype) for r in archive.records}
     inputs: dict[str, dict[str, StoredInput]] = {"given": {}, "input": {}}
     for record in archive.records:

@@ -105,6 +105,11 @@ def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
 
 
+def tensor_name(stored: Any) -> str:
+    """The name of a tensor; "" if it has none."""
+    return _text(stored.name)
+
+
 def foreign_tensor(path: Path, name: str, stored: Any, sizes: dict[Path, int] | None = None) -> ForeignTensor:
     """A tensor of a model, in the file itself or beside it; raises as `initialisers` does.
 

@@ -112,7 +112,8 @@ class OnnxAdapter(Adapter):
             return workload
         model = workload.model
         kinds = LoadedModel.of(model).graph.inputs
-        arrays = _for_inputs(str(model.source), list(kinds), inputs)
+        names = _archived_names(str(model.source), list(kinds), list(inputs))
+        arrays = {own: decode(inputs[name].bits, inputs[name].dtype) for own, name in names.items()}
         known = workload.inputs if isinstance(workload.inputs, Mapping) else {}
         lacking = [name for name in kinds if name not in {**known, **arrays}]
         if lacking:
@@ -120,7 +121,10 @@ class OnnxAdapter(Adapter):
                 f"{model.source}: input {lacking[0]!r} is none of the archive's: {', '.join(inputs)}",
                 hint="Give it with --inputs FILE.",
             )
-        model.inputs = dict.fromkeys(arrays, "of the archive")
+        model.inputs = {
+            own: "of the archive" if own == name else f"{name} of the archive, by its place"
+            for own, name in names.items()
+        }
         return replace(workload, inputs={**known, **arrays})
 
     def perturb(self, workload: Workload, dtype: str) -> Workload:
@@ -170,16 +174,15 @@ class OnnxAdapter(Adapter):
 _A_LIST: Final = "no node lies in it but those of modules within it"
 
 
-def _for_inputs(name: str, own: list[str], inputs: Mapping[str, StoredInput]) -> dict[str, Any]:
-    """Archived inputs by the names of the model's own.
+def _archived_names(model: str, own: list[str], archived: list[str]) -> dict[str, str]:
+    """The archived input that each of the model's own is given.
 
     If it has as many and none of its names is an archived one, they are the same in order: an exporter may
     call an argument `onnx::MatMul_0`.
     """
-    arrays = {key: decode(value.bits, value.dtype) for key, value in inputs.items()}
-    if len(own) == len(arrays) and not set(own) & set(arrays):
-        return dict(zip(own, arrays.values(), strict=True))
-    taken = {key: value for key, value in arrays.items() if key in own}
+    if len(own) == len(archived) and not set(own) & set(archived):
+        return dict(zip(own, archived, strict=True))
+    taken = {name: name for name in own if name in archived}
     if not taken:
-        raise UsageError(f"{name}: found the inputs {', '.join(arrays)}, expected {', '.join(own)}")
+        raise UsageError(f"{model}: found the inputs {', '.join(archived)}, expected {', '.join(own)}")
     return taken

@@ -23,7 +23,17 @@ if TYPE_CHECKING:
 
 _DYNAMIC: Final = "DynamicQuantizeLinear"
 _INTEGERS: Final = ("MatMulInteger", "ConvInteger")  # whose sums other nodes scale
-_KEPT: Final = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Gather", "Expand")
+_KEPT: Final = (
+    "Reshape",
+    "Transpose",
+    "Squeeze",
+    "Unsqueeze",
+    "Flatten",
+    "Identity",
+    "Slice",
+    "Gather",
+    "Expand",
+)
 _BYTE: Final = 8  # bits
 _STATIC: Final = ("QuantizeLinear", "DequantizeLinear")
 _TAKE_ROUNDED: Final = ("MatMul", "Gemm", "Conv", "ConvTranspose", "QLinearMatMul", "QLinearConv", "QGemm")
@@ -85,7 +95,13 @@ _WEIGHTS: Final[Mapping[str, tuple[Weight, ...]]] = {
     "MatMulIntegerToFloat": (Weight("weight", 1, 3, 5),),
     "QLinearAdd": (Weight("bias", 0, 1, 2), Weight("bias", 3, 4, 5)),
 }
-_PRODUCTS: Final = ("MatMul", "MatMulInteger", "QLinearMatMul", "DynamicQuantizeMatMul", "MatMulIntegerToFloat")
+_PRODUCTS: Final = (
+    "MatMul",
+    "MatMulInteger",
+    "QLinearMatMul",
+    "DynamicQuantizeMatMul",
+    "MatMulIntegerToFloat",
+)
 _INPUTS_ROUNDED: Final = (*_INTEGERS, "DynamicQuantizeMatMul", "MatMulIntegerToFloat")
 
 
@@ -208,7 +224,7 @@ def find_weights(graph: OnnxGraph) -> dict[tuple[int, int], QuantisedWeight]:
     1. `DequantizeLinear` of constants is a weight for all that take it, transposed or cast before too.
     2. Of a `Gather` of numbers that is dequantised behind it, these are a table.
     3. `MatMulNBits` has blocks of each row; QLinear operators and those of integers have numbers, steps and
-       zero points in their places; of `MatMulInteger` the step is a factor of what its result is multiplied by.
+       zero points in their places; the step of `MatMulInteger` is a factor behind it.
     """
     weights: dict[tuple[int, int], QuantisedWeight] = {}
     values: dict[str, QuantisedWeight] = {}
@@ -229,7 +245,9 @@ def find_weights(graph: OnnxGraph) -> dict[tuple[int, int], QuantisedWeight]:
                 weight = values[name]
                 is_transposed = weight.is_transposed != _takes_reversed(node, op, place)
                 weights[node.index, place] = replace(weight, is_transposed=is_transposed)
-        weights.update(((node.index, place), weight) for place, weight in _of_operator(graph, node, op, taken))
+        weights.update(
+            ((node.index, place), weight) for place, weight in _of_operator(graph, node, op, taken)
+        )
     return weights
 
 
@@ -331,7 +349,7 @@ class Grid:
         values: Array = (numbers.astype(np.float32) - np.float32(self.zero)) * np.float32(self.step)
         return values
 
-    def numbers(self, values: Array, dtype: np.dtype[Any]) -> Array:
+    def numbers(self, values: Array, dtype: Any) -> Array:
         """The nearest numbers of floats."""
         limits = np.iinfo(dtype)
         rounded = np.rint(values.astype(np.float64) / self.step) + self.zero
@@ -373,9 +391,7 @@ def rounded_result(grids: Mapping[str, Grid], nodes: Iterable[GraphNode], rounde
     steps = [
         grids[node.outputs[0]].step
         for node in nodes
-        if node.op.rpartition(".")[2] in _STEPS_OF
-        and node.outputs[0] in grids
-        and node.index not in rounders
+        if node.op.rpartition(".")[2] in _STEPS_OF and node.outputs[0] in grids and node.index not in rounders
     ]
     return math.sqrt(sum(step**2 for step in steps))
 
@@ -421,10 +437,13 @@ def input_rounders(graph: OnnxGraph) -> frozenset[int]:
         takers = [taker for name in node.outputs for taker in graph.takers.get(name, ())]
         if node.op == _DYNAMIC:
             rounders.add(node.index)
-        elif node.op in _STATIC and takers and not graph.is_constant(node.inputs[0]):
-            if all(taker.index in rounders or taker.op.rpartition(".")[2] in _TAKE_ROUNDED for taker in takers):
-                is_source = node.op == "QuantizeLinear" or graph.makers[node.inputs[0]].op == "QuantizeLinear"
-                rounders.update([node.index] if is_source else [])
+            continue
+        if node.op not in _STATIC or not takers or graph.is_constant(node.inputs[0]):
+            continue
+        maker = graph.makers.get(node.inputs[0])
+        is_source = node.op == "QuantizeLinear" or (maker is not None and maker.op == "QuantizeLinear")
+        if is_source and all(t.index in rounders or t.op.rpartition(".")[2] in _TAKE_ROUNDED for t in takers):
+            rounders.add(node.index)
     return frozenset(rounders)
 
 

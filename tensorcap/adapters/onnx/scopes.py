@@ -141,7 +141,7 @@ class Scopes:
         return parameters
 
     def _find_quantised(self, owners: Mapping[str, str]) -> dict[str, dict[str, QuantisedWeight]]:
-        """Weights in few bits by module and name there: that of their numbers without its end, or their role."""
+        """Weights in few bits by module and name there: that of their numbers, or their role."""
         quantised: dict[str, dict[str, QuantisedWeight]] = {}
         for (index, place), weight in self._weights.items():
             node = self._graph.nodes[index]
@@ -285,12 +285,16 @@ def _by_neighbours(
 ) -> tuple[tuple[str, ...], str] | None:
     """The innermost module around all that take what a node makes; None if they are not located.
 
-    Of a node that takes more than constants, and does not round what products take (`is_rounder`), its own inputs have to
-    come of that module too, or be what it takes from outside: else it lies where nothing is known.
+    Unless it takes constants alone, or rounds what products take (`is_rounder`), what a node takes has to be
+    made there too.
     """
     takers = {taker.index for name in node.outputs for taker in graph.takers.get(name, ())}
     around = [located[index] for index in takers]
-    if not around or any(each is None for each in around) or any(name in graph.outputs for name in node.outputs):
+    if (
+        not around
+        or any(each is None for each in around)
+        or any(name in graph.outputs for name in node.outputs)
+    ):
         return None
     paths = _common([each[0] for each in around if each is not None])
     if not is_rounder and not all(graph.is_constant(name) for name in node.inputs if name):

@@ -17,9 +17,10 @@ from onnx import TensorProto, helper
 from tensorcap.adapters.onnx.boundaries import Boundary
 from tensorcap.adapters.onnx.engine import from_stored, to_runtime
 from tensorcap.adapters.onnx.graph import GraphNode, OnnxGraph, subgraphs_of
+from tensorcap.adapters.onnx.quantisation import Grid
 from tensorcap.adapters.onnx.scopes import ROOT, ModuleCall, Scopes
 from tensorcap.recording import Kind, Substitution
-from tensorcap_formats.dtypes import Array, DType
+from tensorcap_formats.dtypes import DTYPES, Array, DType, bits_of
 from tensorcap_formats.keys import Key, module_site
 from tensorcap_formats.records import Record
 
@@ -225,6 +226,7 @@ def feed_switches(
     feed: Feed,
     switches: Switches,
     modules: Mapping[ModuleCall, Boundary],
+    grids: Mapping[str, Grid],
     shapes: Mapping[str, tuple[int, ...]],
     element_type: Callable[[str], int | None],
     dtype_of_value: Callable[[str], DType | None],
@@ -232,6 +234,8 @@ def feed_switches(
     step: int,
 ) -> None:
     """Turn on the switches for which a substitution has a tensor.
+
+    What stands in the place of whole numbers, which have a grid, is rounded to that.
 
     Raises:
         UsageError: A tensor does not fit.
@@ -264,7 +268,10 @@ def feed_switches(
                 elif dtype is None or kind is None:
                     substitution.note_left(key, _NO_TENSOR)
                 else:
-                    _turn_on(feed, switch, substitution, key, record, dtype, kind, shapes.get(value), on)
+                    grid = grids.get(value)
+                    _turn_on(
+                        feed, switch, substitution, key, record, dtype, kind, shapes.get(value), grid, on
+                    )
             for slot in left:
                 key = Key(site, slot, step, call.number)
                 substitution.note_left(key, _OWN_RESULT if call == ROOT else "")
@@ -279,12 +286,17 @@ def _turn_on(
     dtype: DType,
     kind: int,
     shape: tuple[int, ...] | None,
+    grid: Grid | None,
     on: Any,
 ) -> None:
     if shape is not None and record.shape != shape and substitution.leaves_misfit(key):
         substitution.note_left(key, f"it has the shape {list(record.shape)}, and the model {list(shape)}")
         return
-    bits, cast_text = substitution.read_as(key, record, dtype, shape)
+    if grid is None:
+        bits, cast_text = substitution.read_as(key, record, dtype, shape)
+    else:
+        floats, cast_text = substitution.read_as(key, record, DTYPES["float32"], shape)
+        bits = bits_of(grid.numbers(floats, dtype.storage))
     feed.archived[switch.number] = bits, dtype
     feed.values[switch.flag] = on
     feed.values[switch.archived] = from_stored(bits, dtype, kind)

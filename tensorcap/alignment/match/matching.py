@@ -235,6 +235,8 @@ class Matching(Pairs):
     def is_refuted(self, candidate: Candidate, place: Place) -> bool:
         """Whether two members cannot belong together: their values differ, and what comes of them agrees."""
         left, right = self.sites_of(candidate, place)
+        if self._hands_on_another(candidate, left, right):
+            return True
         if self.are_near(left, right) is not False:
             return False
         return (
@@ -243,6 +245,27 @@ class Matching(Pairs):
             or self.is_confirmed(1, right)
             or self._is_more(left, right)
         )
+
+    def _may_accept(self, candidate: Candidate, place: Place) -> bool:
+        return self.is_free(candidate, place) and not self._hands_on_another(
+            candidate, *self.sites_of(candidate, place)
+        )
+
+    def _hands_on_another(self, candidate: Candidate, left: str, right: str) -> bool:
+        """Whether a module hands on a result whose partner is not what an operation of the target makes.
+
+        A dropout has no module in a graph that was exported: it is no addition that comes behind it.
+        """
+        one, other = self.sides
+        own = one.result(left)
+        is_within = ":" in other.module(right) and ":" not in own.key.site
+        if candidate.is_named or not is_within or not own.digest:
+            return False
+        alike = [s for s in one.groups[one.group_of[left]] if s != left] if left in one.group_of else []
+        handed_on = [site for site in alike if one.result(site).digest == own.digest]
+        partners = [self.partner[0][site] for site in handed_on if site in self.partner[0]]
+        made = other.result(right).digest
+        return bool(partners) and all(other.result(site).digest != made for site in partners)
 
     def _is_more(self, left: str, right: str) -> bool:
         """Whether the target hands on a result where the reference hands on another one, far nearer to it.
@@ -309,7 +332,7 @@ class Matching(Pairs):
                 before = len(self.accepted)
                 numbers, waiting = waiting, []
                 for number in numbers:
-                    places = tuple(p for p in live[number].places if self.is_free(live[number], p))
+                    places = tuple(p for p in live[number].places if self._may_accept(live[number], p))
                     if not places:
                         continue
                     pairs = [self.sites_of(live[number], place) for place in places]

@@ -1,0 +1,184 @@
+"""Weights in few bits in each form that quantisers write: recorded as the floats that they stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+import tensorcap
+from tensorcap.session import capture_workload
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.open import open_archive
+from tests.onnx.graphs import model, save
+
+MS = "com.microsoft"
+DRAW = np.random.default_rng(5)
+Q = DRAW.integers(-127, 128, (4, 3)).astype(np.int8)  # [inputs, outputs]
+S = np.array([0.5, 0.25, 0.125], np.float32)
+Z = np.array([1, -2, 3], np.int8)
+W = ((Q.astype(np.float64) - Z) * S).T  # [outputs, inputs]
+X = np.array([[1.0, -2.0, 0.5, 3.0], [0.0, 1.0, -1.0, 2.0]], np.float32)
+ONE = np.float32(0.5)
+
+
+def captured(folder: Path, nodes: Any, weights: Any, x: Array = X, **options: Any) -> Archive:
+    kind = helper.np_dtype_to_tensor_dtype(x.dtype)
+    made = model(nodes, [("x", kind, list(x.shape))], [nodes[-1].output[0]], weights, opset=21)
+    made.opset_import.append(helper.make_opsetid(MS, 1))
+    made.ir_version = 10
+    path = save(made, folder / "net.onnx")
+    capture_workload(
+        tensorcap.Workload(tensorcap.OnnxModel(path), {"x": x}), folder / "run.h5", params=True, **options
+    )
+    return open_archive(folder / "run.h5")
+
+
+def read(archive: Archive, key: str) -> Array:
+    return archive.read(archive.get(key))
+
+
+def node(op: str, inputs: Any, outputs: Any, name: str, **attributes: Any) -> Any:
+    return helper.make_node(op, inputs, outputs, name, **attributes)
+
+
+DEQUANTISED = {"fc.weight_quantized": Q, "s": S, "z": Z}
+FORMS = {
+    "QDQ": (
+        [
+            node("DequantizeLinear", ["fc.weight_quantized", "s", "z"], ["w"], "d", axis=1),
+            node("MatMul", ["x", "w"], ["/fc/y"], "/fc/MatMul"),
+        ],
+        DEQUANTISED,
+    ),
+    "QDQ, transposed": (
+        [
+            node("DequantizeLinear", ["fc.weight_quantized", "s", "z"], ["w"], "d", axis=0),
+            node("Transpose", ["w"], ["t"], "t", perm=[1, 0]),
+            node("MatMul", ["x", "t"], ["/fc/y"], "/fc/MatMul"),
+        ],
+        {**DEQUANTISED, "fc.weight_quantized": np.ascontiguousarray(Q.T)},
+    ),
+    "Gemm": (
+        [
+            node("DequantizeLinear", ["fc.weight_quantized", "s", "z"], ["w"], "d", axis=0),
+            node("Gemm", ["x", "w"], ["/fc/y"], "/fc/Gemm", transB=1),
+        ],
+        {**DEQUANTISED, "fc.weight_quantized": np.ascontiguousarray(Q.T)},
+    ),
+    "MatMulInteger": (
+        [
+            node("DynamicQuantizeLinear", ["x"], ["q", "qs", "qz"], "/act/q"),
+            node("MatMulInteger", ["q", "onnx::MatMul_1", "qz", "z"], ["/fc/i"], "/fc/MatMulInteger"),
+            node("Mul", ["qs", "s"], ["/fc/f"], "/fc/Mul"),
+            node("Cast", ["/fc/i"], ["/fc/c"], "/fc/Cast", to=TensorProto.FLOAT),
+            node("Mul", ["/fc/c", "/fc/f"], ["/fc/y"], "/fc/Mul_1"),
+        ],
+        {"onnx::MatMul_1": Q, "s": S, "z": Z},
+    ),
+    "QLinearMatMul": (
+        [
+            node("QuantizeLinear", ["x", "xs", "xz"], ["q"], "/act/q"),
+            node("QLinearMatMul", ["q", "xs", "xz", "onnx::MatMul_1", "s", "z", "ys", "yz"], ["i"], "/fc/M"),
+            node("DequantizeLinear", ["i", "ys", "yz"], ["/fc/y"], "/fc/d"),
+        ],
+        {
+            "onnx::MatMul_1": Q,
+            "s": S,
+            "z": Z,
+            "xs": np.float32(0.05),
+            "xz": np.int8(0),
+            "ys": np.float32(1),
+            "yz": np.int8(0),
+        },
+    ),
+}
+
+
+@pytest.mark.spec("ONX-40")
+@pytest.mark.parametrize("form", FORMS)
+def test_a_weight_is_what_its_numbers_stand_for(form: str, tmp_path: Path) -> None:
+    with captured(tmp_path, *FORMS[form]) as archive:
+        np.testing.assert_array_equal(read(archive, "0/fc/param.weight"), W)
+        np.testing.assert_array_equal(read(archive, "0/fc/param.weight_step"), S[:, None])
+        np.testing.assert_array_equal(read(archive, "0/fc/param.weight_zero"), Z[:, None])
+        module = archive.info.modules["fc"]
+        assert module.settings["dequantised"] == ["weight"]
+        assert module.settings["numbers"] == {"weight": "int8"}
+        names = {r.key.slot for r in archive.records if r.key.slot.startswith("param.")}
+        assert names == {"param.weight", "param.weight_step", "param.weight_zero"}
+
+
+@pytest.mark.spec("ONX-40")
+def test_blocks_of_four_bits_are_taken_apart(tmp_path: Path) -> None:
+    numbers = DRAW.integers(0, 16, (2, 20)).astype(np.uint8)  # two blocks of 16, the second cut
+    wide = np.zeros((2, 32), np.uint8)
+    wide[:, :20] = numbers
+    packed = (wide[:, ::2] | (wide[:, 1::2] << 4)).reshape(2, 2, 8)
+    steps = np.array([[0.5, 0.25], [1.0, 0.125]], np.float32)
+    nodes = [
+        helper.make_node(
+            "MatMulNBits",
+            ["x", "b", "s"],
+            ["/fc/y"],
+            "/fc/MatMul_Q4",
+            domain=MS,
+            K=20,
+            N=2,
+            bits=4,
+            block_size=16,
+        )
+    ]
+    x = DRAW.standard_normal((3, 20)).astype(np.float32)
+    with captured(tmp_path, nodes, {"b": packed, "s": steps.reshape(-1)}, x) as archive:
+        wanted = (numbers.astype(np.float64) - 8) * np.repeat(steps, 16, axis=1)[:, :20]
+        np.testing.assert_array_equal(read(archive, "0/fc/param.weight"), wanted)
+        np.testing.assert_allclose(read(archive, "0/fc/output"), x @ wanted.T, rtol=1e-4, atol=1e-4)
+        assert archive.info.modules["fc"].settings["numbers"] == {"weight": "uint4"}
+
+
+@pytest.mark.spec("ONX-41")
+def test_each_product_rounds_its_own_inputs(tmp_path: Path) -> None:
+    nodes = [
+        node("Abs", ["x"], ["/act/a"], "/act/Abs"),
+        node("DynamicQuantizeLinear", ["/act/a"], ["q", "qs", "qz"], "/act/q"),
+    ]
+    for name in ("one", "two"):
+        nodes += [
+            node("MatMulInteger", ["q", "w", "qz"], [f"/{name}/i"], f"/{name}/M"),
+            node("Mul", ["qs", "s"], [f"/{name}/f"], f"/{name}/Mul"),
+            node("Cast", [f"/{name}/i"], [f"/{name}/c"], f"/{name}/Cast", to=TensorProto.FLOAT),
+            node("Mul", [f"/{name}/c", f"/{name}/f"], [f"/{name}/y"], f"/{name}/Mul_1"),
+        ]
+    nodes.append(node("Add", ["/one/y", "/two/y"], ["y"], "Add"))
+    with captured(tmp_path, nodes, {"w": Q, "s": ONE}) as archive:
+        for name in ("one", "two"):
+            np.testing.assert_array_equal(read(archive, f"0/{name}/input.0"), np.abs(X))
+            assert archive.info.modules[name].settings["input_bits"] == 8
+        np.testing.assert_array_equal(read(archive, "0/act/output"), np.abs(X))
+        step = np.abs(X).max() / 255
+        own = read(archive, "0/one/output") - np.abs(X) @ (Q * 0.5)
+        assert np.abs(own).max() <= step / 2 * np.abs(Q * 0.5).sum(axis=0).max()
+
+
+@pytest.mark.spec("ONX-42")
+def test_values_of_whole_numbers_are_floats_at_modules_and_injected_ones_are_rounded(tmp_path: Path) -> None:
+    nodes = [
+        node("QuantizeLinear", ["x", "step", "zero"], ["/in/q"], "/in/q"),
+        node("Reshape", ["/in/q", "shape"], ["/move/r"], "/move/Reshape"),
+        node("DequantizeLinear", ["/move/r", "step", "zero"], ["y"], "/out/d"),
+    ]
+    weights = {"step": np.float32(0.5), "zero": np.int8(3), "shape": np.array([4, 2])}
+    with captured(tmp_path, nodes, weights) as archive:
+        np.testing.assert_array_equal(read(archive, "0/move/input.0"), X)  # whole and half numbers
+        np.testing.assert_array_equal(read(archive, "0/move/output"), X.reshape(4, 2))
+    reference = tmp_path / "run.h5"
+    path = tmp_path / "net.onnx"
+    other = tensorcap.Workload(tensorcap.OnnxModel(path), {"x": np.zeros_like(X) + np.float32(0.7)})
+    tensorcap.inject(reference, other, tmp_path / "injected.h5", inputs="move", mapping="none")
+    with open_archive(tmp_path / "injected.h5") as archive:
+        np.testing.assert_array_equal(read(archive, "0/@root/output"), X.reshape(4, 2))
