@@ -253,19 +253,19 @@ def _name_each_way(
         return rank_explanations(explanations)
 
     def watched(merged: Any, compute_dtype: str | None, *, has_makers: bool) -> Diagnosis | None:
-        rerun = partial(original, merged, compute_dtype, has_makers=has_makers)
         if merged.evidence.module not in trial.guilty or by in trial.named or "hypotheses" not in parts:
-            return rerun()
+            return original(merged, compute_dtype, has_makers=has_makers)
         holding.clear()
         with (
             patch("tensorcap.diagnosis.diagnosis.FAMILIES", tuple(map(_tagged, FAMILIES))),
             patch("tensorcap.diagnosis.diagnosis.rank_explanations", ranked),
         ):
-            whole = rerun()
+            whole = original(merged, compute_dtype, has_makers=has_makers)
         naming = trial.named[by] = Naming(_kind_of(whole), _kind_of(whole) in truths)
         for family in sorted(holding):
             with patch("tensorcap.localization.ranking.diagnose", partial(diagnose, without={family})):
-                naming.without[family] = _kind_of(rerun()) in truths
+                left = original(merged, compute_dtype, has_makers=has_makers)
+                naming.without[family] = _kind_of(left) in truths
         return whole
 
     with patch("tensorcap.localization.ranking._diagnose", watched):
