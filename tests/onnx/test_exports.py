@@ -197,32 +197,3 @@ def test_what_a_graph_was_exported_with_around_the_model_is_left_out_of_names(tm
     assert comparison.divergence.module == "embed"
     compared = {p.key for p in comparison.pairs if p.is_compared}
     assert {"0/layers.1.attn.q/output", "0/layers.0.up/output"} <= compared
-
-
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc, self.drop, self.last = nn.Linear(16, 16), nn.Dropout(), nn.Linear(16, 4)
-
-    def forward(self, x: Any) -> Any:
-        return self.last(self.drop(self.fc(x)) + x)
-
-
-@pytest.mark.spec("ALN-303")
-def test_a_dropout_is_paired_with_no_operation_of_the_graph(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    net, x = Residual().eval(), torch.randn(8, 16)
-    capture_workload(tensorcap.Workload(net, (x,)), tmp_path / "ref.h5")
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter *= 1 + 0.1 * torch.randn(parameter.shape)
-        net.fc.bias *= 0.01  # so that the product alone is as near as the sum
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(net, (x,), tmp_path / "net.onnx", dynamo=False)
-    capture_workload(
-        tensorcap.Workload(tensorcap.OnnxModel(tmp_path / "net.onnx"), (x.numpy(),)), tmp_path / "tgt.h5"
-    )
-    aligned = tensorcap.align(tmp_path / "ref.h5", tmp_path / "tgt.h5")
-    places = [e.target for e in aligned.alignment.entries if any("drop/output" in r for r in e.reference)]
-    assert all(place in (("fc/output",), ("fc:Add/output",)) for place in places)
