@@ -279,6 +279,7 @@ def test_mistakes_of_weights_are_all_named_in_one_model(reference: Path, right: 
     assert "its scales are those of 1 row behind" in wrong["encoder.layer.1.output.dense"]
 
 
+@pytest.mark.spec("ALN-303")
 def test_mistakes_of_operations_are_localised_in_their_modules(
     reference: Path, right: Path, tmp_path: Path
 ) -> None:

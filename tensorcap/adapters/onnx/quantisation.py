@@ -158,19 +158,16 @@ def read_floats(graph: OnnxGraph, weight: QuantisedWeight) -> Floats:
     """Make floats of a weight: numbers less zero points, times their steps."""
     if weight.shape:
         return _of_blocks(graph, weight)
-    numbers, steps = graph.floats(weight.numbers), graph.floats(weight.steps)
-    zeros = graph.floats(weight.zeros) if weight.zeros else None
-    sides: list[Array | None] = [
-        None if side is None else _along(side, numbers.shape, weight) for side in (steps, zeros)
-    ]
-    whole = numbers if sides[1] is None else numbers - _spread(sides[1], numbers.shape)
-    assert sides[0] is not None
-    values = (whole * _spread(sides[0], numbers.shape)).astype(np.float32)
-    if sides[1] is not None and not sides[1].any():
-        sides[1] = None
+    numbers = graph.floats(weight.numbers)
+    steps = _along(graph.floats(weight.steps), numbers.shape, weight)
+    zeros = _along(graph.floats(weight.zeros), numbers.shape, weight) if weight.zeros else None
+    zeros = None if zeros is None or not zeros.any() else zeros
+    whole = numbers if zeros is None else numbers - _spread(zeros, numbers.shape)
+    values: Array = (whole * _spread(steps, numbers.shape)).astype(np.float32)
     if weight.is_transposed:
-        values, *sides = (None if side is None else side.T for side in (values, *sides))
-    return Floats(*(None if side is None else np.ascontiguousarray(side) for side in (values, *sides)))  # type: ignore[arg-type]  # values and steps are there
+        values, steps, zeros = values.T, steps.T, None if zeros is None else zeros.T
+    zeros = None if zeros is None else np.ascontiguousarray(zeros)
+    return Floats(np.ascontiguousarray(values), np.ascontiguousarray(steps), zeros)
 
 
 def _along(side: Array, shape: tuple[int, ...], weight: QuantisedWeight) -> Array:
@@ -215,7 +212,8 @@ def _of_blocks(graph: OnnxGraph, weight: QuantisedWeight) -> Floats:
 def _unpacked(packed: Array, bits: int) -> Array:
     """The numbers in bytes, the first in the lowest bits, along the last axis."""
     shifts = np.arange(0, _BYTE, bits, dtype=np.uint8)
-    return ((packed[..., None] >> shifts) & (2**bits - 1)).reshape(*packed.shape[:-1], -1)
+    numbers: Array = (packed[..., None] >> shifts) & (2**bits - 1)
+    return numbers.reshape(*packed.shape[:-1], -1)
 
 
 def find_weights(graph: OnnxGraph) -> dict[tuple[int, int], QuantisedWeight]:
