@@ -31,7 +31,7 @@ LINEAR = (
 LAYERS = {f"encoder.layer.{n}.{name}" for n in range(3) for name in LINEAR}
 
 
-class Batches(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]  # may be absent
+class Batches(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]  # no types
     """Inputs by which ranges are measured: those of the test, and three others."""
 
     def __init__(self) -> None:
