@@ -191,11 +191,12 @@ class RingMixer(ExaoneMixer):
     """Keys and values of a window lie at their place modulo its size, whatever the order."""
 
     def kept_of(self, state: Any) -> Any:
-        k, v, places = super().kept_of(state)
-        if self.window is not None:
-            order = (places % self.window).argsort()
-            k, v, places = k[:, :, order], v[:, :, order], places[order]
-        return k, v, places
+        k, v, places = state
+        if self.window is None:
+            return state
+        newest = places.argsort()[-self.window + 1 :]
+        order = newest[(places[newest] % self.window).argsort()]
+        return k[:, :, order], v[:, :, order], places[order]
 
 
 class ExaoneFeed(nn.Module):
