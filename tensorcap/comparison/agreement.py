@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from tensorcap.alignment import MappedArchive
@@ -239,7 +240,8 @@ class _Agreement:
         1. A tensor that is the argument of calls: all of their results agree, with an error at most an
            eighth of its own.
         2. A tensor that a later argument holds, too, which agrees: the target has another one in its place.
-        3. A tensor that holds the same in another order, as rows of tokens side by side do.
+        3. A tensor that holds the same in another order, as rows of tokens side by side do: the module around
+           it has results with an error at most an eighth of its own.
         4. Any other one: the nearest module around it agrees, with an error at most 1e-4 of its own.
 
         Each holds only if the module around it, and the model, have results that agree. Beside a mistake, by
@@ -271,7 +273,7 @@ class _Agreement:
             return why
         if (later := self._agreeing_later(pair)) and all(f.test != "pass_through" for f in pair.findings):
             return f"it differs, and {later}, which holds the same in the reference, agrees"
-        if (order := self._order_of(pair)) is not None:
+        if _is_much_smaller(around[1], error, _UNDONE) and (order := self._order_of(pair)) is not None:
             return f"{_in_words(order)}, and what {_name(around[0])} makes of it agrees"
         if not is_inner(key) and _is_much_smaller(around[1], error, _UNDONE_AROUND):
             return f"it differs, and what {_name(around[0])} makes of it agrees"
@@ -304,6 +306,7 @@ class _Agreement:
             if rank == key.rank and step > first and site == ROOT_SITE
         ]
         agrees = bool(later) and all(map(_agree, later))
+        agrees = agrees and _is_much_smaller([*chain.from_iterable(later)], error_of(pair), _UNDONE)
         return f"{_in_words(order)}, and what later steps make of it agrees" if agrees else ""
 
     def _order_of(self, pair: Pair) -> ElementOrder | None:

@@ -293,7 +293,7 @@ def test_a_suspect_that_its_values_do_not_explain_is_explained_by_its_weights(
     with torch.no_grad():
         port.up.weight.copy_(model().up.weight.roll(1, 0))
     monkeypatch.setattr(TorchAdapter, "describe", of_another)
-    monkeypatch.setattr(ranking, "_diagnose", lambda *_: None)
+    monkeypatch.setattr(ranking, "_diagnose", lambda *_, **__: None)
     run = Workload(port, (X,))
     found = verify(Workload(model(), (X,)), Runnable(lambda _: (run, {})), tmp_path / "report")
     suspect = found.localization.suspects[0]
