@@ -8,10 +8,70 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tensorcap.workload import archived_inputs, redact
+from tensorcap.recording import Recorder
+from tensorcap.workload import StoredInput, archived_inputs, redact
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import open_archive
+
+_BY_PLACE: Final = "by its place"
+
+
+def archived_arrays(
+    model_name: str,
+    own: Sequence[str],
+    known: Mapping[str, Any],
+    archived: Mapping[str, StoredInput],
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The inputs of a model of which an archive has some, by name.
+
+    If it has as many and none of that name, they are the same in order: an exporter may call an argument
+    `onnx::MatMul_0`.
+
+    Args:
+        model_name: The model, for messages.
+        own: Its inputs.
+        known: Those that are given already.
+        archived: Those of the archive, by name.
+
+    Returns:
+        All that are given, by name, and where those of the archive are from.
+
+    Raises:
+        UsageError: The archive has none of the model's inputs, or one has no value.
+    """
+    found = f"found the inputs {', '.join(archived)}"
+    if len(own) == len(archived) and not set(own) & set(archived):
+        names = dict(zip(own, archived, strict=True))
+    else:
+        names = {name: name for name in own if name in archived}
+    if not names:
+        raise UsageError(f"{model_name}: {found}, expected {', '.join(own)}")
+    arrays = {name: decode(archived[other].bits, archived[other].dtype) for name, other in names.items()}
+    given = {**known, **arrays}
+    if lacking := [name for name in own if name not in given]:
+        raise UsageError(
+            f"{model_name}: {found}, expected {lacking[0]!r} too", hint="Give it with --inputs FILE."
+        )
+    origins = {
+        name: "of the archive" if name == other else f"{other} of the archive, {_BY_PLACE}"
+        for name, other in names.items()
+    }
+    return given, origins
+
+
+def note_places(origins: Mapping[str, str], recorder: Recorder) -> None:
+    """Note which inputs were given by their places, since no name says that they are the same.
+
+    Args:
+        origins: Where each input is from, as `archived_arrays` says it.
+        recorder: Of the run.
+    """
+    given = [f"{own} is {origin}" for own, origin in origins.items() if origin.endswith(_BY_PLACE)]
+    notes = recorder.facts.setdefault("notes", [])
+    note = f"inputs: {'; '.join(given)}, since none of the model's names is one of its inputs"
+    if given and note not in notes:
+        notes.append(note)
 
 
 def as_array(value: Any) -> Array:

@@ -327,7 +327,9 @@ class _Agreement:
         if not is_read:
             return None
         order = find_order(self._reference.load(record), self._target.load(tested))
-        return order if order is not None and order.moved and order.error <= limit else None
+        if order is None or not order.moved or order.error > limit:
+            return None
+        return order if order.error <= (error_of(pair) or 0.0) / _UNDONE else None
 
     def _why_folded(self, pair: Pair) -> str:
         """By which calls that the target lacks a difference is undone, as by a norm in the weights before it.

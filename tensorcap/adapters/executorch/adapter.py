@@ -14,11 +14,10 @@ from tensorcap.adapters.executorch.engine import VERSION
 from tensorcap.adapters.executorch.model import ExecuTorchModel
 from tensorcap.adapters.executorch.program import stored_elements
 from tensorcap.adapters.executorch.tap import ModelTap, edge_program
-from tensorcap.adapters.input_arrays import make_arrays
+from tensorcap.adapters.input_arrays import archived_arrays, make_arrays
 from tensorcap.adapters.protocol import Adapter, CalledRoot, Site
 from tensorcap.recording import Call, CaptureOptions, Recorder, Substitution, summarize_weight
 from tensorcap.workload import StoredInput, Workload, redact
-from tensorcap_formats.dtypes import decode
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import escape
 
@@ -135,20 +134,10 @@ class ExecuTorchAdapter(Adapter):
         if not inputs:
             return workload
         model = workload.model
-        own = list(edge_program(model).kinds)
-        arrays: dict[str, Any] = {name: decode(value.bits, value.dtype) for name, value in inputs.items()}
-        if len(own) == len(arrays) and not set(own) & set(arrays):
-            arrays = dict(zip(own, arrays.values(), strict=True))
         known = workload.inputs if isinstance(workload.inputs, Mapping) else {}
-        taken = {**known, **{name: array for name, array in arrays.items() if name in own}}
-        lacking = [name for name in own if name not in taken]
-        if lacking:
-            raise UsageError(
-                f"{model.source}: input {lacking[0]!r} is none of the archive's: {', '.join(inputs)}",
-                hint="Give it with --inputs FILE.",
-            )
-        model.inputs = dict.fromkeys(taken, "of the archive")
-        return replace(workload, inputs=taken)
+        own = list(edge_program(model).kinds)
+        given, model.inputs = archived_arrays(str(model.source), own, known, inputs)
+        return replace(workload, inputs=given)
 
     def perturb(self, workload: Workload, dtype: str) -> Workload:
         """Refuse: the reference's run is the one to perturb."""

@@ -23,7 +23,7 @@ from tensorcap.adapters.executorch.program import (
     stored_elements,
     value_of,
 )
-from tensorcap.adapters.input_arrays import named_arrays
+from tensorcap.adapters.input_arrays import named_arrays, note_places
 from tensorcap.adapters.protocol import NotCapturableError
 from tensorcap.adapters.torch.graph_nodes import source_of
 from tensorcap.adapters.torch.operators import Operator, leaves_of, plain
@@ -93,6 +93,7 @@ class ModelTap:
             "nodes": len(program.nodes),
             "nodes_with_values": sum((node.name, 0) in values for node in program.nodes),
         }
+        note_places(model.inputs, recorder)
         notes = recorder.facts.setdefault("notes", [])
         if left:
             names = some([event.name for event in left])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from tensorcap.adapters.array_records import record_inputs
-from tensorcap.adapters.input_arrays import make_arrays
+from tensorcap.adapters.input_arrays import archived_arrays, make_arrays
 from tensorcap.adapters.onnx.description import describe
 from tensorcap.adapters.onnx.model import OnnxModel
 from tensorcap.adapters.onnx.parameters import record_parameters
@@ -17,7 +17,6 @@ from tensorcap.adapters.onnx.tap import LoadedModel, ModelTap
 from tensorcap.adapters.protocol import Adapter, CalledRoot, Site
 from tensorcap.recording import CaptureOptions, Recorder, Substitution
 from tensorcap.workload import StoredInput, Workload
-from tensorcap_formats.dtypes import decode
 from tensorcap_formats.errors import UsageError
 
 _OF_MODEL: Final = ("providers", "optimization")
@@ -111,21 +110,10 @@ class OnnxAdapter(Adapter):
         if not inputs:
             return workload
         model = workload.model
-        kinds = LoadedModel.of(model).graph.inputs
-        names = _archived_names(str(model.source), list(kinds), list(inputs))
-        arrays = {own: decode(inputs[name].bits, inputs[name].dtype) for own, name in names.items()}
         known = workload.inputs if isinstance(workload.inputs, Mapping) else {}
-        lacking = [name for name in kinds if name not in {**known, **arrays}]
-        if lacking:
-            raise UsageError(
-                f"{model.source}: input {lacking[0]!r} is none of the archive's: {', '.join(inputs)}",
-                hint="Give it with --inputs FILE.",
-            )
-        model.inputs = {
-            own: "of the archive" if own == name else f"{name} of the archive, by its place"
-            for own, name in names.items()
-        }
-        return replace(workload, inputs={**known, **arrays})
+        own = list(LoadedModel.of(model).graph.inputs)
+        given, model.inputs = archived_arrays(str(model.source), own, known, inputs)
+        return replace(workload, inputs=given)
 
     def perturb(self, workload: Workload, dtype: str) -> Workload:
         """Refuse: the reference's run is the one to perturb."""
@@ -172,17 +160,3 @@ class OnnxAdapter(Adapter):
 
 
 _A_LIST: Final = "no node lies in it but those of modules within it"
-
-
-def _archived_names(model: str, own: list[str], archived: list[str]) -> dict[str, str]:
-    """The archived input that each of the model's own is given.
-
-    If it has as many and none of its names is an archived one, they are the same in order: an exporter may
-    call an argument `onnx::MatMul_0`.
-    """
-    if len(own) == len(archived) and not set(own) & set(archived):
-        return dict(zip(own, archived, strict=True))
-    taken = {name: name for name in own if name in archived}
-    if not taken:
-        raise UsageError(f"{model}: found the inputs {', '.join(archived)}, expected {', '.join(own)}")
-    return taken

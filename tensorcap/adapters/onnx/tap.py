@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tensorcap.adapters.array_records import record_bits
 from tensorcap.adapters.control_run import compare_with_control, describe_control
-from tensorcap.adapters.input_arrays import named_arrays
+from tensorcap.adapters.input_arrays import named_arrays, note_places
 from tensorcap.adapters.onnx.boundaries import boundaries
 from tensorcap.adapters.onnx.engine import (
     Session,
@@ -32,7 +32,6 @@ from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import escape
 
 _Stored = tuple[Array, DType]
-_BY_PLACE: Final = "by its place"
 _NOT_ENTERED: Final = "a graph within the node, which is not entered: {}"
 
 
@@ -180,7 +179,7 @@ class ModelTap:
         record = _RunRecord(loaded, recorder, self._plan, self._names, feed, tapped.switches, inputs)
         tapped.run({**feed.own, **feed.values}, record.receive)
         outputs = record.finish()
-        self._note_places()
+        note_places(self._model.inputs, self._recorder)
         recorder.facts["graph"] = {
             "nodes": len(graph.nodes),
             "sections": tapped.count,
@@ -190,14 +189,6 @@ class ModelTap:
             self._is_controlled = True
             self._control(arrays, outputs)
         return {name: decode(*pair) for name, pair in outputs.items()}
-
-    def _note_places(self) -> None:
-        """Note which inputs were given by their places, since no name says that they are the same."""
-        given = [f"{own} is {how}" for own, how in self._model.inputs.items() if how.endswith(_BY_PLACE)]
-        notes = self._recorder.facts.setdefault("notes", [])
-        note = f"inputs: {'; '.join(given)}, since none of the model's names is one of its inputs"
-        if given and note not in notes:
-            notes.append(note)
 
     def _control(self, arrays: Mapping[str, Array], outputs: Mapping[str, _Stored]) -> None:
         """Run the graph without taps, and note what it computes otherwise."""
