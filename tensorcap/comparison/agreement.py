@@ -241,7 +241,7 @@ class _Agreement:
            eighth of its own.
         2. A tensor that a later argument holds, too, which agrees: the target has another one in its place.
         3. A tensor that holds the same in another order, as rows of tokens side by side do: the module around
-           it has results with an error at most an eighth of its own.
+           it has results with an error at most an eighth of its own, or that are explained themselves.
         4. Any other one: the nearest module around it agrees, with an error at most 1e-4 of its own.
 
         Each holds only if the module around it, and the model, have results that agree. Beside a mistake, by
@@ -273,7 +273,9 @@ class _Agreement:
             return why
         if (later := self._agreeing_later(pair)) and all(f.test != "pass_through" for f in pair.findings):
             return f"it differs, and {later}, which holds the same in the reference, agrees"
-        if _is_much_smaller(around[1], error, _UNDONE) and (order := self._order_of(pair)) is not None:
+        differing = [result for result in around[1] if result.status != "explained"]
+        is_undone = not differing or _is_much_smaller(differing, error, _UNDONE)
+        if is_undone and (order := self._order_of(pair)) is not None:
             return f"{_in_words(order)}, and what {_name(around[0])} makes of it agrees"
         if not is_inner(key) and _is_much_smaller(around[1], error, _UNDONE_AROUND):
             return f"it differs, and what {_name(around[0])} makes of it agrees"
