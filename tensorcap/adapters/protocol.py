@@ -13,7 +13,7 @@ for it. To write one, copy the layout of `torch/` and `max/` (`tensorcap.adapter
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
@@ -245,19 +245,21 @@ class Adapter(Protocol):
     Four groups: the model (`list_sites`, `describe`, `read_sources`), the workload (`seed`, `dtype_named`,
     `prepare`, `perturb`, `run`), the capture (`tap`, `record_inputs`, `watch_roots`, `process_rank`), and the
     references' (`export`, `rerun`, `with_eager_attention`), which need a framework that runs models as Python
-    code. The last group has defaults, for adapters that derive from this class, and so have `process_rank`,
-    `gather_texts`, `token_model`, `compile_ahead`, `decompose`, `operation_graph`, `program_workload`,
-    `program_mappings` and `program_operations`, and `load`, `check` and `adopt`, which are for frameworks
-    that run files, or models of another one that they convert.
+    code. The last group has defaults, for adapters that derive from this class, and so have `perturb`,
+    `watch_roots`, `process_rank`, `gather_texts`, `token_model`, `compile_ahead`, `decompose`,
+    `operation_graph`, `program_workload`, `program_mappings` and `program_operations`, and `load`, `check`
+    and `adopt`, which are for frameworks that run files, or models of another one that they convert.
 
     Attributes:
         decompositions: The framework's own name, if its models are compiled from exported graphs: a
             reference whose nodes are those that were compiled is captured with it (CAP-191); else empty.
+        title: The framework as messages name it; empty where none does.
         settings: Names of the options of a run that are the framework's own.
         is_of_one_shape: Whether its models run on inputs of one shape alone, to which they are padded.
     """
 
     decompositions: ClassVar[str] = ""
+    title: ClassVar[str] = ""
     settings: ClassVar[tuple[str, ...]] = ()
     is_of_one_shape: ClassVar[bool] = False
 
@@ -297,6 +299,16 @@ class Adapter(Protocol):
             f"{abbreviate(path)}: expected FILE.py:FUNCTION",
             hint="The function returns tensorcap.Workload(model, inputs).",
         )
+
+    def refuse_unknown_settings(self, path: str, settings: Mapping[str, Any]) -> None:
+        """Refuse settings of a model in a file that are none of the framework's own.
+
+        Raises:
+            UsageError: One is not.
+        """
+        for name in settings:
+            if name not in self.settings:
+                raise UsageError(f"{path}: takes no --{name.replace('_', '-')}, which is for torch models")
 
     def check(self, path: str, settings: Mapping[str, Any]) -> None:
         """Refuse early what `load` would refuse: whatever can be known before anything is run.
@@ -340,8 +352,9 @@ class Adapter(Protocol):
         """The workload with its inputs changed by the machine epsilon of a dtype, at random (POL-64).
 
         Raises:
-            UsageError: There is nothing to perturb, or no such dtype.
+            UsageError: There is nothing to perturb, or no such dtype; the framework runs no references.
         """
+        raise UsageError(f"perturb: not to be had of {self.title}, expected a torch model")
 
     def run(self, workload: Workload, *, grads: bool = False) -> None:
         """Run a workload once, and with `grads` a backward pass from its loss.
@@ -376,7 +389,11 @@ class Adapter(Protocol):
         Args:
             pattern: A glob for the class of the wanted one, or such a glob and `@N`; None for the first.
             take: Gets the model before its call goes on, and returns whether it takes it.
+
+        Returns:
+            What was called until then; of a framework whose programs are not watched nothing.
         """
+        return nullcontext([])
 
     def export(self, workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], None]:
         """Export the workload's model as a graph; the result runs it once and records its nodes.

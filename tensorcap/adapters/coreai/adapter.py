@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -20,7 +20,7 @@ from tensorcap.adapters.coreai.model import ASSET_SUFFIX, CoreAIModel
 from tensorcap.adapters.coreai.operation_map import mappings_of
 from tensorcap.adapters.coreai.tap import input_kinds, name_of, tapped
 from tensorcap.adapters.input_arrays import InputKind, as_array, make_arrays
-from tensorcap.adapters.protocol import Adapter, CalledRoot, ProgramOperation, Site
+from tensorcap.adapters.protocol import Adapter, ProgramOperation, Site
 from tensorcap.recording import CaptureOptions, Recorder, Substitution
 from tensorcap.workload import StoredInput, Workload, class_name
 from tensorcap_formats.dtypes import decode
@@ -32,6 +32,7 @@ _OF_MODEL: Final = ("precision", "function", "mode", "device_target", "compute_u
 class CoreAIAdapter(Adapter):
     """Sites are modules of the torch source; an asset has the model itself alone."""
 
+    title: ClassVar[str] = "Core AI"
     decompositions: ClassVar[str] = "coreai"
     settings: ClassVar[tuple[str, ...]] = ("inputs", *_OF_MODEL)
 
@@ -64,9 +65,7 @@ class CoreAIAdapter(Adapter):
         Raises:
             UsageError: It is no asset; there are no inputs for it; a setting is none of an asset's.
         """
-        for name in settings:
-            if name not in self.settings:
-                raise UsageError(f"{path}: takes no --{name.replace('_', '-')}, which is for torch models")
+        self.refuse_unknown_settings(path, settings)
         model = CoreAIModel(path, **{name: settings[name] for name in _OF_MODEL if name in settings})
         if Path(path).suffix != ASSET_SUFFIX:
             raise UsageError(f"{path}: expected NAME{ASSET_SUFFIX} or FILE.py:FUNCTION")
@@ -147,10 +146,6 @@ class CoreAIAdapter(Adapter):
             return replace(workload, inputs={**workload.inputs, **arrays})
         return replace(workload, inputs=arrays)
 
-    def perturb(self, workload: Workload, dtype: str) -> Workload:
-        """Refuse: the reference's run is the one to perturb."""
-        raise UsageError("perturb: not to be had of Core AI, expected a torch model")
-
     def run(self, workload: Workload, *, grads: bool = False) -> None:
         """Call the model, or the workload's own function, once."""
         workload.call(workload.model)
@@ -185,12 +180,6 @@ class CoreAIAdapter(Adapter):
     def record_inputs(self, inputs: Any, recorder: Recorder) -> None:
         """Record the arrays among `inputs`."""
         record_inputs(inputs, recorder)
-
-    def watch_roots(
-        self, pattern: str | None, take: Callable[[Any], bool]
-    ) -> AbstractContextManager[list[CalledRoot]]:
-        """None: a program's own assets are not watched."""
-        return nullcontext([])
 
     def export(self, workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], None]:
         """Refuse: operations are recorded in any case."""

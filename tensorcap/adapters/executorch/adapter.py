@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -15,7 +15,7 @@ from tensorcap.adapters.executorch.model import ExecuTorchModel
 from tensorcap.adapters.executorch.program import stored_elements
 from tensorcap.adapters.executorch.tap import ModelTap, edge_program
 from tensorcap.adapters.input_arrays import archived_arrays, make_arrays
-from tensorcap.adapters.protocol import Adapter, CalledRoot, Site
+from tensorcap.adapters.protocol import Adapter, Site
 from tensorcap.recording import Call, CaptureOptions, Recorder, Substitution, summarize_weight
 from tensorcap.workload import StoredInput, Workload, redact
 from tensorcap_formats.errors import UsageError
@@ -27,6 +27,7 @@ _A_LIST: Final = "no node of the graph lies in it but those of modules within it
 class ExecuTorchAdapter(Adapter):
     """Sites are the modules of the source model, as the graph's nodes tell them."""
 
+    title: ClassVar[str] = "ExecuTorch"
     settings: ClassVar[tuple[str, ...]] = ("inputs", "etrecord")
 
     def list_sites(self, model: Any, *, eager: bool = False) -> list[Site]:
@@ -91,9 +92,7 @@ class ExecuTorchAdapter(Adapter):
         Raises:
             UsageError: It is no program, has no ETRecord or no inputs; a setting is unknown.
         """
-        for name in settings:
-            if name not in self.settings:
-                raise UsageError(f"{path}: takes no --{name.replace('_', '-')}, which is for torch models")
+        self.refuse_unknown_settings(path, settings)
         if Path(path).suffix != ".pte":
             raise UsageError(f"{path}: expected NAME.pte or FILE.py:FUNCTION")
         if not Path(path).is_file():
@@ -139,10 +138,6 @@ class ExecuTorchAdapter(Adapter):
         given, model.inputs = archived_arrays(str(model.source), own, known, inputs)
         return replace(workload, inputs=given)
 
-    def perturb(self, workload: Workload, dtype: str) -> Workload:
-        """Refuse: the reference's run is the one to perturb."""
-        raise UsageError("perturb: not to be had of ExecuTorch, expected a torch model")
-
     def run(self, workload: Workload, *, grads: bool = False) -> None:
         """Call the model, or the workload's own function, once."""
         workload.call(workload.model)
@@ -180,9 +175,3 @@ class ExecuTorchAdapter(Adapter):
     def record_inputs(self, inputs: Any, recorder: Recorder) -> None:
         """Record the arrays among `inputs`."""
         record_inputs(inputs, recorder)
-
-    def watch_roots(
-        self, pattern: str | None, take: Callable[[Any], bool]
-    ) -> AbstractContextManager[list[CalledRoot]]:
-        """None: a program's own runs are not watched."""
-        return nullcontext([])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import jax
 from jax import numpy as jnp
@@ -19,7 +19,7 @@ from tensorcap.adapters.jax.modules import is_container, model_argument_names, t
 from tensorcap.adapters.jax.runs import TappedRuns
 from tensorcap.adapters.jax.tensors import ARRAYS, dtype_named, from_stored, kinds
 from tensorcap.adapters.jax.variables import owned_variables, record_variables
-from tensorcap.adapters.protocol import Adapter, CalledRoot, Site, further_names
+from tensorcap.adapters.protocol import Adapter, Site, further_names
 from tensorcap.recording import CaptureOptions, Recorder, Substitution, collect_probes, rebuild, walk
 from tensorcap.workload import StoredInput, Workload, find_sources
 from tensorcap_formats.errors import UsageError
@@ -30,6 +30,8 @@ _HOLDS: Final = "holds parameters; a function has no modules"
 
 class JaxAdapter(Adapter):
     """Sites are the modules of Flax; those of Linen without parameters are known once they are called."""
+
+    title: ClassVar[str] = "JAX"
 
     def list_sites(self, model: Any, *, eager: bool = False) -> list[Site]:
         """All modules of NNX; else the model, and what its parameters lie in."""
@@ -102,10 +104,6 @@ class JaxAdapter(Adapter):
 
         return replace(workload, inputs=rebuild(workload.inputs, kinds(), change))
 
-    def perturb(self, workload: Workload, dtype: str) -> Workload:
-        """Refuse: the reference's run is the one to perturb."""
-        raise UsageError("perturb: not to be had of JAX, expected a torch model")
-
     def run(self, workload: Workload, *, grads: bool = False) -> None:
         """Call the model, or the workload's own function, once."""
         workload.call(JaxModel.of(workload.model))
@@ -155,12 +153,6 @@ class JaxAdapter(Adapter):
     def record_inputs(self, inputs: Any, recorder: Recorder) -> None:
         """Record the arrays among `inputs`."""
         record_inputs(inputs, recorder)
-
-    def watch_roots(
-        self, pattern: str | None, take: Callable[[Any], bool]
-    ) -> AbstractContextManager[list[CalledRoot]]:
-        """None: a program's own models are not watched."""
-        return nullcontext([])
 
 
 def _with_archived(workload: Workload, inputs: Mapping[str, StoredInput]) -> dict[str, Any] | tuple[Any, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -14,7 +14,7 @@ from tensorcap.adapters.onnx.description import describe
 from tensorcap.adapters.onnx.model import OnnxModel
 from tensorcap.adapters.onnx.parameters import record_parameters
 from tensorcap.adapters.onnx.tap import LoadedModel, ModelTap
-from tensorcap.adapters.protocol import Adapter, CalledRoot, Site
+from tensorcap.adapters.protocol import Adapter, Site
 from tensorcap.recording import CaptureOptions, Recorder, Substitution
 from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.errors import UsageError
@@ -25,6 +25,7 @@ _OF_MODEL: Final = ("providers", "optimization")
 class OnnxAdapter(Adapter):
     """Sites are the modules of the source model, as far as names in the graph tell them."""
 
+    title: ClassVar[str] = "ONNX Runtime"
     settings: ClassVar[tuple[str, ...]] = ("inputs", *_OF_MODEL)
 
     def list_sites(self, model: Any, *, eager: bool = False) -> list[Site]:
@@ -54,9 +55,7 @@ class OnnxAdapter(Adapter):
         Raises:
             UsageError: It is no model that the runtime has; there are no inputs for it; a setting is unknown.
         """
-        for name in settings:
-            if name not in self.settings:
-                raise UsageError(f"{path}: takes no --{name.replace('_', '-')}, which is for torch models")
+        self.refuse_unknown_settings(path, settings)
         if Path(path).suffix != ".onnx":
             raise UsageError(f"{path}: expected NAME.onnx or FILE.py:FUNCTION")
         model = OnnxModel(path, **{name: settings[name] for name in _OF_MODEL if name in settings})
@@ -115,10 +114,6 @@ class OnnxAdapter(Adapter):
         given, model.inputs = archived_arrays(str(model.source), own, known, inputs)
         return replace(workload, inputs=given)
 
-    def perturb(self, workload: Workload, dtype: str) -> Workload:
-        """Refuse: the reference's run is the one to perturb."""
-        raise UsageError("perturb: not to be had of ONNX Runtime, expected a torch model")
-
     def run(self, workload: Workload, *, grads: bool = False) -> None:
         """Call the model, or the workload's own function, once."""
         workload.call(workload.model)
@@ -151,12 +146,6 @@ class OnnxAdapter(Adapter):
     def record_inputs(self, inputs: Any, recorder: Recorder) -> None:
         """Record the arrays among `inputs`."""
         record_inputs(inputs, recorder)
-
-    def watch_roots(
-        self, pattern: str | None, take: Callable[[Any], bool]
-    ) -> AbstractContextManager[list[CalledRoot]]:
-        """None: a program's own sessions are not watched."""
-        return nullcontext([])
 
 
 _A_LIST: Final = "no node lies in it but those of modules within it"
