@@ -378,6 +378,43 @@ def test_steps_and_ranks_are_those_of_the_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("TDM-20")
+def test_a_file_that_is_named_is_the_one_that_is_read(tmp_path: Path) -> None:
+    for name, value in (("old", 1.0), ("new", 2.0)):
+        msprobe(tmp_path, {"Module.fc.Linear.forward.0": {"output": [leaf(tmp_path, name, value)]}}, {})
+        if name == "old":
+            (tmp_path / "dump.json").rename(tmp_path / "old.json")
+    assert contents(tmp_path / "old.json")["0/fc/output"].item() == 1
+    assert contents(tmp_path / "dump.json")["0/fc/output"].item() == 2
+
+
+@pytest.mark.spec("TDM-20")
+@pytest.mark.parametrize("other", ["rank1", "step1", "step0/proc7"])
+def test_folders_beside_those_that_are_read_make_a_dump_incomplete(other: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run/step0/rank0"
+    msprobe(folder, {"Module.fc.Linear.forward.0": {"output": [leaf(folder, "o", 1.0)]}}, {})
+    (tmp_path / "run" / other).mkdir()
+    with open_archive(tmp_path / "run") as archive:
+        assert [r.key.text for r in archive.records] == ["0/fc/output"]
+        assert (archive.is_complete, list(archive.skipped)) == (False, [other])
+
+
+@pytest.mark.spec("TDM-24")
+def test_gradients_of_parameters_are_read_and_unknown_members_are_listed(tmp_path: Path) -> None:
+    data = {
+        "Module.fc.Linear.forward.0": {
+            "output": [leaf(tmp_path, "o", 1.0)],
+            "hooked": [leaf(tmp_path, "h", 3.0)],
+        },
+        "Module.fc.Linear.parameters_grad": {"weight": [leaf(tmp_path, "g", 2.0)]},
+    }
+    msprobe(tmp_path, data, {})
+    with open_archive(tmp_path) as archive:
+        found = {r.key.text: archive.load(r).item() for r in archive.records}
+        assert found == {"0/fc/output": 1, "0/fc/grad_param.weight": 2}
+        assert list(archive.skipped) == ["Module.fc.Linear.forward.0.hooked"]
+
+
+@pytest.mark.spec("TDM-20")
 def test_processes_without_ranks_are_told_apart_by_the_user(tmp_path: Path) -> None:
     for number in (12, 34):
         folder = tmp_path / f"run/step0/proc{number}"
@@ -478,3 +515,23 @@ def test_values_are_those_of_the_member_value(tmp_path: Path) -> None:
         "0/probe:h1/value.0": [0],
         "0/probe:h1/value.1": [1],
     }
+
+
+@pytest.mark.spec("TDM-32")
+def test_files_without_a_value_or_of_one_key_make_a_dump_incomplete(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    (tmp_path / "run").mkdir()
+    name = "step=0___rank=0___dump_index={}___name=non_intrusive__m.inputs{}.pt"
+    for index, below, content in (
+        (0, ".0", {"value": torch.ones(1), "meta": {}}),
+        (1, "", {"value": [torch.zeros(1)], "meta": {}}),
+        (2, ".1", {"meta": {"step": 0}}),
+    ):
+        torch.save(content, tmp_path / "run" / name.format(index, below))
+    with open_archive(tmp_path / "run") as archive:
+        assert {r.key.text: archive.load(r).item() for r in archive.records} == {"0/m/input.0": 1}
+        reasons = [archive.skipped.get(name.format(index, below)) for index, below in ((1, ""), (2, ".1"))]
+        assert (archive.is_complete, reasons) == (
+            False,
+            ["another file has 0/m/input.0", "it has no member 'value'"],
+        )

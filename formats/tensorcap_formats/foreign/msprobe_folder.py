@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -48,7 +48,8 @@ class _Dump:
         path: The folder that was opened.
         tensors: The tensors by key.
         values: Leaves that are no tensors, by key.
-        skipped: Why things are not read.
+        skipped: Why things are not read that no comparison lacks.
+        problems: Why others could not be read, which leaves the dump incomplete.
         without_values: How many tensors were kept as statistics alone.
         info: What the first file says of the run.
         bands: Keeps rows of strided tensors.
@@ -58,6 +59,7 @@ class _Dump:
     tensors: dict[str, ForeignTensor] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
     without_values: int = 0
     info: dict[str, Any] = field(default_factory=dict)
     bands: Bands = field(default_factory=Bands)
@@ -87,32 +89,35 @@ def open_msprobe(path: Path) -> ForeignArchive:
     """
     folder = path if path.is_dir() else path.parent
     dump = _Dump(folder)
-    for step, rank, one in _folders(folder):
-        _read_folder(dump, one, step, rank)
+    for step, rank, file in _files(dump) if path.is_dir() else [(0, 0, path)]:
+        _read_file(dump, file, step, rank)
     if not dump.tensors:
         if dump.without_values:
             raise NotAnArchiveError(
                 f"{path}: holds the statistics of {dump.without_values} tensors and no values",
                 hint='Dump with "task": "tensor".',
             )
-        reasons = f": {next(iter(dump.skipped.values()))}" if dump.skipped else ""
+        why = next(iter({**dump.problems, **dump.skipped}.values()), "")
+        reasons = f": {why}" if why else ""
         raise NotAnArchiveError(f"{path}: holds no tensor that can be read{reasons}")
     framework = dump.info.get("framework")
-    run: dict[str, Any] = {"framework": {"name": "torch" if framework == "pytorch" else str(framework)}}
+    run: dict[str, Any] = {}
+    if framework is not None:
+        run["framework"] = {"name": "torch" if framework == "pytorch" else str(framework)}
     if dump.without_values:
         run["notes"] = [f"Of {dump.without_values} tensors only statistics were kept."]
-    missing = [reason for reason in dump.skipped.values() if reason.startswith("its file")]
-    if missing:
-        run["error"] = {"message": f"{len(missing)} tensors of the dump could not be read: {missing[0]}"}
+    if dump.problems:
+        first = next(iter(dump.problems.values()))
+        run["error"] = {"message": f"{len(dump.problems)} parts of the dump could not be read: {first}"}
     return ForeignArchive(
         path,
         "msprobe",
         dump.tensors.values(),
         values=dump.values,
-        skipped=dump.skipped,
+        skipped={**dump.skipped, **dump.problems},
         run=run,
         is_ordered=True,
-        is_complete=not missing,
+        is_complete=not dump.problems,
     )
 
 
@@ -120,21 +125,23 @@ def _is_rank(name: str) -> bool:
     return bool(_RANK.fullmatch(name) or _PROCESS.fullmatch(name))
 
 
-def _folders(path: Path) -> Iterator[tuple[int, int, Path]]:
-    """Step, rank and path of each folder that has a `dump.json`."""
-    names = list_folder(path)
+def _files(dump: _Dump) -> Iterator[tuple[int, int, Path]]:
+    """Step, rank and path of each `dump.json`; other folders of steps, ranks and processes are problems."""
+    names = list_folder(dump.path)
     steps = {int(match[1]): name for name in names if (match := _STEP.fullmatch(name))}
     if DUMP_FILE in names or not steps:
-        yield from _ranks(path, names, 0)
+        yield from _ranks(dump, dump.path, names, 0)
         return
-    for step in sorted(steps):
-        refuse_link_out(path / steps[step], path)
-        yield from _ranks(path / steps[step], list_folder(path / steps[step]), step)
+    _note_unread(dump, dump.path, names, steps.values())
+    for step, name in sorted(steps.items()):
+        refuse_link_out(dump.path / name, dump.path)
+        yield from _ranks(dump, dump.path / name, list_folder(dump.path / name), step)
 
 
-def _ranks(path: Path, names: Sequence[str], step: int) -> Iterator[tuple[int, int, Path]]:
+def _ranks(dump: _Dump, path: Path, names: Sequence[str], step: int) -> Iterator[tuple[int, int, Path]]:
     if DUMP_FILE in names:
-        yield step, 0, path
+        _note_unread(dump, path, names, ())
+        yield step, 0, path / DUMP_FILE
         return
     ranks = {int(match[1]): name for name in names if (match := _RANK.fullmatch(name))}
     processes = [name for name in names if _PROCESS.fullmatch(name)]
@@ -143,15 +150,27 @@ def _ranks(path: Path, names: Sequence[str], step: int) -> Iterator[tuple[int, i
             f"{path}: holds the dumps of {len(processes)} processes whose ranks are not known, expected one",
             hint=f"Name one, as {path / min(processes)}.",
         )
-    for rank, name in sorted(ranks.items()) if ranks else [(0, name) for name in processes]:
+    chosen = ranks or dict(enumerate(processes))
+    _note_unread(dump, path, names, chosen.values())
+    if not chosen:
+        dump.problems[path.name] = f"it has neither a {DUMP_FILE} nor a rank"
+    for rank, name in sorted(chosen.items()):
         refuse_link_out(path / name, path)
-        yield step, rank, path / name
+        yield step, rank, path / name / DUMP_FILE
 
 
-def _read_folder(dump: _Dump, folder: Path, step: int, rank: int) -> None:
+def _note_unread(dump: _Dump, path: Path, names: Sequence[str], read: Collection[str]) -> None:
+    """Note folders of steps, ranks and processes that are not read beside others, or beside a dump's file."""
+    for name in names:
+        if (_STEP.fullmatch(name) or _is_rank(name)) and name not in read:
+            beside = next(iter(read), DUMP_FILE)
+            dump.problems[(path / name).relative_to(dump.path).as_posix()] = f"it is not read beside {beside}"
+
+
+def _read_file(dump: _Dump, file: Path, step: int, rank: int) -> None:
     """Add what the dump of a rank and a step holds."""
-    where = str(folder / DUMP_FILE)
-    info = _object(read_json(folder / DUMP_FILE, folder=folder), where)
+    where, folder = str(file), file.parent
+    info = _object(read_json(file, folder=folder), where)
     dump.info = dump.info or {name: value for name, value in info.items() if is_plain(value)}
     parents: Mapping[str, Any] = {}
     if (folder / _CONSTRUCT_FILE).exists():
@@ -159,6 +178,11 @@ def _read_folder(dump: _Dump, folder: Path, step: int, rank: int) -> None:
         parents = _object(inner, str(folder / _CONSTRUCT_FILE))
     counts: Counter[str] = Counter()
     for name, entry in _object(info.get("data"), f"{where}: data").items():
+        if match := _PARAMETERS.fullmatch(name):
+            for item, value in _object(entry, f"{where}: {abbreviate(name)!r}").items():
+                key = Key(module_site(match[1] or ""), f"grad_param.{escape(item)}", step, 0, rank)
+                _add(dump, folder, key, value, where)
+            continue
         place = _place(name, parents, counts)
         if place is None:
             dump.skipped[name] = "a name of another form than those of modules and functions"
@@ -169,6 +193,7 @@ def _read_folder(dump: _Dump, folder: Path, step: int, rank: int) -> None:
             if part in ("parameters", "parameters_grad"):
                 slot = "param" if part == "parameters" else "grad_param"
             if slot is None:
+                dump.skipped[f"{name}.{part}"] = "a member of an unknown kind"
                 continue
             own = Key(site, slot, step, 0 if slot == "param" else call, rank)
             _add(dump, folder, own, value, where)
@@ -191,7 +216,8 @@ def _place(name: str, parents: Mapping[str, Any], counts: Counter[str]) -> tuple
 def _add(dump: _Dump, folder: Path, key: Key, value: Any, where: str) -> None:
     """Add the leaves of a part of an entry."""
     pending: list[tuple[str, Any, int]] = [(key.slot, value, 0)]
-    is_result = key.slot in ("output", "grad_output") and isinstance(value, list) and len(value) == 1
+    may_be_one = key.slot in ("output", "grad_output") or key.slot.startswith("grad_param.")
+    is_result = may_be_one and isinstance(value, list) and len(value) == 1
     while pending:
         slot, leaf, depth = pending.pop()
         if depth > _MAX_DEPTH or len(pending) > _MAX_LEAVES:
@@ -236,10 +262,10 @@ def _add_leaf(dump: _Dump, folder: Path, key: Key, leaf: Mapping[str, Any], wher
         refuse_link_out(file, folder)
         tensor = _tensor(file, key.text, dump.bands)
     except ReadError as error:
-        dump.skipped[key.text] = f"its file cannot be read: {error}"
+        dump.problems[key.text] = f"its file cannot be read: {error}"
         return
     if list(tensor.shape) != leaf.get("shape", list(tensor.shape)):
-        dump.skipped[key.text] = (
+        dump.problems[key.text] = (
             f"its file is of shape {list(tensor.shape)}, {abbreviate(str(leaf['shape']))} in {DUMP_FILE}"
         )
         return

@@ -60,7 +60,7 @@ def open_polygraphy(path: Path, runner: str = "") -> ForeignArchive:
     for file in [file for _, file in files_below(path, (".json",))] if path.is_dir() else [path]:
         inner = read_json(file, folder=path if path.is_dir() else None, hint=_LARGE)
         for number, one in enumerate(_runs(inner, str(file))):
-            name = f"{one.runner}" if path.is_dir() else f"{number}/{one.runner}"
+            name = one.runner if path.is_dir() else f"{number}/{one.runner}"
             runs.setdefault(name, _Run(one.runner, [])).iterations.extend(one.iterations)
     chosen = _chosen(list(runs.values()), path, runner)
     tensors: list[ForeignTensor] = []
@@ -87,7 +87,8 @@ def open_polygraphy(path: Path, runner: str = "") -> ForeignArchive:
 
 
 def _chosen(runs: Sequence[_Run], path: Path, runner: str) -> _Run:
-    found = [run for run in runs if run.runner.startswith(runner)]
+    named = [run for run in runs if run.runner == runner]
+    found = named or [run for run in runs if run.runner.startswith(runner)]
     names = ", ".join(abbreviate(run.runner) for run in runs)
     if len(found) == 1:
         return found[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -90,12 +90,15 @@ def open_sglang(path: Path) -> ForeignArchive:
         except ValueError as error:
             problems[one.name] = str(error)
             continue
-        for tensor in contents.tensors:
-            if (own := _own_key(key, tensor.name)) is not None:
-                tensors[own] = replace(tensor, name=own)
-        for name, value in contents.values.items():
-            if (own := _own_key(key, name)) is not None:
-                values[own] = value
+        found = {own: replace(t, name=own) for t in contents.tensors if (own := _own_key(key, t.name))}
+        plain = {own: value for name, value in contents.values.items() if (own := _own_key(key, name))}
+        if not found and not plain:
+            problems[one.name] = "it has no member 'value'"
+        elif taken := next((own for own in (*found, *plain) if own in tensors or own in values), ""):
+            problems[one.name] = f"another file has {taken}"
+        else:
+            tensors |= found
+            values |= plain
         skipped |= {f"{one.name}{name}": why for name, why in contents.skipped.items()}
     if not tensors:
         reasons = f": {next(iter(problems.values()))}" if problems else ""
@@ -110,15 +113,11 @@ def open_sglang(path: Path) -> ForeignArchive:
         "sglang",
         tensors.values(),
         values=values,
-        skipped=_without(others, skipped) | skipped | problems,
+        skipped=others | skipped | problems,
         run=run,
         is_ordered=True,
         is_complete=not problems,
     )
-
-
-def _without(others: Mapping[str, str], known: Mapping[str, str]) -> dict[str, str]:
-    return {name: reason for name, reason in others.items() if name not in known}
 
 
 def _key(match: re.Match[str]) -> Key:
