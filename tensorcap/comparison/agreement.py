@@ -240,7 +240,8 @@ class _Agreement:
         1. A tensor that is the argument of calls: all of their results agree, with an error at most an
            eighth of its own.
         2. A tensor that a later argument holds, too, which agrees: the target has another one in its place.
-        3. A tensor that holds the same in another order, as rows of tokens side by side do: the module around
+        3. A tensor that holds the same in another order, as rows of tokens side by side do, though not of
+           channels, along the last axis: the module around
            it has results with an error at most an eighth of its own, or that are explained themselves.
         4. Any other one: the nearest module around it agrees, with an error at most 1e-4 of its own.
 
@@ -275,7 +276,8 @@ class _Agreement:
             return f"it differs, and {later}, which holds the same in the reference, agrees"
         differing = [result for result in around[1] if result.status != "explained"]
         is_undone = not differing or _is_much_smaller(differing, error, _UNDONE)
-        if is_undone and (order := self._order_of(pair)) is not None:
+        order = self._order_of(pair) if is_undone else None
+        if order is not None and len(record.shape) - 1 not in order.moved:  # which is that of channels
             return f"{_in_words(order)}, and what {_name(around[0])} makes of it agrees"
         if not is_inner(key) and _is_much_smaller(around[1], error, _UNDONE_AROUND):
             return f"it differs, and what {_name(around[0])} makes of it agrees"

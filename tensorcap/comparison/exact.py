@@ -355,8 +355,8 @@ def _rounded_steps(target: Archive) -> dict[str, float]:
         for site, module in target.info.modules.items()
         if isinstance(step := module.settings.get("output_step"), float)
     }
-    records = target.records if steps else ()
-    return {r.digest: steps[r.key.site] for r in records if r.key.site in steps and is_result(r.key)}
+    records = [r for r in target.records if r.digest and r.key.site in steps] if steps else []
+    return {r.digest: steps[r.key.site] for r in records if is_result(r.key)}
 
 
 def _is_rounded(target: Archive, one: Record, other: Record, steps: Mapping[str, float]) -> bool:

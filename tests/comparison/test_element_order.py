@@ -68,6 +68,7 @@ def block(make: MakeArchive, inner: Any, result: Any, dtype: str) -> Any:
     [
         pytest.param(ROWS[::-1], True, "explained", id="in-another-order"),
         pytest.param(ROWS[::-1], False, "diverged", id="and-the-result-differs"),
+        pytest.param(ROWS[:, :, ::-1], True, "diverged", id="channels-in-another-order"),
         pytest.param(np.where(np.arange(8)[:, None, None] == 3, ROWS[2], ROWS), True, "diverged", id="twice"),
     ],
 )
