@@ -75,6 +75,8 @@ def judge_outlier_of_twin(finding: Finding, outlier: float) -> Finding:
         finding: Of `outlier_element`.
         outlier: The twin's largest error of an element relative to it and to its row, no unit.
     """
+    if not math.isfinite(outlier):
+        return finding
     limit = max(finding.limit, _OTHER_NEIGHBOUR * outlier)
     text = f"{finding.text}, and by {outlier:.2g} in the model in that precision"
     return Limits(limit, limit).finding("outlier_element", finding.value, text)

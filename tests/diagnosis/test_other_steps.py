@@ -68,6 +68,11 @@ def chosen(self: Any, input: Tensor) -> Tensor:
     return values / values.sum(-1, keepdim=True)
 
 
+def chosen_by_method(self: Any, input: Tensor) -> Tensor:
+    values, _ = input.exp().topk(4, dim=-1)
+    return values / values.sum(-1, keepdim=True)
+
+
 def gated_behind(self: Any, input: Tensor, gate: Tensor) -> Tensor:
     wide = input.sin()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)
@@ -207,6 +212,12 @@ CASES = [
         "router-differs",
         "the smallest ones chosen in topk",
         lambda _: Own(chosen),
+        lambda v: smallest(v["input"]),
+    ),
+    Case(
+        "router-differs",
+        "the smallest ones chosen in topk",
+        lambda _: Own(chosen_by_method),
         lambda v: smallest(v["input"]),
     ),
     Case(

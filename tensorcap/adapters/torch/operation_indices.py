@@ -27,6 +27,7 @@ _JUNCTIONS: Final[Mapping[str, str]] = {
     "logical_or": "and",
     "bitwise_or": "and",
 }
+_COUNTED: Final = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _FIRST: Final = range(3)  # places that counts begin with
 _LARGEST: Final = 1 << 22  # elements of what is laid out otherwise
 
@@ -59,7 +60,7 @@ def index_options(name: str, args: Any, result: Any) -> Options:
         args: What it was given.
         result: What it returned.
     """
-    if not isinstance(result, torch.Tensor) or result.is_floating_point() or result.is_complex():
+    if not isinstance(result, torch.Tensor) or result.dtype not in _COUNTED:
         return
     if result.device.type != "cpu" or not args or not result.ndim or not 1 < result.numel() <= _LARGEST:
         return

@@ -288,7 +288,9 @@ def _choice_options(name: str, func: Callable[..., Any], args: Any, kwargs: Mapp
     which, default = ("largest", True) if name == "topk" else ("descending", False)
     turned = {**given, which: not given.get(which, default)}
     words = "the smallest ones chosen" if name == "topk" else "the other order of choice"
-    yield words, lambda: func(**turned)
+    x = turned.pop("input", None)  # by position, as methods take it
+    if x is not None:
+        yield words, lambda: func(x, **turned)
 
 
 def _number_options(args: Any) -> Options:
