@@ -56,12 +56,12 @@ def reference() -> tensorcap.Workload:
     return tensorcap.Workload(Net().eval(), {"x": ROWS})
 
 
-def write(folder: Path, **wrong: Any) -> Path:
-    """A program of a port, and its ETRecord beside it."""
+def write(folder: Path, model: nn.Module | None = None, **wrong: Any) -> Path:
+    """A program of a port, or of another model, and its ETRecord beside it."""
     from executorch.devtools import generate_etrecord
     from executorch.exir import EdgeCompileConfig, to_edge
 
-    exported = torch.export.export(Net(**wrong).eval(), (ROWS,))
+    exported = torch.export.export((model or Net(**wrong)).eval(), (ROWS,))
     edge = to_edge(exported, compile_config=EdgeCompileConfig(_check_ir_validity=False))
     kept = copy.deepcopy(edge)
     program = edge.to_executorch()

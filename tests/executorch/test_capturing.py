@@ -12,6 +12,7 @@ import torch
 from click.testing import CliRunner, Result
 
 import tensorcap
+from tensorcap.adapters import adapter_for
 from tensorcap.adapters.executorch.engine import Event
 from tensorcap.adapters.executorch.tap import edge_program
 from tensorcap.session import capture_workload
@@ -185,3 +186,31 @@ def test_bad_input_is_refused_in_one_line(program: Path, tmp_path: Path) -> None
     for options in refused:
         with pytest.raises(tensorcap.TensorcapError):
             capture_workload(tensorcap.Workload(model, {"x": programs.ROWS}), tmp_path / "out.h5", **options)
+
+
+@pytest.mark.spec("EXT-6")
+def test_a_program_of_a_function_takes_the_settings_of_the_command(program: Path) -> None:
+    workload = tensorcap.Workload(tensorcap.ExecuTorchModel(program), {"x": programs.ROWS})
+    adopted = adapter_for(workload.model).adopt(workload, {"etrecord": program.with_suffix(".etrecord")})
+    assert adopted.model.record_path == program.with_suffix(".etrecord")
+    assert adopted.inputs is workload.inputs
+    made: Any = adapter_for(workload.model).adopt(workload, {"inputs": ("zeros",)}).inputs
+    assert (made["x"].shape, float(np.abs(made["x"]).sum())) == ((2, 5, 16), 0.0)
+
+
+class Waves(torch.nn.Module):
+    """No operation of the other programs, on inputs of their shape."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sin().cos()
+
+
+@pytest.mark.spec("EXT-10")
+def test_a_record_of_another_export_is_refused(program: Path, tmp_path: Path) -> None:
+    other = programs.write(tmp_path, Waves())
+    record = program.with_suffix(".etrecord")
+    result = tcap(
+        "capture", "executorch", other, "--inputs", "ones", "--etrecord", record, "-o", tmp_path / "o.h5"
+    )
+    assert result.exit_code == 1, result.output
+    assert "expected the ETRecord of the export that made" in result.output

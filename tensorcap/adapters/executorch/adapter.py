@@ -104,6 +104,21 @@ class ExecuTorchAdapter(Adapter):
         arrays, model.inputs = make_arrays(path, kinds, settings.get("inputs", ()), seed)
         return Workload(model, arrays)
 
+    def adopt(self, workload: Workload, settings: Mapping[str, Any], *, seed: int = 0) -> Workload:
+        """The workload with another ETRecord, or on inputs that are made or read from a file.
+
+        Raises:
+            UsageError: Its model is no `ExecuTorchModel`; an input is not to be had.
+        """
+        if not isinstance(workload.model, ExecuTorchModel):
+            raise UsageError(f"a {type(workload.model).__name__}: expected a tensorcap.ExecuTorchModel")
+        model = replace(workload.model, etrecord=settings.get("etrecord", workload.model.etrecord))
+        if "inputs" not in settings:
+            return replace(workload, model=model)
+        kinds = edge_program(model).kinds
+        arrays, model.inputs = make_arrays(str(model.source), kinds, settings["inputs"], seed)
+        return replace(workload, model=model, inputs=arrays)
+
     def seed(self, seed: int) -> None:
         """Do nothing: a program has no random generators of its own."""
 

@@ -29,6 +29,7 @@ from tensorcap.adapters.torch.graph_nodes import source_of
 from tensorcap.adapters.torch.operators import Operator, leaves_of, plain
 from tensorcap.recording import Call, CaptureOptions, Recorder
 from tensorcap.wording import counted, some
+from tensorcap_formats.errors import CaptureError
 from tensorcap_formats.keys import escape
 
 _NO_EVENT: Final = "no event of the run has its value: the runtime computes no such node"
@@ -86,6 +87,11 @@ class ModelTap:
             path, list(inputs.values()), record=model.record_path, value_bytes=program.value_bytes
         )
         values, reasons, left = program.match(events)
+        if left and not values:
+            raise CaptureError(
+                f"{model.record_path}: none of the {counted(len(left), 'event')} of the run is of its graph, "
+                f"expected the ETRecord of the export that made {path}"
+            )
         values |= {(name, 0): tensor for name, tensor in inputs.items()}
         record = _RunRecord(program, recorder, self._names, values, reasons, with_inputs=self._plan.inputs)
         record.record(inputs, results)
