@@ -13,6 +13,7 @@ from flax import linen, nnx
 from jax import numpy as jnp
 
 import tensorcap
+from tensorcap.adapters import adapter_for
 from tensorcap.session import capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
@@ -327,3 +328,14 @@ def test_filters_keep_what_is_asked_for(tmp_path: Path) -> None:
         assert {r.key.text for r in archive.records} == {"0/@root/input.x", "0/layers.1/output"}
     with captured(tmp_path, Net(), only="layers.*", slices="[:1]") as archive:
         assert archive.get("0/layers.0/output").shape == (1, 2)
+
+
+def test_tensors_of_torch_keep_their_dtype_or_are_cast() -> None:
+    torch = pytest.importorskip("torch")
+    half = torch.tensor([1.0, -2.5], dtype=torch.bfloat16)
+    model = tensorcap.JaxModel(lambda x: x * 1)
+    assert model(half).dtype == jnp.bfloat16
+    workload = tensorcap.Workload(model, {"x": torch.tensor([1.0, 3.0])})
+    prepared: Any = adapter_for(model).prepare(workload, input_dtype="bfloat16")
+    assert prepared.inputs["x"].dtype == jnp.bfloat16
+    assert prepared.inputs["x"].tolist() == [1.0, 3.0]

@@ -17,7 +17,7 @@ from tensorcap.adapters.jax.flax_hooks import hook_calls
 from tensorcap.adapters.jax.model import UNDER_CAPTURE, JaxModel
 from tensorcap.adapters.jax.modules import is_container, model_argument_names, tree
 from tensorcap.adapters.jax.runs import TappedRuns
-from tensorcap.adapters.jax.tensors import ARRAYS, dtype_named, from_stored, kinds
+from tensorcap.adapters.jax.tensors import ARRAYS, dtype_named, from_stored, kinds, to_array
 from tensorcap.adapters.jax.variables import owned_variables, record_variables
 from tensorcap.adapters.protocol import Adapter, Site, further_names
 from tensorcap.recording import CaptureOptions, Recorder, Substitution, collect_probes, rebuild, walk
@@ -82,6 +82,13 @@ class JaxAdapter(Adapter):
                 wanted.
         """
         JaxModel.of(workload.model)
+        own = workload.inputs
+        given = (
+            {n: to_array(v) for n, v in own.items()}
+            if isinstance(own, Mapping)
+            else tuple(map(to_array, own))
+        )
+        workload = replace(workload, inputs=given)
         if dtype is not None:
             raise UsageError(
                 f"dtype {dtype}: a JAX model has its dtype from where it is made",

@@ -60,8 +60,11 @@ def from_stored(bits: Array, dtype: DType) -> Array:
 
 
 def to_array(value: Any) -> Any:
-    """An input as JAX takes it: a tensor of torch becomes an array of numpy."""
-    return as_array(value) if hasattr(value, "detach") else value
+    """An input as JAX takes it: a tensor of torch becomes an array of numpy, of its dtype."""
+    if not hasattr(value, "detach"):
+        return value
+    array = as_array(value)  # of bfloat16, which numpy alone has not, as float32
+    return array.astype(jnp.bfloat16) if str(value.dtype) == "torch.bfloat16" else array
 
 
 def dtype_named(name: str) -> Any:
