@@ -298,7 +298,7 @@ def _sequences(archive: Archive, ops: Ops, aliases: Mapping[str, str]) -> dict[_
         if key.is_bare or place in known_places:
             continue
         known_places.add(place)
-        if place in ops:
+        if place in ops and is_inner(key):  # a mapping may have put an op in a module's place
             module = module_of(key.site)
             call = (key.rank, key.step, aliases.get(module, module), ops.module_call(place))
             sequences.setdefault(call, []).append(_Step(ops.op(place), tuple(shapes[place]), place))

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 import tensorcap
+from tensorcap.alignment import sides
 from tensorcap.comparison import Comparison, compare
+from tensorcap_formats.open import open_archive
 from tests.zoo.deep_mistakes import MISTAKES
 from tests.zoo.deep_models import archive_of, make, tokens
 
@@ -159,3 +161,40 @@ def test_a_probe_pairs_by_its_name_wherever_it_stands(tmp_path: Path) -> None:
     (pair,) = [pair for pair in found.pairs if pair.key.startswith("0/probe:")]
     assert (pair.key, pair.status) == ("0/probe:gate/value", "identical")
     assert found.value_differences == ()
+
+
+class Feed(nn.Module):
+    """Two linears with an activation of a class between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.act(self.up(x)).square())
+
+
+class InlineFeed(nn.Module):
+    """The same under other names, with the activation in its own code."""
+
+    def __init__(self, feed: Feed) -> None:
+        super().__init__()
+        self.grow, self.shrink = feed.up, feed.down
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.shrink(torch.relu(self.grow(x)).square())
+
+
+@pytest.mark.spec("CMP-30")
+def test_an_op_of_the_target_may_stand_for_a_module_of_the_reference(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    feed = Feed()
+    for name, model in (("ref", feed), ("tgt", InlineFeed(feed))):
+        with torch.no_grad(), tensorcap.capture(model, tmp_path / f"{name}.h5", level="op"):
+            model(torch.linspace(-1, 1, 128).reshape(4, 32))
+    with open_archive(tmp_path / "ref.h5") as ours, open_archive(tmp_path / "tgt.h5") as theirs:
+        found = compare(*sides(ours, theirs, None), mapping="none")
+    targets = {pair.key: pair.target and pair.target.key.text for pair in found.pairs if pair.is_compared}
+    assert targets["0/act/output"] is not None
+    assert targets["0/@root:aten.pow.Tensor_Scalar/output"] is not None
+    assert [pair.key for pair in found.pairs if pair.is_required and not pair.is_green] == []
