@@ -34,6 +34,11 @@ from tensorcap_formats.progress import Progress, Silent
 if TYPE_CHECKING:
     from tensorcap.workload import Workload
 
+_ALIKE: Final = (
+    {"int", "uint", "bool"},
+    {"float", "bool"},
+    {"complex"},
+)  # kinds of dtypes that stand for others
 _CAPTURE_FIRST: Final = (
     "Capture the target without injection, and give that archive as TGT: it tells which rows, tokens and "
     "layouts both runs have."
@@ -86,7 +91,7 @@ def inject(
             is computed if the target lacks modules that the reference has.
         left: Key texts, of the model that runs, of tensors that are left in place.
         leaves_misfits: Whether a tensor that has another shape than in `target`, in the rows and tokens that
-            both were fed, is left in place, too.
+            both were fed, or whole numbers in the place of floats, is left in place, too.
         run: Further run metadata.
         source_path: Where the reference is going to be, for the run's metadata; by default where it is.
         progress: Shows what is being run.
@@ -221,10 +226,13 @@ def fitted_to(
 
 
 def _misfits(source: Archive, run: Archive) -> Iterator[str]:
-    """Key texts of what has another shape in a run: a call that was given other tokens, another mask."""
+    """Key texts of what has another shape, or other numbers, in a run: a call that was given another mask."""
     for record in source.records:
-        if record.key.text in run and run.get(record.key.text).shape != record.shape:
-            yield record.key.text
+        if record.key.text in run:
+            own = run.get(record.key.text)
+            kinds = {own.dtype.kind, record.dtype.kind}
+            if own.shape != record.shape or not any(kinds <= alike for alike in _ALIKE):
+                yield record.key.text
 
 
 def _is_fed_alike(workload: Workload, archive: Archive) -> bool:

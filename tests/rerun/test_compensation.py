@@ -402,6 +402,28 @@ def test_an_argument_of_another_shape_is_left_in_place(tmp_path: Path) -> None:
     assert [suspect.module for suspect in wrong.suspects] == ["linear"]
 
 
+@pytest.mark.spec("LCL-64")
+def test_an_argument_of_other_numbers_is_left_in_place(tmp_path: Path) -> None:
+    class Counted(nn.Module):
+        """Adds a row of numbers, whole ones or floats, that are none of the values around it."""
+
+        def __init__(self, dtype: torch.dtype) -> None:
+            super().__init__()
+            self.dtype, self.linear, self.row = dtype, nn.Linear(16, 16), Added()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.row(self.linear(x), torch.arange(16).to(self.dtype))
+            return out
+
+    whole, port = seeded(lambda: Counted(torch.int64)), seeded(lambda: Counted(torch.float32))
+    right = localized(tmp_path, whole, port, STATES, "injection")
+    assert (right.suspects, right.notes, right.exit_status) == ((), (), 0)
+    with torch.no_grad():
+        port.linear.weight.mul_(1.1)
+    wrong = localized(tmp_path, whole, port, STATES, "injection")
+    assert [suspect.module for suspect in wrong.suspects] == ["linear"]
+
+
 class Added(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         return x + mask

@@ -194,7 +194,8 @@ def cast_to(archived: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, s
     """Cast archived values to another dtype; and how, "" if nothing was done.
 
     Floats are rounded. A mask sentinel beyond the range becomes the least finite value, not minus infinity.
-    A bool mask becomes one of 0 and the least finite value, and the other way round (POL-24).
+    A bool mask becomes one of 0 and the least finite value, and the other way round (POL-24); whole numbers
+    of 0 and 1 become truth values.
 
     Raises:
         UsageError: A finite value would not be finite any more, a whole number would change, or only one
@@ -211,7 +212,7 @@ def cast_to(archived: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, s
     if kinds == ("bool", "float"):
         least = torch.finfo(dtype).min
         return torch.zeros(archived.shape, dtype=dtype).masked_fill(~archived, least), f"{names}, as a mask"
-    if kinds == ("int", "int"):
+    if kinds in (("int", "int"), ("int", "bool"), ("bool", "int")):
         values = archived.to(dtype)
         if not torch.equal(values.to(archived.dtype), archived) or bool(
             ((values < 0) != (archived < 0)).any()
