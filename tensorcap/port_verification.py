@@ -18,6 +18,7 @@ from tensorcap.localization import (
     GatheredEvidence,
     Verification,
     WeightComparison,
+    add_differing_operations,
     compare_weights,
     gather_evidence,
     gather_operation_evidence,
@@ -128,6 +129,16 @@ def verify(
         progress.stage("localizing")
         explain_weights = None if weights is None else weights.explain
         localization = rank_suspects(ours, theirs, free, gathered.sources, explain_weights=explain_weights)
+        localization = add_differing_operations(
+            localization,
+            trusted,
+            tested,
+            theirs,
+            reference_model=None if reference_run is None else reference_run.workload,
+            target_model=None if target_run is None else target_run.workload,
+            mapping=compared.mapping,
+            progress=progress,
+        )
         injection = gathered.injection
         injected = injection.comparison if injection else None
         why_not_injected = compared.why_not_injected
@@ -169,6 +180,7 @@ class _Compared:
         checklist: What differs apart from tensors.
         free: Their comparison.
         gathered: What speaks against modules or operations.
+        mapping: What belongs together, as for `compare`.
         why_not_injected: Why the target was not to be injected; "" if it was.
     """
 
@@ -176,6 +188,7 @@ class _Compared:
     checklist: Preflight
     free: Comparison
     gathered: GatheredEvidence
+    mapping: MappingSource | None
     why_not_injected: str
 
 
@@ -204,7 +217,7 @@ def _compare_runs(
         gathered = GatheredEvidence((operations.source,), None, operations.replay_error, None)
         checklist = preflight(*operations.sides, layers=operations.free.layers)
         why_not = why_not_injectable(tested)
-        return _Compared(operations.sides, checklist, operations.free, gathered, why_not)
+        return _Compared(operations.sides, checklist, operations.free, gathered, None, why_not)
     progress.stage("aligning")
     known = mapping
     if rules is None:
@@ -231,7 +244,8 @@ def _compare_runs(
         reference_path=reference_path,
         progress=progress,
     )
-    return _Compared((ours, theirs), checklist, free, gathered, "" if target_model is not None else _NOT_RUN)
+    why_not = "" if target_model is not None else _NOT_RUN
+    return _Compared((ours, theirs), checklist, free, gathered, known, why_not)
 
 
 def _open_reference(

@@ -251,6 +251,7 @@ class Adapter(Protocol):
     and `adopt`, which are for frameworks that run files, or models of another one that they convert.
 
     Attributes:
+        has_operations: Whether its operations can be recorded one by one (level op).
         decompositions: The framework's own name, if its models are compiled from exported graphs: a
             reference whose nodes are those that were compiled is captured with it (CAP-191); else empty.
         title: The framework as messages name it; empty where none does.
@@ -259,6 +260,7 @@ class Adapter(Protocol):
     """
 
     decompositions: ClassVar[str] = ""
+    has_operations: ClassVar[bool] = False
     title: ClassVar[str] = ""
     settings: ClassVar[tuple[str, ...]] = ()
     is_of_one_shape: ClassVar[bool] = False

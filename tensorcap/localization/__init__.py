@@ -10,6 +10,7 @@ then `archive_bisection`, `live_bisection`, `bisection`; `weights` and `verifica
 from tensorcap.localization.archive_bisection import Bisection, bisect_archives
 from tensorcap.localization.bisection import bisect
 from tensorcap.localization.curves import ChangePoint, Curve, CurvePoint, change_points, runs_of
+from tensorcap.localization.differing_operations import add_differing_operations
 from tensorcap.localization.evidence import Evidence, EvidenceSource, GatheredEvidence, gather_evidence
 from tensorcap.localization.live_bisection import LiveBisection, bisect_live
 from tensorcap.localization.localization import localize
@@ -21,6 +22,7 @@ from tensorcap.localization.operations import (
 )
 from tensorcap.localization.ranking import rank_suspects
 from tensorcap.localization.suspect import (
+    DifferingOperations,
     Localization,
     Operation,
     Place,
@@ -36,6 +38,7 @@ __all__ = [
     "ChangePoint",
     "Curve",
     "CurvePoint",
+    "DifferingOperations",
     "Evidence",
     "EvidenceSource",
     "GatheredEvidence",
@@ -48,6 +51,7 @@ __all__ = [
     "Suspect",
     "Verification",
     "WeightComparison",
+    "add_differing_operations",
     "bisect",
     "bisect_archives",
     "bisect_live",

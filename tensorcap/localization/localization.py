@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from tensorcap.alignment import MappingSource, sides
 from tensorcap.comparison import compare, digest_warnings, exchanged_operations, require_readable
 from tensorcap.comparison.preflight import item_text, preflight
+from tensorcap.localization.differing_operations import add_differing_operations
 from tensorcap.localization.evidence import GatheredEvidence, gather_evidence
 from tensorcap.localization.operations import gather_operation_evidence, why_not_injectable
 from tensorcap.localization.ranking import noise_between, rank_suspects
@@ -92,6 +93,16 @@ def localize(
             noise = noise_between(*compared, tested, stack.enter_context(opened(target_repeat)))
         localization = rank_suspects(
             *compared, free, gathered.sources, noise=noise, compute_dtype=compute_dtype
+        )
+        localization = add_differing_operations(
+            localization,
+            trusted,
+            tested,
+            compared[1],
+            reference_model=reference_model,
+            target_model=target_model,
+            mapping=mapping,
+            progress=progress,
         )
         notes = [
             f"No {what}: {error}."

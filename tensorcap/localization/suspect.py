@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from itertools import groupby
+from typing import Any, Final, Literal
 
 from tensorcap.comparison import Finding, Status
 from tensorcap.diagnosis import Diagnosis, Explanation
@@ -16,6 +17,7 @@ from tensorcap_formats.json_values import json_value
 from tensorcap_formats.notebook import card
 
 By = Literal["replay", "injection", "archives"]
+_MOST_OPERATIONS: Final = 5  # of a side that a sentence lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,12 @@ class Place:
     module: str
     file: str
     line: int | None
+
+    @property
+    def line_text(self) -> str:
+        """Its file's name and line, as ` at modeling_llama.py:189`; "" if unknown."""
+        name = self.file.replace("\\", "/").rpartition("/")[2]
+        return f" at {name}:{self.line}" if name and self.line is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,45 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
+class DifferingOperations:
+    """What one side runs on equal values, in a suspect's code, and the other one does not.
+
+    Attributes:
+        reference: Operations of the reference whose results the target has nowhere, in execution order.
+        target: Operations of the target whose results the reference has nowhere. If both sides run the same
+            ones, the first of each, whose results differ.
+    """
+
+    reference: tuple[Place, ...]
+    target: tuple[Place, ...]
+
+    @property
+    def text(self) -> str:
+        """What both sides run, with lines, as a sentence."""
+        ours, theirs = map(_listed, (self.reference, self.target))
+        if [place.op for place in self.reference] == [place.op for place in self.target]:
+            return f"operations: the same ones, whose results differ from {ours} on; in the target {theirs}"
+        if not theirs:
+            return f"operations: the reference runs {ours}, whose results the target has nowhere"
+        if not ours:
+            return f"operations: the target runs {theirs}, whose results the reference has nowhere"
+        return f"operations: the reference runs {ours}; the target runs {theirs}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Its sentence and both sides' operations, as JSON values (LCL-602)."""
+        return {"text": self.text, "reference": json_value(self.reference), "target": json_value(self.target)}
+
+
+def _listed(places: Sequence[Place]) -> str:
+    """Operations with their lines, those of one line together."""
+    lines = []
+    for line, group in groupby(places, key=lambda place: place.line_text):
+        *names, last = dict.fromkeys(place.op for place in group)
+        lines += [*names, last + line]
+    return some(lines, _MOST_OPERATIONS)
+
+
+@dataclass(frozen=True, slots=True)
 class Suspect:
     """A module that may be wrong itself.
 
@@ -82,6 +129,7 @@ class Suspect:
         examined: The diagnosis of its tensors; None if there was none, or it was not possible.
         others: Suspects of the same place in other layers that have the same explanation.
         operation: The operation that it is, of a compiled target; None of a module.
+        code: In which operations its code differs from the target's; None if that is not known.
     """
 
     module: str
@@ -100,6 +148,7 @@ class Suspect:
     examined: Diagnosis | None
     others: tuple[Suspect, ...] = ()
     operation: Operation | None = None
+    code: DifferingOperations | None = None
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -155,6 +204,7 @@ class Suspect:
                 for other in self.others
             ],
             **({} if self.operation is None else {"operation": json_value(self.operation)}),
+            **({} if self.code is None else {"code": self.code.to_json()}),
         }
 
 

@@ -15,7 +15,8 @@ def suspect_lines(number: int, suspect: Suspect, *, show_all: bool = False) -> l
     2. Its errors: its own, the inherited one, the total one, that from run to run, and R, as far as known.
     3. Which evidence speaks against it, and why.
     4. What explains its values, and what that mistake usually is; or that no hypothesis does.
-    5. Its root cause, if that is something else.
+    5. In which operations its code differs, with their lines, if both models ran.
+    6. Its root cause, if that is something else.
 
     Args:
         number: Its place, from 1.
@@ -38,6 +39,8 @@ def suspect_lines(number: int, suspect: Suspect, *, show_all: bool = False) -> l
             lines.append(mistake.hint)
     elif examined is not None and examined.status == "unexplained":
         lines.append("no hypothesis explains its values")
+    if suspect.code is not None:
+        lines.append(suspect.code.text)
     if suspect.cause and (mistake is None or suspect.cause != mistake.kind):
         lines.append(f"root cause: {suspect.cause}")
     if show_all:

@@ -38,6 +38,8 @@ from tensorcap_formats.keys import Key
 class TorchAdapter(Adapter):
     """Sites are modules; a site's name is the module's path."""
 
+    has_operations = True
+
     def list_sites(self, model: nn.Module, *, eager: bool = False) -> list[Site]:
         """All modules, each once; those that run inside a compiled or scripted one cannot be captured.
 

@@ -28,7 +28,8 @@ class SuspectCard:
         by: What accuses it.
         errors: Its errors by name, as text.
         modules: All modules, if they are several.
-        places: The operation on each side with its line, of a compiled target.
+        places: The operation on each side with its line, of a compiled target; what either side alone runs,
+            where both models were traced.
         panel: Its tensor; None if it is not among those that are drawn.
     """
 
@@ -54,7 +55,7 @@ def suspect_card(suspect: Mapping[str, Any], pair: Pair | None, source: ReportSo
         pair: Its tensor, to be drawn; None if it is not.
         source: What the report is made of.
     """
-    mistake, operation = suspect["diagnosis"], suspect.get("operation")
+    mistake, code = suspect["diagnosis"], suspect.get("code")
     errors = {
         "own": suspect["own"],
         "inherited": suspect["inherited"],
@@ -73,12 +74,14 @@ def suspect_card(suspect: Mapping[str, Any], pair: Pair | None, source: ReportSo
         by=" and ".join(suspect["by"]),
         errors=tuple((name, three_digits(float(v))) for name, v in errors.items() if v is not None),
         modules=tuple(suspect["modules"]) if len(suspect["modules"]) > 1 else (),
-        places=tuple(_places(operation)) if operation else (),
+        places=(*_places(suspect.get("operation")), *([code["text"]] if code else [])),
         panel=None if pair is None else tensor_panel(pair, source),
     )
 
 
-def _places(operation: Mapping[str, Any]) -> Iterator[str]:
+def _places(operation: Mapping[str, Any] | None) -> Iterator[str]:
+    if operation is None:
+        return
     place = operation["place"]
     yield f"Reference: {place['op']} ({place['node']}){_line(place['file'], place['line'])}"
     number = "" if operation["target_op_id"] is None else f" #{operation['target_op_id']}"
