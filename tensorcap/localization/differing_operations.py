@@ -407,7 +407,9 @@ def _differing(
             break
     if not any(sides):
         return None
-    return DifferingOperations(*(tuple(map(_place, nodes)) for nodes in _without_common(*sides)))
+    left = _without_common(*sides)
+    names = [[_described(node, parameters=False) for node in nodes] for nodes in left]
+    return DifferingOperations(*(tuple(map(_place, nodes)) for nodes in left), is_alike=names[0] == names[1])
 
 
 def _first_alone(

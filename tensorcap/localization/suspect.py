@@ -75,18 +75,20 @@ class DifferingOperations:
 
     Attributes:
         reference: Operations of the reference whose results the target has nowhere, in execution order.
-        target: Operations of the target whose results the reference has nowhere. If both sides run the same
-            ones, the first of each, whose results differ.
+        target: Operations of the target whose results the reference has nowhere.
+        is_alike: Whether both sides run the same ones, but for names of parameters: then these are the first
+            of each, whose results differ.
     """
 
     reference: tuple[Place, ...]
     target: tuple[Place, ...]
+    is_alike: bool = False
 
     @property
     def text(self) -> str:
         """What both sides run, with lines, as a sentence."""
         ours, theirs = map(_listed, (self.reference, self.target))
-        if [place.op for place in self.reference] == [place.op for place in self.target]:
+        if self.is_alike:
             return f"operations: the same ones, whose results differ from {ours} on; in the target {theirs}"
         if not theirs:
             return f"operations: the reference runs {ours}, whose results the target has nowhere"

@@ -210,6 +210,7 @@ def test_the_same_operations_on_other_elements_are_named_by_the_first_that_diffe
     target = made()
     replace_method(target, "blocks.1.norm.forward", flipped)
     code = first(tmp_path, target)
+    assert code.is_alike
     assert [place.op.partition("(")[0] for place in code.reference] == ["aten.mul.Tensor"]
     assert code.reference[0].line == line_of(Norm.forward, "weight")[1]
     assert code.target[-1].line == line_of(flipped, "flip(0)")[1]

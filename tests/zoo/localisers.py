@@ -21,7 +21,8 @@ class Suspect:
     Attributes:
         module: Its site, `@root` for the model itself.
         hypothesis: What is said to be wrong with it, a kind of the zoo; None if nothing is said.
-        text: What is said to be wrong with it, as a user reads it, without what such a mistake usually is.
+        text: What is said to be wrong with it, as a user reads it, without what such a mistake usually is;
+            behind it the operations that differ.
     """
 
     module: str
@@ -142,10 +143,12 @@ def _seeded(workload: Workload | None) -> Workload | None:
 
 
 def _suspects(found: Localization) -> Sequence[Suspect]:
-    return [
-        Suspect(s.module, zoo_kind(s.diagnosis.kind), s.diagnosis.text) if s.diagnosis else Suspect(s.module)
-        for s in found.suspects
-    ]
+    suspects = []
+    for suspect in found.suspects:
+        kind = zoo_kind(suspect.diagnosis.kind) if suspect.diagnosis else None
+        texts = [one.text for one in (suspect.diagnosis, suspect.code) if one is not None]
+        suspects.append(Suspect(suspect.module, kind, "; ".join(texts)))
+    return suspects
 
 
 def replay(
@@ -169,6 +172,16 @@ def injection(
     return _suspects(localize(reference, target, target_model=_seeded(into), mapping=mapping))
 
 
+def both(
+    reference: Path, target: Path, workload: Workload, into: Workload, mapping: Path | None
+) -> Sequence[Suspect]:
+    """`localize` with both models, as `verify` does: by replay, injection and traces of operations."""
+    models = _seeded(workload), _seeded(into)
+    return _suspects(
+        localize(reference, target, reference_model=models[0], target_model=models[1], mapping=mapping)
+    )
+
+
 def forward(
     reference: Path, target: Path, workload: Workload, tested: Workload, mapping: Path | None
 ) -> Sequence[Suspect]:
@@ -189,6 +202,7 @@ LOCALISERS: Final[Mapping[str, Localiser]] = {
     "first-blame": first_blame,
     "replay": replay,
     "injection": injection,
+    "both": both,
     "archives": archives,
     "forward": forward,
 }
