@@ -409,7 +409,8 @@ def _differing(
         return None
     left = _without_common(*sides)
     names = [[_described(node, parameters=False) for node in nodes] for nodes in left]
-    return DifferingOperations(*(tuple(map(_place, nodes)) for nodes in left), is_alike=names[0] == names[1])
+    first, second = (tuple(map(_place, nodes)) for nodes in left)
+    return DifferingOperations(first, second, is_alike=names[0] == names[1])
 
 
 def _first_alone(
