@@ -28,7 +28,7 @@ from tensorcap.runs import Graph, Node, Value, ops_of
 from tensorcap.session import capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
-from tensorcap_formats.errors import ReadError, TensorNotFoundError, UsageError
+from tensorcap_formats.errors import ReadError, TensorNotFoundError
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.keys import ROOT_SITE, Key, module_of
 from tensorcap_formats.open import open_archive
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from tensorcap.workload import Workload
 
 _LOOKED_AT: Final = 3  # suspects
+_MOST_BYTES: Final = 1 << 32  # that a trace holds; what does not fit is taken for equal
 _MOST_ELEMENTS: Final = 1 << 24  # of a value that is read; a larger one is taken for equal
 _LEAST: Final = 2.0**-17  # relative distance of values that are equal, in float32: sums in another order
 _SAME: Final = 1e-9  # of numbers of the same elements in another order
 _ROUNDINGS: Final = 4.0  # of the target's dtype that a value may be away from an equal one
-_SHOWN: Final = 6  # operations of a side
 _LONGEST: Final = 60  # characters of all arguments of an operation
 _IMMATERIAL: Final = ("device", "generator", "half_to_float", "layout", "memory_format", "pin_memory")
 
@@ -107,8 +107,9 @@ def add_differing_operations(
                 leaves_misfits=True,
                 **_traced(one.around for one in counterparts.values()),
             )
-        except UsageError:  # a module that cannot be traced: the suspects stay as they are
-            return localization
+        except Exception as error:  # of a model that refuses to be traced, which no suspect may be lost by
+            note = f"Operations of suspects were not traced: {type(error).__name__}: {error}."
+            return replace(localization, notes=(*localization.notes, note))
         ours = _Trace(stack.enter_context(open_archive(folder / "reference.h5")))
         theirs = _Trace(stack.enter_context(open_archive(folder / "target.h5")))
         suspects = [
@@ -121,10 +122,11 @@ def add_differing_operations(
 
 
 def _traced(sites: Iterable[str]) -> dict[str, Any]:
-    """Arguments of `capture` that record the operations of modules."""
+    """Arguments of `capture` that record the operations of modules, and what these return."""
     names = set(sites)
     globs = [] if ROOT_SITE in names else [glob.escape(name) for name in sorted(names)]
-    return {"level": "op", "ops_in": globs}
+    only = [f"{one}*" for one in globs]
+    return {"level": "op", "ops_in": globs, "only": only, "max_bytes": _MOST_BYTES}
 
 
 class _Counterpart(NamedTuple):
@@ -206,8 +208,9 @@ class _Values(NamedTuple):
 
     @classmethod
     def of(cls, values: Array) -> _Values:
-        """Measure an array."""
-        flat = values.astype(np.float64).ravel()
+        """Measure an array; complex numbers count as two each."""
+        parts = np.stack([values.real, values.imag]) if np.iscomplexobj(values) else values
+        flat = parts.astype(np.float64).ravel()
         finite = flat[np.isfinite(flat)]
         if not finite.size:
             return cls(flat.size, flat.size, 0.0, 0.0, 0.0, 0.0)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _python_dispatch as dispatching
 
 from tensorcap import localize
 from tensorcap.localization import DifferingOperations, Localization
@@ -240,3 +241,17 @@ def test_nothing_is_said_without_both_models(tmp_path: Path) -> None:
         assert [suspect.code for suspect in found.suspects] == [None]
         assert "code" not in found.to_json()["suspects"][0]
     assert localized(tmp_path, Port(made())).suspects == ()
+
+
+@pytest.mark.spec("LCL-603")
+def test_a_model_that_cannot_be_traced_keeps_its_suspects(tmp_path: Path) -> None:
+    def refusing(self: Norm, x: Tensor) -> Tensor:
+        if dispatching._get_current_dispatch_mode() is not None:
+            raise NotImplementedError("no tracing here")
+        return summed(self, x)
+
+    target = made()
+    replace_method(target, "blocks.1.norm.forward", refusing)
+    found = localized(tmp_path, target)
+    assert [(suspect.module, suspect.code) for suspect in found.suspects] == [("blocks.1.norm", None)]
+    assert "Operations of suspects were not traced: NotImplementedError: no tracing here." in found.notes
