@@ -61,8 +61,8 @@ def add_differing_operations(
 ) -> Localization:
     """Say of the first suspects in which operations their code differs from the target's.
 
-    1. The reference's model runs, and the target, of which what makes the same is given the reference's
-       arguments, but not the modules within it. The operations in both are recorded.
+    1. The reference's model runs, and for each suspect the target, of which what makes the same is given the
+       reference's arguments, but not the modules within it. The operations in both are recorded.
     2. A value is *held* by the other side if a value there has its number of elements, mean, root mean
        square, minimum and maximum, but for rounding. These do not tell an order of elements.
     3. Operations differ whose results the other side does not hold, and of which something is made that it
@@ -82,43 +82,53 @@ def add_differing_operations(
         return localization
     if not all(adapter_for(workload.model).has_operations for workload in (reference_model, target_model)):
         return localization
-    counterparts = {
-        suspect.module: _Counterpart.of(suspect.module, reference, target, compared)
-        for suspect in localization.suspects[:_LOOKED_AT]
-    }
-    if not counterparts:
+    suspects = list(localization.suspects)
+    if not suspects:
         return localization
     progress.stage("tracing the operations of suspects")
-    makers = [f"{one.maker}." for one in counterparts.values()]
-    within = [
-        record.key.text for record in target.records if record.key.site.startswith(tuple(makers))
-    ]  # arguments of modules within what makes the same
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-")))
         try:
-            capture_workload(reference_model, folder / "reference.h5", **_traced(counterparts.keys()))
-            inject(
-                reference,
-                target_model,
-                folder / "target.h5",
-                target=target,
-                mapping=mapping,
-                left=within,
-                leaves_misfits=True,
-                **_traced(one.around for one in counterparts.values()),
-            )
+            modules = [suspect.module for suspect in suspects[:_LOOKED_AT]]
+            capture_workload(reference_model, folder / "reference.h5", **_traced(modules))
+            ours = _Trace(stack.enter_context(open_archive(folder / "reference.h5")))
+            for at, module in enumerate(modules):
+                counterpart = _Counterpart.of(module, reference, target, compared)
+                path = folder / f"target{at}.h5"
+                _trace_target(target_model, path, counterpart, reference, target, mapping)
+                theirs = _Trace(stack.enter_context(open_archive(path)))
+                suspects[at] = replace(suspects[at], code=_differing(suspects[at], ours, theirs, counterpart))
         except Exception as error:  # of a model that refuses to be traced, which no suspect may be lost by
             note = f"Operations of suspects were not traced: {type(error).__name__}: {error}."
             return replace(localization, notes=(*localization.notes, note))
-        ours = _Trace(stack.enter_context(open_archive(folder / "reference.h5")))
-        theirs = _Trace(stack.enter_context(open_archive(folder / "target.h5")))
-        suspects = [
-            replace(suspect, code=_differing(suspect, ours, theirs, counterparts[suspect.module]))
-            if suspect.module in counterparts
-            else suspect
-            for suspect in localization.suspects
-        ]
     return replace(localization, suspects=tuple(suspects))
+
+
+def _trace_target(
+    workload: Workload,
+    path: Path,
+    counterpart: _Counterpart,
+    reference: Archive,
+    target: Archive,
+    mapping: MappingSource | Literal["none"] | None,
+) -> None:
+    """Run the target with the reference's arguments in what makes the same, which is not the model itself."""
+    options = _traced([counterpart.around])
+    if counterpart.maker == ROOT_SITE:
+        capture_workload(workload, path, **options)
+        return
+    within = f"{counterpart.maker}."
+    left = [record.key.text for record in target.records if record.key.site.startswith(within)]
+    inject(
+        reference,
+        workload,
+        path,
+        target=target,
+        mapping=mapping,
+        left=left,
+        leaves_misfits=True,
+        **options,
+    )
 
 
 def _traced(sites: Iterable[str]) -> dict[str, Any]:

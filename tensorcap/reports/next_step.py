@@ -67,6 +67,7 @@ class Sides:
         is_compiled: Whether the target is a program compiled from a graph.
         has_recipe: Whether the reference says how its run is repeated.
         target_recipe: How the target's model is named by what its archive says of its run, "" if unknown.
+        reference_recipe: The same of the reference's, where operations of both can be traced; else "".
     """
 
     reference: str
@@ -76,6 +77,7 @@ class Sides:
     is_compiled: bool = False
     has_recipe: bool = False
     target_recipe: str = ""
+    reference_recipe: str = ""
 
     def command(self, verb: str, *further: str) -> str:
         """A command of tcap on both sides, quoted for a shell."""
@@ -190,6 +192,14 @@ def after_suspects(
     if not by:
         return NextStep("which module is wrong", sides.command("localize"))
     if suspects and suspects[0]["is_own"]:
+        is_named = suspects[0]["diagnosis"] is not None or "code" in suspects[0]
+        known = sides.options or {}
+        is_traced = None not in (known.get("reference_model"), known.get("target_model"))
+        if sides.reference_recipe and sides.target_recipe and not (is_named or is_traced):
+            models = ("--reference-model", sides.reference_recipe, "--target-model", sides.target_recipe)
+            rest = {name: text for name, text in known.items() if not name.endswith("_model")}
+            command = replace(sides, options=rest).command("localize", *models)
+            return NextStep("which operations either side alone runs, with their lines", command)
         name = shortened(joined_modules(suspects[0]["modules"]))
         what = f"all that was tried on the values of {name}"
         return NextStep(what, sides.command("diagnose", suspects[0]["key"], "--all"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -70,6 +71,13 @@ def command(
     Of a target that is compiled from an exported graph (Core AI), and a reference captured as that graph
     (`--level export --coreai`), operations are accused in the place of modules.
 
+    Do both run here in PyTorch? Name both: the operations that one side alone runs on equal values are told,
+    with the lines of both sources:
+
+    \b
+        tcap localize ref.h5 tgt.h5 --reference-model model.py:reference \\
+            --target-model port.py:target
+
     Only the target's model at hand? Use --target-model: it is run on the reference's values (see
     `tcap inject`). TGT may be left out then, and the run options are the target's:
 
@@ -110,7 +118,7 @@ def localize_sides(
     """
     from tensorcap.localization import localize
     from tensorcap.reports.next_step import Sides
-    from tensorcap_formats.open import open_archive
+    from tensorcap_formats.open import open_archive, opened
 
     names = {name: options[name] for name in ("reference_model", "target_model", "compute_dtype")}
     model, target_model = options.pop("reference_model"), options.pop("target_model")
@@ -134,8 +142,14 @@ def localize_sides(
             compute_dtype=compute_dtype,
             progress=StageLines(),
         )
-        has_recipe = bool(trusted.info.workload.path)
-    return localization, note, Sides(reference, target or "", mapping or "", names, has_recipe=has_recipe)
+        recipe = trusted.info.workload.path
+        sides = Sides(reference, target or "", mapping or "", names, has_recipe=bool(recipe))
+        if target is not None:
+            with opened(target, reference=trusted) as tested:
+                if trusted.info.framework == tested.info.framework == "torch":
+                    other = tested.info.workload.path
+                    sides = replace(sides, reference_recipe=recipe, target_recipe=other)
+    return localization, note, sides
 
 
 def _make_replayed(
