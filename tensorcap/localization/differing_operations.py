@@ -132,11 +132,10 @@ def _trace_target(
 
 
 def _traced(sites: Iterable[str]) -> dict[str, Any]:
-    """Arguments of `capture` that record the operations of modules, and what these return."""
+    """Arguments of `capture` that record the operations of modules."""
     names = set(sites)
     globs = [] if ROOT_SITE in names else [glob.escape(name) for name in sorted(names)]
-    only = [f"{one}*" for one in globs]
-    return {"level": "op", "ops_in": globs, "only": only, "max_bytes": _MOST_BYTES}
+    return {"level": "op", "ops_in": globs, "max_bytes": _MOST_BYTES}
 
 
 class _Counterpart(NamedTuple):

@@ -153,6 +153,30 @@ def test_a_weight_of_another_layer_is_named(dynamo: bool, folder: Path, tmp_path
     assert comparison.divergence.module == "layers.1.up"
 
 
+@EXPORTERS
+@pytest.mark.spec("LCL-600")
+def test_operations_of_the_graph_are_named_where_code_differs(
+    dynamo: bool, folder: Path, tmp_path: Path
+) -> None:
+    net, ids = made("encoder")
+    net.act = nn.GELU(approximate="tanh")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(net, (ids,), tmp_path / "wrong.onnx", dynamo=dynamo, verbose=False)
+    archive = target(tmp_path / "wrong.onnx", "encoder")
+    right, _ = made("encoder")
+    found = tensorcap.localize(
+        folder / "encoder.h5",
+        archive,
+        reference_model=tensorcap.Workload(right, (ids,)),
+        target_model=tensorcap.Workload(tensorcap.OnnxModel(tmp_path / "wrong.onnx"), (ids.numpy(),)),
+    )
+    code = found.suspects[0].code
+    assert code is not None
+    assert [place.op for place in code.reference][:1] == ["aten.gelu"]
+    assert "Gelu(approximate='tanh')" in [place.op for place in code.target]
+
+
 @pytest.mark.spec("ONX-3")
 def test_repeated_nodes_of_torch_export_are_calls(tmp_path: Path) -> None:
     scope = {"pkg.torch.onnx.name_scopes": "['', 'fc', 'linear']"}

@@ -26,6 +26,7 @@ class OnnxAdapter(Adapter):
     """Sites are the modules of the source model, as far as names in the graph tell them."""
 
     title: ClassVar[str] = "ONNX Runtime"
+    has_operations = True
     settings: ClassVar[tuple[str, ...]] = ("inputs", *_OF_MODEL)
 
     def list_sites(self, model: Any, *, eager: bool = False) -> list[Site]:
