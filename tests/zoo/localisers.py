@@ -146,7 +146,9 @@ def _suspects(found: Localization) -> Sequence[Suspect]:
     suspects = []
     for suspect in found.suspects:
         kind = zoo_kind(suspect.diagnosis.kind) if suspect.diagnosis else None
-        texts = [one.text for one in (suspect.diagnosis, suspect.code) if one is not None]
+        texts = [suspect.diagnosis.text] if suspect.diagnosis else []
+        if suspect.code is not None:  # without names of files, which may name a mistake
+            texts += [place.op for place in (*suspect.code.reference, *suspect.code.target)]
         suspects.append(Suspect(suspect.module, kind, "; ".join(texts)))
     return suspects
 

@@ -71,8 +71,8 @@ def command(
     Of a target that is compiled from an exported graph (Core AI), and a reference captured as that graph
     (`--level export --coreai`), operations are accused in the place of modules.
 
-    Do both run here, in PyTorch or as an ONNX graph? Name both: the operations that one side alone runs on equal values are told,
-    with the lines of both sources:
+    Do both run here, in PyTorch or as an ONNX graph? Name both: the operations that one side alone runs on
+    equal values are told, with the lines of both sources:
 
     \b
         tcap localize ref.h5 tgt.h5 --reference-model model.py:reference \\
