@@ -360,7 +360,7 @@ class _Agreement:
             if taker.is_compared
         ]
         is_handed_on = all(t.target is not None and t.target.digest == tested.digest for t in further)
-        if not further or not is_handed_on or not all(taker.is_green for taker in further):
+        if not further or not is_handed_on or not all(taker.is_equal for taker in further):
             return ""
         names = dict.fromkeys(result.reference.key.site for result in results if result.reference)
         return (
@@ -376,19 +376,20 @@ class _Agreement:
         record, tested = pair.reference, pair.target
         if record is None or tested is None or record.key.site != ROOT_SITE or not is_result(record.key):
             return ""
-        ours, theirs = self._equal_and_agreeing(record), self._agreeing_in_target.get(contents_of(tested))
+        ours = [other for other in self._equal_and_agreeing(record) if other.is_equal]
+        theirs = self._equal_in_target.get(contents_of(tested))
         if not (ours and theirs and self._has_digests):
             return ""
         return f"the reference returns {ours[0].key} there, the target what {theirs} holds, and both agree"
 
     @cached_property
-    def _agreeing_in_target(self) -> dict[tuple[object, ...], str]:
-        """Keys of pairs that agree by what their record of the target holds."""
-        agreeing: dict[tuple[object, ...], str] = {}
+    def _equal_in_target(self) -> dict[tuple[object, ...], str]:
+        """Keys of pairs that are equal by what their record of the target holds."""
+        equal: dict[tuple[object, ...], str] = {}
         for pair in self._pairs if self._target.trusts_digests else ():
-            if pair.target is not None and pair.is_green and is_telling(pair.target):
-                agreeing.setdefault(contents_of(pair.target), pair.key)
-        return agreeing
+            if pair.target is not None and pair.is_equal and is_telling(pair.target):
+                equal.setdefault(contents_of(pair.target), pair.key)
+        return equal
 
     def _takers_of(self, pair: Pair) -> Sequence[Pair]:
         """Arguments that hold a tensor: itself, if it is one."""
@@ -435,7 +436,7 @@ class _Agreement:
         return agreeing
 
     def _equal_and_agreeing(self, record: Record) -> list[Pair]:
-        """Pairs whose record of the reference holds the same, and that agree."""
+        """Pairs whose record of the reference holds the same, and that are green."""
         is_known = self._has_digests and is_telling(record)
         return self._agreeing.get(contents_of(record), []) if is_known else []
 
@@ -446,6 +447,8 @@ class _Agreement:
             return ""
         for other in self._equal_and_agreeing(record):
             if other.reference is None or other.target is None or not other.target.digest:
+                continue
+            if not other.is_equal:
                 continue
             if other.reference.order > record.order and other.target.digest != tested.digest:
                 return other.key
@@ -639,11 +642,17 @@ def _is_spare(pair: Pair) -> bool:
 
 
 def _agree(results: Sequence[Pair]) -> bool:
-    """Whether there are results, and all are green."""
+    """Whether there are results, and nothing is wrong with any.
+
+    That is enough to say why the target lacks something. Of what differs it is not, since tokens that chose
+    other experts are excused: that takes a much smaller error, which is of all tokens, or a result that is
+    equal.
+    """
     return bool(results) and all(map(_agrees, results))
 
 
 def _agrees(pair: Pair) -> bool:
+    """Whether nothing is wrong with a result, or what is is explained."""
     return pair.is_green or pair.status == "explained"
 
 

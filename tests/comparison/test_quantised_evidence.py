@@ -35,7 +35,7 @@ def statuses(comparison: Comparison) -> dict[str, str]:
 def test_a_result_that_is_lost_does_not_widen_its_own_limit(
     make_archive: MakeArchive, factor: float, expected: str
 ) -> None:
-    """Of an activation, which rounds its result to whole steps: an error of 0.02 / sqrt(12) of an RMS of 1."""
+    """Of an activation, which rounds to whole steps: an error of 0.02 / sqrt(12) of an RMS of 1."""
     x, y = (RNG.normal(size=(64, 32)).astype(np.float32) for _ in range(2))
 
     def archive(result: Any, **settings: Any) -> Any:
