@@ -70,7 +70,7 @@ def exchanged_operations(
     2. Two such regions stand in one another's place if they take the same tensors, recorded parameters among
        them, by the pairs, and if what takes their results is a pair, too: an operation behind them, or the
        result of their module, which has their bytes.
-    3. It is told if all that they take is green and a result is not. What computes the same in other
+    3. It is told if all that they take is equal and a result is not green. What computes the same in other
        operations is none.
     4. The same exchange in further modules is named with the first, also behind it, where inputs differ.
 
@@ -215,8 +215,8 @@ def _described(node: Node) -> str:
 
 
 def _first_wrong(ours: _Region, theirs: _Region, pairs: Mapping[str, Pair]) -> str:
-    """The first result that is not green, of what is green; "" if there is none."""
-    if not ours.inputs or not all(pairs[name].is_green for name in ours.inputs):
+    """The first result that is not green, of what is equal; "" if there is none."""
+    if not ours.inputs or not all(pairs[name].is_equal for name in ours.inputs):
         return ""
     wrong = [pairs[key] for key in ours.results & theirs.results if key in pairs]
     wrong = [pair for pair in wrong if pair.is_required and not pair.is_green and pair.reference is not None]

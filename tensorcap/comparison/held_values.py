@@ -148,7 +148,7 @@ class _Search:
         return _Held(candidate, error, is_later, text)
 
     def is_agreed_after(self, pair: Pair, holders: dict[str, _Held]) -> bool:
-        """Whether there are nodes computed from a pair's with compared values, and all of them agree."""
+        """Whether there are nodes computed from a pair's with compared values, and all of them are equal."""
         assert pair.reference is not None
         place = pair.reference.key.where
 
@@ -157,7 +157,7 @@ class _Search:
 
         users = self.flow.nearest_users(place, is_known)
         compared = [p for user in users for p in self.flow.pairs(user) if p.is_compared]
-        return bool(compared) and all(p.is_green for p in compared)
+        return bool(compared) and all(p.is_equal for p in compared)
 
     def _candidates(self, place: str) -> Iterator[str]:
         """Nodes near one: those computed from it and those it is computed from, the nearest first; others."""

@@ -36,7 +36,7 @@ from tensorcap.comparison.routing import (
     shuffled_calls,
 )
 from tensorcap.comparison.thresholds import KeyThresholds, Thresholds
-from tensorcap.metrics import LogitDifference, is_routing, logit_metrics, shared_vocabulary
+from tensorcap.metrics import Difference, LogitDifference, is_routing, logit_metrics, shared_vocabulary
 from tensorcap.runs import Calls, calls_of, is_inner, ops_of
 from tensorcap_formats.archive import Archive
 
@@ -163,10 +163,18 @@ class PolicyJudge:
         differences = [pair.difference for pair in pairs]
         pairs, context, flips = self._without_moved_rows([self._without_padding(pair) for pair in pairs])
         findings, gain_log = self._run_tests(context), context.gain_log
+        after_flips = context.after_flips
         del context  # whose tables are as large as all pairs
         judged = [
-            self._decided(pair, without_estimates(findings.pop(pair.key))) if pair.key in findings else pair
-            for pair in pairs
+            self._decided(
+                pair,
+                without_estimates(findings.pop(pair.key)),
+                is_excused=after_flips.reaches(pair.reference)
+                and not self._is_right_in_all(pair, difference),
+            )
+            if pair.key in findings
+            else pair
+            for pair, difference in zip(pairs, differences, strict=True)
         ]
         summary = summarize_runs(
             self.reference,
@@ -232,9 +240,21 @@ class PolicyJudge:
                     findings[key] = (*findings.get(key, ()), finding)
         return findings
 
-    def _decided(self, pair: Pair, findings: Sequence[Finding]) -> Pair:
+    def _is_right_in_all(self, pair: Pair, difference: Difference | None) -> bool:
+        """Whether the error of all elements is green, whatever was left out of the pair."""
+        error = None if difference is None else difference.relative_frobenius
+        if pair.reference is None or difference is None or error is None:
+            return True
+        if not pair.is_inexact:  # choices
+            return not difference.unequal
+        depth, precision = self._calls.depth(pair.reference), self._precision(pair)
+        total = judge_total_error(error, depth, precision, elements=pair.elements)
+        return total.status == "within-rounding"
+
+    def _decided(self, pair: Pair, findings: Sequence[Finding], *, is_excused: bool) -> Pair:
         """Decide a pair by its findings, with limits of a calibration in place of the policy's (POL-72)."""
-        pair = decide(pair, Decision.of_findings("policy", findings, pair.reason))
+        policy = Decision.of_findings("policy", findings, pair.reason, is_excused=is_excused)
+        pair = decide(pair, policy)
         if self.calibration is None or pair.difference is None:
             return pair
         calibrated = self.calibration.judge(pair, self._calls, LogitMeasure(self.reference, self.target))
@@ -242,7 +262,10 @@ class PolicyJudge:
             return pair
         replaced = _replaced_by(calibrated)
         kept = [finding for finding in findings if finding.test not in replaced]
-        return decide(pair, Decision.of_findings("calibration", [*kept, *calibrated], pair.reason))
+        calibration = Decision.of_findings(
+            "calibration", [*kept, *calibrated], pair.reason, is_excused=is_excused
+        )
+        return decide(pair, calibration)
 
     def _without_moved(self, pair: Pair, moved: Collection[str], after_flips: StepsAfterFlips) -> Pair:
         """Exclude the pair if it is of an op whose rows are others since experts flipped (POL-27)."""

@@ -205,7 +205,7 @@ class OperationPoints:
         return {**own, "metrics": metrics, "peak": peak, "band": shade}
 
     def _is_source(self, site: str) -> bool:
-        """Whether all nodes with compared values that a node is computed from agree (SYN-20)."""
+        """Whether all nodes with compared values that a node is computed from are equal (SYN-21)."""
         node = self._known.get(site)
         if node is None:
             return False
@@ -215,7 +215,7 @@ class OperationPoints:
 
         inputs = self.flow.nearest_inputs(node.where, has_values)
         compared = [p for place in inputs for p in self.flow.pairs(place) if p.is_compared]
-        return all(p.is_green or p.status in ("explained", "excluded") for p in compared)
+        return all(p.is_equal or p.status in ("explained", "excluded") for p in compared)
 
 
 def _run_of(archive: Archive) -> Archive:

@@ -106,17 +106,21 @@ class Decision:
         status: The status that the pair gets; None if the stage leaves the status as it is.
         reason: Why, if it is not plain from the status; else "".
         findings: The results of tests that led to it.
+        is_excused: See `Pair`.
     """
 
     stage: Stage
     status: Status | None
     reason: str = ""
     findings: tuple[Finding, ...] = ()
+    is_excused: bool = False
 
     @classmethod
-    def of_findings(cls, stage: Stage, findings: Sequence[Finding], reason: str = "") -> Decision:
+    def of_findings(
+        cls, stage: Stage, findings: Sequence[Finding], reason: str = "", *, is_excused: bool = False
+    ) -> Decision:
         """Make the worst of some findings, of which there is one at least, the status."""
-        return cls(stage, worst_status(findings), reason, tuple(findings))
+        return cls(stage, worst_status(findings), reason, tuple(findings), is_excused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +176,8 @@ class Pair:
         is_optional: Whether it may be missing, since `--require` names others.
         origin: Where a mapping takes the target's side from; None if no mapping was used.
         history: The decision of each stage, in order; saved results lack it.
+        is_excused: Whether tokens that may have chosen other experts are left out of what makes it green, as
+            its whole error is not; saved results lack it.
     """
 
     key: str
@@ -185,6 +191,7 @@ class Pair:
     is_optional: bool = False
     origin: Origin | None = None
     history: tuple[Decision, ...] = field(default=(), compare=False, repr=False)
+    is_excused: bool = field(default=False, compare=False)
 
     def with_difference(self, difference: Difference | None) -> Pair:
         """Return the pair with other errors."""
@@ -200,6 +207,7 @@ class Pair:
             self.is_optional,
             self.origin,
             self.history,
+            self.is_excused,
         )
 
     @property
@@ -220,8 +228,18 @@ class Pair:
 
     @property
     def is_green(self) -> bool:
-        """Whether it is identical, a match, or within rounding."""
+        """Whether it is identical, a match, or within rounding: nothing is wrong with it.
+
+        That is all that a rule may conclude which asks whether anything is wrong, as with what the target
+        lacks. A rule that excuses or accuses one tensor because another one holds the same has to ask for
+        `is_equal`.
+        """
         return self.status in GREEN
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether it is green by all of its elements, whatever experts tokens chose."""
+        return self.is_green and not self.is_excused
 
     @property
     def row_error(self) -> float | None:
@@ -252,8 +270,9 @@ def decide(pair: Pair, decision: Decision) -> Pair:
     A decision with a status replaces status, reason and findings; every decision is kept in the history.
     """
     status, reason, findings = decision.status, decision.reason, decision.findings
+    is_excused = decision.is_excused
     if status is None:
-        status, reason, findings = pair.status, pair.reason, pair.findings
+        status, reason, findings, is_excused = pair.status, pair.reason, pair.findings, pair.is_excused
     return Pair(  # by the thousand, and `replace` takes three times as long
         pair.key,
         status,
@@ -266,4 +285,5 @@ def decide(pair: Pair, decision: Decision) -> Pair:
         pair.is_optional,
         pair.origin,
         (*pair.history, decision),
+        is_excused,
     )

@@ -137,6 +137,10 @@ class StepsAfterFlips:
         for rank, step in self._in_step:
             self._first_steps[rank] = min(self._first_steps.get(rank, step), step)
 
+    def reaches(self, record: Record | None) -> bool:
+        """Whether a record may hold what other experts made: after they flipped, or in a later step."""
+        return record is not None and (self.is_in_step(record) or self.is_in_later_step(record))
+
     def is_in_step(self, record: Record) -> bool:
         """Whether a record was computed after experts flipped, in the same step."""
         return _is_after(record, self._in_step)

@@ -288,7 +288,7 @@ class ErrorOrigins:
         at = next((at for at, other in enumerate(differing) if other.key == pair.key), len(differing))
         for other in differing[at + 1 : at + 1 + _NEXT] if len(modules) > 1 else ():
             gap = self.gap(other)
-            if all(operand.is_green for operand in gap.operands.values()):
+            if all(operand.is_equal for operand in gap.operands.values()):
                 modules = {site: None for site in modules if site in gap.modules} or modules
         site = _common(list(modules))
         while site and site != ROOT_SITE and site not in self._sites:
@@ -346,7 +346,7 @@ class ErrorOrigins:
         return bool(floats) and all(self._known(record) is not None for record in floats)
 
     def _is_proven(self, record: Record, scope: Call) -> bool:
-        """Whether a tensor that is not known is given to calls whose results are known, and agree."""
+        """Whether a tensor that is not known is given to calls whose results are known, and equal."""
         if self._known(record) is not None:
             return False
         calls = [
@@ -355,7 +355,7 @@ class ErrorOrigins:
             if r.order > record.order and r in self._call_of[r.key.text].inputs
         ]
         pairs = [self._known(r) for call in calls for r in call.outputs]
-        return bool(pairs) and all(pair is not None and pair.is_green for pair in pairs)
+        return bool(pairs) and all(pair is not None and pair.is_equal for pair in pairs)
 
     def _pair_known(self, record: Record) -> Pair | None:
         """The pair of a record itself if it was compared, and does not differ without leading to anything."""

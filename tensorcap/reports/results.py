@@ -47,6 +47,7 @@ from tensorcap_formats.keys import Key, module_of, module_path
 from tensorcap_formats.output_path import publish_text
 from tensorcap_formats.records import Record
 
+_NOT_KEPT: Final = ("history", "is_excused")  # of pairs: what stages of a comparison tell each other
 VERSION: Final = 1
 RESULT_BEGINNING: Final = '{"format":"tensorcap-comparison"'
 _HINTS: Final = get_type_hints(Comparison)
@@ -321,8 +322,8 @@ def _finding(members: Mapping[str, Any]) -> Finding:
 
 
 def _members(kind: type[RunSummary | Pair], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """All members, since none may lack (RES-4), even if the dataclass has a default; no history is kept."""
-    return {field.name: entry[field.name] for field in fields(kind) if field.name != "history"}
+    """All members, since none may lack (RES-4), even if the dataclass has a default, but those not kept."""
+    return {field.name: entry[field.name] for field in fields(kind) if field.name not in _NOT_KEPT}
 
 
 def _calibration(document: Mapping[str, Any]) -> Calibration:

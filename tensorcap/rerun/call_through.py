@@ -24,7 +24,8 @@ class CallThrough:
     def __init__(self, outer: Rerun, inner: Mapping[str, Rerun]) -> None:
         self.outer, self.inner = outer, inner
         self._first = next(iter(inner.values()))
-        self._natural: dict[str, Array] = {}  # what the inner calls make without a mutation
+        self._made: dict[str, Array] = {}  # what the inner calls make without a mutation
+        self._result: Array | None = None  # what the outer one makes of that
         self._left = MOST_CALLS
 
     @property
@@ -82,22 +83,33 @@ class CallThrough:
 
         None if that is what they make without it, and beyond the most calls.
         """
+        return self._run(mutation, needs_change=True)
+
+    def _run(self, mutation: CallMutation, *, needs_change: bool) -> Array | None:
+        """Make the calls; without a change what they make without a mutation, if that is not needed.
+
+        Of several inner calls that are calls through others, a mutation may change what one alone makes.
+        """
         is_natural = mutation == CallMutation()
         self._left -= 1
         if self._left < 0:
             return None
-        made: dict[str, Replaced] = {}
+        made: dict[str, Array] = {}
         for name, call in self.inner.items():
-            values = call.run(mutation)
+            if isinstance(call, CallThrough):
+                values = call._run(mutation, needs_change=False)
+            else:
+                values = call.run(mutation)
             if values is None:
                 return None
-            made[name] = Replaced(values)
-        values_by_name = {name: one.values for name, one in made.items()}
+            made[name] = values
+        is_changed = not all(_is_same(value, self._made.get(name)) for name, value in made.items())
+        if not is_natural and not is_changed:
+            return None if needs_change else self._result
+        result = self.outer.run(CallMutation(arguments={name: Replaced(made[name]) for name in made}))
         if is_natural:
-            self._natural = values_by_name
-        elif all(_is_same(value, self._natural.get(name)) for name, value in values_by_name.items()):
-            return None
-        return self.outer.run(CallMutation(arguments=made))
+            self._made, self._result = made, result
+        return result
 
 
 def _is_same(values: Array, others: Array | None) -> bool:
