@@ -18,7 +18,16 @@ import numpy as np
 from tensorcap.comparison.pair import Decision, Finding, Pair, Status, decide
 from tensorcap.comparison.thresholds import Thresholds
 from tensorcap.metrics import Tolerance
-from tensorcap.runs import is_inner, is_parameter, is_result
+from tensorcap.runs import (
+    Call,
+    Contents,
+    calls_of,
+    contents_of,
+    is_inner,
+    is_parameter,
+    is_result,
+    is_telling,
+)
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.errors import ReadError
@@ -298,7 +307,8 @@ def judge_pass_through(
             findings = (finding, *pair.findings)
             broken[pair.key] = decide(pair, Decision("pass-through", "diverged", pair.reason, findings))
         same.append(pair)
-    return [broken.get(pair.key, pair) for pair in pairs] if broken else list(pairs)
+    again = _computed_again(reference) if broken else ()
+    return [pair if pair.key in again else broken.get(pair.key, pair) for pair in pairs]
 
 
 def _in_order(reference: Archive, pairs: Sequence[Pair]) -> list[tuple[Pair, Record]]:
@@ -325,6 +335,29 @@ def _is_unique(reference: Archive, record: Record) -> bool:
         and s.minimum != s.maximum
         and not (s.maximum == 0 and s.minimum <= _MASKED)
     )
+
+
+def _computed_again(reference: Archive) -> frozenset[str]:
+    """Key texts of what calls make that are given what an earlier call of the step was given.
+
+    It is equal because the same was computed twice, and need not be where that is done another way each time,
+    as of a tensor with gaps and of one without; what such a call hands on is no result of that.
+    """
+    earlier: dict[tuple[Contents, ...], Call] = {}
+    again: set[str] = set()
+    calls = calls_of(reference)
+    for call in calls.calls:
+        given = tuple(contents_of(record) for record in call.inputs if record.dtype.is_inexact)
+        if not given or not any(map(is_telling, call.inputs)):
+            continue
+        first = earlier.setdefault(given, call)
+        made = {contents_of(record) for record in call.outputs if is_telling(record)} - set(given)
+        if first is call or not made & {contents_of(record) for record in first.outputs}:
+            continue
+        for one in (call, *calls.within(call)):
+            records = (*one.outputs, *(one.inputs if one is not call else ()))
+            again |= {record.key.text for record in records if contents_of(record) not in given}
+    return frozenset(again)
 
 
 def _is_repeated(

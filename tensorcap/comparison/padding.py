@@ -14,7 +14,7 @@ import numpy as np
 
 from tensorcap.comparison.exact import attends
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
-from tensorcap.runs import is_state
+from tensorcap.runs import calls_of, is_state
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import ROOT_SITE
@@ -30,6 +30,7 @@ _PADDINGS: Final[Mapping[str, tuple[str, ...]]] = {  # masks that name what is l
     "input.tgt_key_padding_mask": ("input.tgt",),
 }
 _OF_ATTENTION: Final = "input.attention_mask"  # of a module: which query sees which key
+_LEAST_ROW: Final = 64  # elements, if a token has as many
 _MOST_MASKS: Final = 8  # of modules, each other values, that are read in a step
 _LEFT_OUT: Final = "NaN and infinities differ only where the attention mask leaves out"
 _Place = tuple[int, int]  # rank and step
@@ -42,11 +43,21 @@ class _Mask(NamedTuple):
         kept: By sequence and token, of all tokens so far.
         new: How many of them are of this step.
         is_of_queries: Whether only what tokens see is known, not by whom they are seen.
+        site: The module that it was given to, and counts within; `@root` for all.
+        results: Digests of that module's results, which others are given.
     """
 
     kept: Array
     new: int
     is_of_queries: bool = False
+    site: str = ROOT_SITE
+    results: frozenset[str] = frozenset()
+
+    def counts_for(self, record: Record) -> bool:
+        """Whether a tensor is of the module that the mask was given to, or what that has made."""
+        site = record.key.site
+        is_within = self.site in (site, ROOT_SITE) or site.startswith(f"{self.site}.")
+        return is_within or (record.digest != "" and record.digest in self.results)
 
 
 class Padding:
@@ -75,6 +86,7 @@ class Padding:
                     self._masks.setdefault((key.rank, key.step), []).append(_Mask(kept, shape[1]))
                     break
         self._add_rows_that_see_nothing()
+        self._add_tokens_of_modules()
 
     def without(self, pair: Pair) -> Pair:
         """Return the pair with the row metrics of tokens that are no padding, if it has any and differs.
@@ -97,8 +109,10 @@ class Padding:
             for archive, side in zip(self._archives, (record, pair.target), strict=True)
         )
         kept = np.broadcast_to(valid.reshape(valid.shape + (1,) * (ours.ndim - valid.ndim)), ours.shape)
-        columns = ours.shape[-1]
+        columns = _row_length(ours.shape[valid.ndim :])
         rows = kept.reshape(-1, columns).all(axis=1)
+        if self._is_masked_by_module(record):  # zeros are what the mask has made of padding
+            rows |= ~ours.reshape(-1, columns).any(axis=1)
         x, y = (a.reshape(-1, columns)[rows] for a in (ours, theirs))
         is_equal = (x == y) | (np.isnan(x) & np.isnan(y))
         with np.errstate(invalid="ignore"):
@@ -165,11 +179,52 @@ class Padding:
             if kept.size and not kept.all():
                 self._masks[place] = [_Mask(kept, kept.shape[1], is_of_queries=True)]
 
+    def _add_tokens_of_modules(self) -> None:
+        """Leave out tokens by masks of two axes that both runs gave to a module, such as an encoder's.
+
+        Not where two of its arguments have as many tokens, of which one is an encoder's: the mask may be of
+        either.
+        """
+        masks: dict[_Place, list[_Mask]] = {}
+        read: dict[tuple[_Place, str], Array | None] = {}
+        for call in calls_of(self._archives[0]).calls:
+            for record in call.inputs:
+                place = record.key.rank, record.key.step
+                is_mask = record.key.slot.rpartition(".")[2].endswith("attention_mask")
+                if call.site == ROOT_SITE or not is_mask or len(record.shape) != 2:
+                    continue
+                if not record.digest or len(read) >= _MOST_MASKS:
+                    continue
+                around = [mask for mask in masks.get(place, ()) if mask.counts_for(record)]
+                kept = read.setdefault((place, record.digest), self._tokens(record))
+                if kept is None or kept.all() or any(np.array_equal(kept, mask.kept) for mask in around):
+                    continue
+                owners = {
+                    other.key.slot.partition(".")[2].startswith("encoder_")
+                    for other in call.inputs
+                    if other.shape[:2] == record.shape and other.dtype.is_inexact
+                }
+                if len(owners) == 1:
+                    results = frozenset(one.digest for one in call.outputs if one.digest)
+                    masks.setdefault(place, []).append(
+                        _Mask(kept, record.shape[1], site=call.site, results=results)
+                    )
+        for place, found in masks.items():
+            self._masks.setdefault(place, []).extend(found)
+
+    def _is_masked_by_module(self, record: Record) -> bool:
+        """Whether no mask but those of modules within the model says what counts of a tensor."""
+        masks = self._masks.get((record.key.rank, record.key.step), ())
+        return all(mask.site != ROOT_SITE for mask in masks if mask.counts_for(record))
+
     def _valid_of(self, record: Record) -> Array | None:
         """Return which rows of a tensor are of tokens that count, by leading axes; None if it has none."""
         candidates: list[Array] = []
         shape = record.shape
-        for mask, new, is_of_queries in self._masks.get((record.key.rank, record.key.step), ()):
+        for entry in self._masks.get((record.key.rank, record.key.step), ()):
+            if not entry.counts_for(record):
+                continue
+            mask, new, is_of_queries = entry.kept, entry.new, entry.is_of_queries
             rows, tokens = mask.shape
             valid = mask[:, tokens - new :]
             if is_state(record.key):
@@ -184,6 +239,16 @@ class Padding:
                 candidates.append(valid.reshape(-1))
         is_sure = candidates and all(np.array_equal(candidates[0], other) for other in candidates)
         return candidates[0] if is_sure else None
+
+
+def _row_length(shape: tuple[int, ...]) -> int:
+    """How many elements a row of a token has: those of its last axes that make a row (MET-10)."""
+    length = 1
+    for count in reversed(shape):
+        length *= count
+        if length >= _LEAST_ROW:
+            break
+    return length
 
 
 def _for_heads(valid: Array, heads: int) -> Array:

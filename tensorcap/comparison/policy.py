@@ -52,6 +52,7 @@ _PHRASES: Final[Mapping[str, str]] = {
     "outlier_element": "outlier",
     "growth": "row error",
     "input_dependence": "share explained by the input",
+    "angles": "errors over those of rounded angles",
     "wide_error": "row error",
     "integers": "other whole numbers",
     "parameter": "other parameters",
@@ -175,6 +176,9 @@ class Policy:
         outlier_spread: The same: how many times the median the worst rows may be and still count as usual.
         least_row: The same: the least size of a row, in units of the usual one of its tensor.
         envelope: Test `growth`: `e0 * rho * sqrt(e1 + e2 * n)` at block n.
+        angle: Test `angles`: `u * (a + b * angle)` is the largest error of a sine and cosine together: one
+            rounding of each, nine of an angle whose frequency is the exponential of a rounded number of up
+            to 9.2, the logarithm of 10,000, and seven of positions, quotients and products.
         few: How many standard deviations of a ratio of two RMS over `n` elements, `1 / sqrt(n)`, limits of
             such ratios are widened by.
         rough: Factor on the limits of `growth` and of float32 runs, of places within a module's code and of
@@ -216,6 +220,7 @@ class Policy:
     outlier_spread: float = 5.0
     least_row: float = 0.1
     envelope: tuple[float, float, float] = (2.0, 4.0, 30.0)
+    angle: tuple[float, float] = (2.0, 16.0)
     few: float = 3.0
     rough: float = 3.0
     leaf_own: Limits = Limits(2.5, 3.5)

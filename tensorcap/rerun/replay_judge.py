@@ -197,8 +197,8 @@ class ReplayJudge:
         if pair.key in self._layers.results:
             own = list(without_estimates([*own, self._layers.results[pair.key].finding]))
         is_precise = ratio is not None and ratio < POLICY.twin_precise
-        has_parameters = self._calls.has_parameters(reference.key.site)
-        if not (is_precise and (self._is_forward or has_parameters)):
+        has_own_tensors = self._calls.has_own_tensors(reference.key.site)
+        if not (is_precise and (self._is_forward or has_own_tensors)):
             own += self._judge_bits(pair)
         return worst_status(own), tuple(own)
 
@@ -287,7 +287,7 @@ class ReplayJudge:
         twin_record = twin.get(key.text)
         if twin_record.dtype != target.dtype or twin_record.shape != target.shape:
             return []
-        is_plain = not self._is_forward and not self._calls.has_parameters(key.site)
+        is_plain = not self._is_forward and not self._calls.has_own_tensors(key.site)
         elements = twin_record.size
         far, unlike_twin = shares_off(
             self._runs.exact.load(reference).astype(np.float64),

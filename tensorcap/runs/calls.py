@@ -109,9 +109,10 @@ class Calls:
         module = self._modules.get(module_of(site))
         return module.short_class if module else ""
 
-    def has_parameters(self, site: str) -> bool:
-        """Whether a module is known to have parameters of its own."""
-        return site in self._modules and bool(self._modules[site].parameters)
+    def has_own_tensors(self, site: str) -> bool:
+        """Whether a module is known to have parameters or buffers of its own, as a norm with frozen ones."""
+        module = self._modules.get(site)
+        return module is not None and bool(module.parameters or module.buffers)
 
     def is_leaf(self, site: str) -> bool:
         """Whether no module below the site was called."""

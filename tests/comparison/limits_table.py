@@ -34,6 +34,12 @@ def limits_table() -> str:
             POLICY.code_gain,
         ),
         _words("outlier_element", "any pair", f"κ ≤ {POLICY.outlier:g} times the usual row error", "–"),
+        _words(
+            "angles",
+            "a table of sines and cosines",
+            "off by ≤ u({:g} + {:g}θ) of an angle θ".format(*POLICY.angle),
+            "–",
+        ),
         _words("range", "any floating pair", "no value beyond the range", "–"),
         _words("growth", "any pair", f"ε ≤ {e0:g}ρ√({e1:g} + {e2:g}n) at depth n", "more", "never"),
         _words(

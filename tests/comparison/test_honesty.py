@@ -286,6 +286,38 @@ def test_what_cannot_be_told_is_no_broken_echo(make_archive: Any, target: dict[s
 
 
 @pytest.mark.spec("CMP-19")
+@pytest.mark.parametrize("is_again", [True, False], ids=["of-the-same-argument", "of-another-one"])
+def test_what_is_computed_twice_is_not_handed_on(make_archive: Any, *, is_again: bool) -> None:
+    given, inner, made = (np.random.default_rng(n).standard_normal(32).astype(np.float32) for n in range(3))
+    other = given if is_again else given + 1
+    close = np.float32(1.001), np.float32(1.002)
+
+    def archive(first: Any, second: Any) -> Any:
+        return make_archive(
+            {
+                "0/head/input.x": given,
+                "0/head.proj/input.x": inner * first,
+                "0/head.proj/output": made * first,
+                "0/head/output": made * first,
+                "0/again/input.x": other,
+                "0/again.proj/input.x": inner * second,
+                "0/again.proj/output": made * second,
+                "0/again/output": made * second,
+                "0/after/input.x": made * first,
+            }
+        )
+
+    reference = archive(np.float32(1), np.float32(1))
+    broken = {key for key, _ in echoes(reference, archive(*close))}
+    assert broken == (set() if is_again else {"0/again.proj/input.x"})  # of which the others are made
+    handed = archive(*close)
+    wrong = make_archive(
+        {**{r.key.text: handed.load(r) for r in handed.records}, "0/after/input.x": made * 2}
+    )
+    assert "0/after/input.x" in {key for key, _ in echoes(reference, wrong)}
+
+
+@pytest.mark.spec("CMP-19")
 def test_an_unreadable_echo_is_left_to_its_pair(make_archive: Any) -> None:
     broken = make_archive(block(X, X * np.float32(1.001), X), digests=False, unreadable="0/a.proj/output")
     found = compare(make_archive(block(X, X, X)), broken, compute_dtype="bfloat16")

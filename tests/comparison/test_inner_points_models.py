@@ -170,7 +170,7 @@ class Feed(nn.Module):
         super().__init__()
         self.up, self.act, self.down = nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.down(self.act(self.up(x)).square())
 
 
@@ -181,7 +181,7 @@ class InlineFeed(nn.Module):
         super().__init__()
         self.grow, self.shrink = feed.up, feed.down
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         return self.shrink(torch.relu(self.grow(x)).square())
 
 

@@ -116,6 +116,86 @@ def test_masks_that_differ_leave_nothing_out(make_archive: MakeArchive) -> None:
     assert pairs[key] == "diverged"
 
 
+OF_MODULE = "0/encoder/input.attention_mask"
+
+
+def given_to_module(*, masked: bool = True, also: str = "") -> dict[str, Array]:
+    mask = np.ones((ROWS, TOKENS), bool)
+    mask[1, :PADDED] = not masked
+    return {
+        "0/@root/input.pixels": tensor(ROWS, 3, WIDTH),
+        "0/encoder/input.x": BY_TOKEN,
+        OF_MODULE: mask,
+        "0/encoder/output": tensor(ROWS, TOKENS, WIDTH, seed=1),
+        **({also: tensor(ROWS, TOKENS, WIDTH, seed=2)} if also else {}),
+    }
+
+
+@pytest.mark.spec("POL-301")
+@pytest.mark.parametrize(
+    ("key", "is_known"),
+    [
+        pytest.param("0/encoder.layers.0/output", True, id="within"),
+        pytest.param("0/encoder/input.positions", True, id="given-beside"),
+        pytest.param("0/decoder.layers.0/output", False, id="elsewhere"),
+        pytest.param("0/encoders/output", False, id="of-another-name"),
+    ],
+)
+def test_a_mask_that_a_module_is_given_counts_within_it(
+    make_archive: MakeArchive, key: str, *, is_known: bool
+) -> None:
+    wrong = spoiled(BY_TOKEN, 1, FIRST)
+    found = statuses(make_archive, key, BY_TOKEN, wrong, given_to_module())
+    assert found.status == ("within-rounding" if is_known else "diverged")
+    assert statuses(make_archive, key, BY_TOKEN, wrong, given_to_module(masked=False)).status == "diverged"
+    other = spoiled(BY_TOKEN, 1, PADDED)
+    assert statuses(make_archive, key, BY_TOKEN, other, given_to_module()).status == "diverged"
+
+
+@pytest.mark.spec("POL-301")
+def test_what_such_a_module_returns_is_padded_wherever_it_is_given(make_archive: MakeArchive) -> None:
+    inputs = given_to_module()
+    states = inputs.pop("0/encoder/output")
+    inputs["0/decoder/input.x"] = tensor(ROWS, TOKENS // 2, WIDTH)
+    keys = "0/encoder/output", "0/decoder/input.encoded"
+    archives = (
+        make_archive({**inputs, **dict.fromkeys(keys, side)}, run={"dtype": "float32"})
+        for side in (states, spoiled(states, 1, FIRST))
+    )
+    found = {pair.key: pair.status for pair in compare(*archives).pairs}
+    assert [found[key] for key in keys] == ["within-rounding"] * 2
+
+
+@pytest.mark.spec("POL-301")
+def test_a_mask_of_either_of_two_leaves_nothing_out(make_archive: MakeArchive) -> None:
+    inputs = given_to_module(also="0/encoder/input.encoder_output")
+    wrong = spoiled(BY_TOKEN, 1, FIRST)
+    pair = statuses(make_archive, "0/encoder.layers.0/output", BY_TOKEN, wrong, inputs)
+    assert pair.status == "diverged"
+
+
+@pytest.mark.spec("POL-301")
+def test_what_the_mask_of_a_module_has_made_zero_has_to_be_zero(make_archive: MakeArchive) -> None:
+    zeros = BY_TOKEN.copy()
+    zeros[1, FIRST] = 0
+    key = "0/encoder.layers.0.attention/input.value"
+    pair = statuses(make_archive, key, zeros, spoiled(zeros, 1, FIRST), given_to_module())
+    assert pair.status == "suspect"
+    assert [f.test for f in pair.findings if f.status == "suspect"] == ["zeros"]
+
+
+@pytest.mark.spec("POL-31")
+def test_short_axes_of_a_token_are_one_row(make_archive: MakeArchive) -> None:
+    x = tensor(ROWS, TOKENS, 32, 2)
+    x[0, 3, 0] = 1e-3  # both of them: alone they would be off by a multiple of themselves
+    y = (x + 1e-3 * tensor(ROWS, TOKENS, 32, 2, seed=1)).astype(np.float32)
+    pair = statuses(make_archive, "0/mlp/output", x, spoiled(y, 1, FIRST), given())
+    without = statuses(make_archive, "0/mlp/output", x, y, {})
+    assert {f.test: f.value for f in pair.findings} == pytest.approx(
+        {f.test: f.value for f in without.findings}, rel=0.2
+    )
+
+
 def with_nan(x: Array, *at: Any) -> Array:
     made = x.copy()
     made[at] = np.nan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -431,6 +432,7 @@ def test_findings_of_local_tests_speak_of_the_module_itself() -> None:
         "weight_rounding",
     }
     assert sorted(LOCAL_TESTS) == [
+        "angles",
         "attention_gain",
         "attention_gain_tail",
         "code_gain",
@@ -455,7 +457,7 @@ def test_attributes_of_tests_say_what_their_findings_mean() -> None:
     assert {"growth"} == GROWTH_TESTS
     assert {"outlier_element", "input_dependence"} == ROUNDED_INPUT_TESTS
     gains = {"gain", "attention_gain", "gain_tail", "attention_gain_tail", "code_gain"}
-    others = {"outlier_element", "quantisation", "range", "unequal_copies"}
+    others = {"angles", "outlier_element", "quantisation", "range", "unequal_copies"}
     assert gains | others == EVIDENCE_TESTS
 
 
@@ -753,6 +755,26 @@ def test_another_kernel_of_the_same_function_is_no_other_function_in_float32(
         values = {key: np.asarray(value, np.float32) for key, value in target.items()}
         comparison = compare(reference, make_archive(values, run=run.metadata(False)))
         assert finding_of(comparison, name, "input_dependence").status == status
+
+
+@pytest.mark.spec("POL-14")
+@pytest.mark.parametrize("kind", ["parameters", "buffers"])
+def test_a_leaf_with_numbers_of_its_own_is_no_function_of_its_input(
+    make_archive: MakeArchive, kind: str
+) -> None:
+    x = np.random.default_rng(0).standard_normal((256, 64)).astype(np.float32)
+    run = Run("act", classes={"act": "FrozenBatchNorm2d"})
+    archives = []
+    for is_target, scale in ((False, 1.0), (True, 1.004)):  # rounded in the target
+        metadata = run.metadata(is_target)
+        for module in metadata["modules"]:
+            if module["path"] == "act":
+                module[kind] = {"weight": {"shape": [1], "dtype": "float32"}}
+        tensors = run.tensors(x, {"act": partial(np.multiply, scale)}, is_target)
+        archives.append(make_archive(tensors, run=metadata))
+    findings = compare(*archives).pairs[-1].findings
+    assert findings
+    assert all(finding.test != "input_dependence" for finding in findings)
 
 
 @pytest.mark.spec("POL-14")

@@ -241,7 +241,7 @@ class _Gains:
     def _may_be_function(self, site: str, sources: Sequence[Pair], result: MeasuredPair) -> bool:
         """Whether a leaf may be a function of each element of its one input."""
         shapes = [pair.reference.shape for pair in sources if pair.reference is not None]
-        return shapes == [result.reference.shape] and not self._calls.has_parameters(site)
+        return shapes == [result.reference.shape] and not self._calls.has_own_tensors(site)
 
     def _tail_errors(
         self, sources: Sequence[Pair], result: MeasuredPair, together: Callable[[Sequence[float]], float]

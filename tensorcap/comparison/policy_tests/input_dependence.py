@@ -129,7 +129,7 @@ def _share(errors: Array, bins: int) -> float:
 
 def _elementwise(leaf: Call, context: Context) -> tuple[tuple[Record, Record], MeasuredPair] | None:
     """Return both records of a leaf's one input, and the pair of its one output; None for other leaves."""
-    if len(leaf.inputs) != 1 or len(leaf.outputs) != 1 or context.calls.has_parameters(leaf.site):
+    if len(leaf.inputs) != 1 or len(leaf.outputs) != 1 or context.calls.has_own_tensors(leaf.site):
         return None
     (input_,), (output,) = leaf.inputs, leaf.outputs
     source, result = context.pairs.get(input_.key.text), context.measured(output.key.text)

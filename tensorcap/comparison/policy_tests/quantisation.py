@@ -6,23 +6,24 @@ weight; what rounding inputs and results adds stands beside it in quadrature.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from tensorcap.comparison.pair import Finding
 from tensorcap.comparison.policy_tests.context import Context, PolicyTest
 
-# Tests that hold a module's own error against what the bits of its weights let expect at most
-_ESTIMATES: Final = frozenset(
-    {"gain", "gain_tail", "input_dependence", "own_error_leaf", "own_error_composite"}
-)
+_OWN: Final = ("gain", "gain_tail", "input_dependence", "own_error_leaf", "own_error_composite")
+# Tests that know less of a tensor's error than one that knows how it comes about, by that one's name
+_ESTIMATES: Final[Mapping[str, Collection[str]]] = {
+    "quantisation": _OWN,
+    "angles": (*_OWN, "attention_gain", "attention_gain_tail", "code_gain", "outlier_element", "growth"),
+}
 
 
 def without_estimates(findings: Sequence[Finding]) -> Sequence[Finding]:
-    """Leave out findings of tests that know less of a layer's own error, if `quantisation` has judged it."""
-    if all(finding.test != "quantisation" for finding in findings):
-        return findings
-    return [finding for finding in findings if finding.test not in _ESTIMATES]
+    """Leave out findings of tests that know less of an error, if `quantisation` or `angles` has judged it."""
+    less = {test for finding in findings for test in _ESTIMATES.get(finding.test, ())}
+    return [finding for finding in findings if finding.test not in less] if less else findings
 
 
 class QuantisationTest(PolicyTest):

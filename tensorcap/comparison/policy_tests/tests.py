@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from tensorcap.comparison.policy_tests.angles import AnglesTest
 from tensorcap.comparison.policy_tests.code_gains import CodeGainTest
 from tensorcap.comparison.policy_tests.context import PolicyTest
 from tensorcap.comparison.policy_tests.exact_values import (
@@ -32,6 +33,7 @@ TESTS: Final[tuple[PolicyTest, ...]] = (
     RangeTest(),
     OwnErrorTest(),
     QuantisationTest(),
+    AnglesTest(),
     GrowthTest(),
     WideErrorTest(),
     OutlierTest(),
