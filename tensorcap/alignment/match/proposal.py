@@ -30,6 +30,7 @@ from tensorcap.alignment.match.fusion_rules import (
     keep_free_fusions,
 )
 from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.named_projections import pair_named_projections
 from tensorcap.alignment.match.parameter_pairs import parameter_entries
 from tensorcap.alignment.match.passes import (
     MatchState,
@@ -73,6 +74,7 @@ PASSES: Final = (
     Pass("placement", pair_by_place),  # between the neighbours that fusions have added
     Pass("lone_children", pair_lone_children),
     Pass("equal_contents", pair_equal_contents),
+    Pass("projections", pair_named_projections),  # once it is known what comes of them
     Pass("scaled_values", pair_scaled),
     Pass("sums", fuse_remaining_sums),
     Pass("remaining_names", pair_remaining_names, needs_values=False),
@@ -133,7 +135,7 @@ def propose(
     parameters, unsure, contested, failed = parameter_entries(
         slots, state.fusions, surveys, canonical, uses_values=uses_values, without=without
     )
-    unmatched = Unmatched(matching, surveys, slots.judge.bound, known_rules)
+    unmatched = Unmatched(matching, surveys, slots.judge.bound, known_rules, target.info)
     left_over += [*unsure, *unmatched.sites()]
     resolved, refusals = resolve_fitting(Alignment((*entries, *parameters)), reference, target)
     for entry, error in refusals:  # later calls have other shapes, or there are none of the same step
