@@ -34,6 +34,7 @@ from tensorcap.alignment.match.named_projections import pair_named_projections
 from tensorcap.alignment.match.parameter_pairs import parameter_entries
 from tensorcap.alignment.match.passes import (
     MatchState,
+    ParameterMark,
     Pass,
     pair_all_outputs_by_values,
     pair_by_names,
@@ -145,7 +146,7 @@ def propose(
     return _sorted(replace(resolved, alignment=complete), sides[0])
 
 
-def _parameter_marks(archives: tuple[Archive, Archive]) -> tuple[Mapping[str, frozenset[str]], ...]:
+def _parameter_marks(archives: tuple[Archive, Archive]) -> tuple[Mapping[str, frozenset[ParameterMark]], ...]:
     """What tells the parameters of each module of both sides from others, by its site, if all are known.
 
     1. Parameters of one dtype are told by their digests.
@@ -164,8 +165,8 @@ def _parameter_marks(archives: tuple[Archive, Archive]) -> tuple[Mapping[str, fr
     return tuple(_marks(archive, narrow) for archive in archives)
 
 
-def _marks(archive: Archive, narrow: str) -> Mapping[str, frozenset[str]]:
-    marks: dict[str, frozenset[str]] = {}
+def _marks(archive: Archive, narrow: str) -> Mapping[str, frozenset[ParameterMark]]:
+    marks: dict[str, frozenset[ParameterMark]] = {}
     for path, module in archive.info.modules.items():
         parameters = module.parameters.values()
         ends = [p.statistics for p in parameters if p.statistics is not None]
@@ -175,12 +176,15 @@ def _marks(archive: Archive, narrow: str) -> Mapping[str, frozenset[str]]:
     return marks
 
 
-def _mark(parameter: TensorInfo, narrow: str) -> str:
+def _mark(parameter: TensorInfo, narrow: str) -> ParameterMark:
     statistics = parameter.statistics
-    if not narrow or statistics is None:
-        return parameter.digest
+    if statistics is None:
+        return ParameterMark(parameter.digest, is_constant=False)
+    is_constant = statistics.minimum == statistics.maximum
+    if not narrow:
+        return ParameterMark(parameter.digest, is_constant)
     ends = [end for end in (statistics.minimum, statistics.maximum) if end is not None]
-    return f"{parameter.shape} {rounded(np.array(ends, float), narrow).tolist()}"
+    return ParameterMark(f"{parameter.shape} {rounded(np.array(ends, float), narrow).tolist()}", is_constant)
 
 
 def _write_entries(state: MatchState) -> tuple[list[Entry], list[LeftOver]]:
