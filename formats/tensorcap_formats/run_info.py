@@ -424,6 +424,10 @@ class RunInfo:
     exported_nodes: tuple[ExportedNode, ...] = ()
     mappings: Mapping[str, Any] = field(default_factory=dict)
 
+    def leaves_out(self, weight: str) -> bool:
+        """Whether the model's own code leaves out a weight of its checkpoint, by the end of its name."""
+        return any(f".{name}".endswith(f".{weight}") for name in self.left_out_weights)
+
     @classmethod
     def of(cls, run: Mapping[str, Any]) -> RunInfo:
         """Parse run metadata.

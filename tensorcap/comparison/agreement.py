@@ -507,10 +507,14 @@ class _Agreement:
 
         A head is a part of the model, such as `pooler`, of which the target has nothing.
         """
-        left_out = self._target.info.left_out_weights
         records = [pair.reference for pair in self._of_call[key.where] if pair.reference is not None]
         record = next((each for each in records if each.key == key), None)
-        if not left_out or record is None or not self._has_digests or not _agree(results):
+        if (
+            not self._target.info.left_out_weights
+            or record is None
+            or not self._has_digests
+            or not _agree(results)
+        ):
             return ""
         equal = [
             pair.reference.key.site
@@ -519,9 +523,7 @@ class _Agreement:
         ]
         for head in dict.fromkeys(site.partition(".")[0] for site in equal if site != ROOT_SITE):
             weights = self._weights_below(head)
-            is_left_out = all(
-                any(f".{name}".endswith(f".{weight}") for name in left_out) for weight in weights
-            )
+            is_left_out = all(map(self._target.info.leaves_out, weights))
             if weights and is_left_out and not any(self._is_compared_below(head)):
                 return (
                     f"the target's code leaves out the weights of {head}, and all else that it returns agrees"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -16,7 +16,7 @@ from tensorcap.comparison import POLICY, Padding
 from tensorcap.diagnosis.hypothesis import Hypothesis
 from tensorcap.diagnosis.repeated_call import RepeatedCall, repeat_call
 from tensorcap.diagnosis.values import Values, relative_error
-from tensorcap.runs import Contents, contents_of, is_telling
+from tensorcap.runs import Contents, contents_of, enclosing_sites, is_telling
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import decode
 from tensorcap_formats.errors import UsageError
@@ -430,8 +430,25 @@ class PairContext:
         Args:
             shape: Only tensors of this shape; of any if None.
         """
+        yield from self._read_each(self.find_neighbours(), shape)
+
+    def read_with_arguments_around(self, shape: tuple[int, ...]) -> Iterator[tuple[str, Values]]:
+        """Read neighbours of a shape, then arguments of modules around, as residuals are: key text, value."""
+        step = [r for r in self.reference_archive.records if r.key.step == self.reference.key.step]
+        around = [
+            record
+            for site in enclosing_sites(module_of(self.reference.key.site))
+            for record in step
+            if record.key.site == site and record.key.slot.startswith("input.") and _is_readable(record)
+        ]
+        records = (*self.find_neighbours(), *(r for r in around if r.key.rank == self.reference.key.rank))
+        yield from ((label, ours) for label, ours, _ in self._read_each(records, shape))
+
+    def _read_each(
+        self, records: Iterable[Record], shape: tuple[int, ...] | None
+    ) -> Iterator[tuple[str, Values, Values | None]]:
         digests = {self.reference.digest} if self.reference.digest else set()
-        for record in self.find_neighbours():
+        for record in records:
             if record.dtype.kind != "float" or record.digest in digests:
                 continue
             if shape is not None and record.shape != shape:

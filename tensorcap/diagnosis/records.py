@@ -253,11 +253,11 @@ def _propose_terms(context: PairContext) -> Iterator[Hypothesis]:
 def _propose_exchanges(context: PairContext) -> Iterator[Hypothesis]:
     """Propose that one record is added in the place of another: the difference is that of two of them.
 
-    All pairs are compared on a sample; the nearest ones are proposed.
+    Neighbours and arguments of modules around are compared in pairs, on a sample; the nearest are proposed.
     """
     shape = context.r.shape
     records: dict[str, Values] = {}
-    for label, ours, _ in itertools.islice(context.read_neighbours(shape), _TERMS):
+    for label, ours in itertools.islice(context.read_with_arguments_around(shape), _TERMS):
         records[label] = ours
     if len(records) < 2:
         return

@@ -6,7 +6,7 @@ import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from tensorcap.adapters import adapter_for
 from tensorcap.alignment import Entry, Link, align, place_of
-from tensorcap.alignment.names import Rules
+from tensorcap.alignment.names import Rules, are_exchanged
 from tensorcap.comparison import ABSENT, Comparison, Pair, compare
 from tensorcap.diagnosis import FAMILIES, Diagnosis, diagnose
 from tensorcap.diagnosis.diagnosis import LIMIT
@@ -47,11 +47,14 @@ class WeightComparison:
         unlike: Those that were compared and are not the same numbers, the worst first.
         diagnoses: What explains them, and parameters that alone have no counterpart in their layer, by key:
             of a few names, and of so many as a bound on the work allows.
+        exchanged: The module of the target whose parameters are those of a module of the reference, by its
+            site, though their names call one the query, key or value and the other another of these.
     """
 
     comparison: Comparison
     unlike: tuple[Pair, ...]
     diagnoses: Mapping[str, Diagnosis]
+    exchanged: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def diagnosis(self) -> Diagnosis | None:
@@ -97,6 +100,7 @@ class WeightComparison:
             "counts": self.comparison.counts,
             "unlike": [pair.key for pair in self.unlike],
             "not_compared": dict(self.not_compared),
+            "exchanged": dict(self.exchanged),
             "diagnosis": self.diagnosis.to_json() if self.diagnosis else None,
         }
 
@@ -144,7 +148,7 @@ def compare_weights(
             **_diagnose_names(aligned.reference, aligned.target, differing),
             **_diagnose_names(ours, theirs, others),
         }
-        return WeightComparison(comparison, tuple(unlike), diagnoses)
+        return WeightComparison(comparison, tuple(unlike), diagnoses, _exchanged(links))
 
 
 def _capture_parameters(model: Any, path: Path, stack: ExitStack) -> Archive | None:
@@ -161,6 +165,13 @@ def _free(archive: Archive, links: Iterable[Link], side: int) -> list[Record]:
     """The records that no link of a mapping takes."""
     used = {record.key for link in links for record in (link.reference, link.target)[side]}
     return [record for record in archive.records if record.key not in used]
+
+
+def _exchanged(links: Iterable[Link]) -> dict[str, str]:
+    """Projections of the target, by those of the reference that have their weights, whose names differ."""
+    single = [link for link in links if len(link.reference) == len(link.target) == 1]
+    sites = [(link.reference[0].key.site, link.target[0].key.site) for link in single]
+    return {ours: theirs for ours, theirs in sites if are_exchanged(ours, theirs)}
 
 
 def _error(pair: Pair) -> float:

@@ -11,7 +11,7 @@ from tensorcap.recording.model_description import attribute_settings, is_setting
 from tensorcap.recording.options import CaptureOptions, Level, parse_size, parse_steps
 from tensorcap.recording.placement import Placement
 from tensorcap.recording.plain_log import Logged, PlainLog
-from tensorcap.recording.point import Phase, Point
+from tensorcap.recording.point import Absence, Phase, Point
 from tensorcap.recording.probes import collect_probes, probe
 from tensorcap.recording.record_filter import NothingLeftError, RecordFilter
 from tensorcap.recording.recorder import Call, Recorder
@@ -22,6 +22,7 @@ from tensorcap.recording.watch import find_watched, watch_functions
 
 __all__ = [
     "HELD",
+    "Absence",
     "Call",
     "CaptureOptions",
     "Kind",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Kind = Literal["module", "op", "function", "probe"]
+Absence = Literal["fused", "held"]  # of a value that a program does not have by its nature
 Phase = Literal["prefill", "decode", "forward"]
 
 
@@ -26,7 +27,8 @@ class Point:
         records: How many of its tensors were recorded.
         values: How many of its leaves that are no tensors were.
         lost: What could not be captured: by slot, the reason and how often.
-        fused: Those of the lost slots that a compiled program has no value of by its nature.
+        absent: Those of the lost slots that a program has no value of by its nature, and whether it fused the
+            operation or holds the tensor, and goes on writing to it.
         note: A remark for the reader of the archive.
         kind: A module, or a place within a module's code.
     """
@@ -43,7 +45,7 @@ class Point:
     records: int = 0
     values: int = 0
     lost: dict[str, tuple[str, int]] = field(default_factory=dict)
-    fused: set[str] = field(default_factory=set)
+    absent: dict[str, Absence] = field(default_factory=dict)
     note: str = ""
     kind: Kind = "module"
 
@@ -61,6 +63,13 @@ class Point:
         if self.lost or self.returned < self.calls:
             return "not-capturable"
         return "excluded" if self.wanted is None else "captured"
+
+    def absence(self, slot: str) -> Absence | None:
+        """Why a lost slot, or all that the point lost, is absent by nature; None if it is simply lost."""
+        if slot:
+            return self.absent.get(slot)
+        is_whole = bool(self.lost) and self.absent.keys() >= self.lost.keys()
+        return next(iter(self.absent.values())) if is_whole else None
 
     @property
     def is_listed(self) -> bool:

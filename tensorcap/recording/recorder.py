@@ -9,7 +9,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Final, NamedTuple, Protocol
 
 from tensorcap.recording.placement import Placement, PlacementLog
-from tensorcap.recording.point import Kind, Phase, Point
+from tensorcap.recording.point import Absence, Kind, Phase, Point
 from tensorcap.recording.record_filter import RecordFilter
 from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.errors import TensorcapError, UsageError, WriteError, abbreviate
@@ -471,7 +471,7 @@ class Recorder:
         *,
         call: Call | None = None,
         required: bool = False,
-        fused: bool = False,
+        absence: Absence | None = None,
     ) -> None:
         """Note that something could not be captured, and why, if it was asked for.
 
@@ -481,7 +481,7 @@ class Recorder:
             reason: Why.
             call: The call, if `slot` names one tensor: globs for keys are then applied to it.
             required: Whether the loss is noted even if no filter asks for the tensor.
-            fused: Whether a compiled program has no such value, so that the capture is whole without it.
+            absence: Why a program has no such value by its nature; the capture is whole without it.
         """
         if self.is_off:  # in a forked process, whose copy of the lock may be held for ever
             return
@@ -493,8 +493,8 @@ class Recorder:
         slot = abbreviate(slot)
         with self._lock:
             point.lost[slot] = (abbreviate(reason, 300), point.lost.get(slot, ("", 0))[1] + 1)
-            if fused:
-                point.fused.add(slot)
+            if absence:
+                point.absent[slot] = absence
 
 
 def _sha256(flat: Array, dtype: DType) -> str:

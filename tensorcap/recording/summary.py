@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tensorcap.recording.point import Kind, Phase
+from tensorcap.recording.point import Absence, Kind, Phase
 from tensorcap.recording.record_filter import RecordFilter
 from tensorcap.recording.recorder import Recorder
 from tensorcap_formats.dtypes import Array, DType
@@ -34,6 +34,7 @@ class Summary:
         never_called: Modules that were asked for and never called, but for containers, which cannot be.
         not_capturable: Why something could not be captured, by site or `SITE/SLOT`.
         fused: Why a compiled program has no value of an operation, by `SITE/SLOT`.
+        held: What a program holds and goes on writing to, as a cache, in words, by `SITE/SLOT`.
         unfinished: Counts of calls that did not return, or were not seen to, by site.
         excluded: Modules that were not asked for, or that the limits left out.
         ops: Count of the calls of ops of which there are records.
@@ -56,6 +57,7 @@ class Summary:
     never_called: tuple[str, ...]
     not_capturable: Mapping[str, str]
     fused: Mapping[str, str]
+    held: Mapping[str, str]
     unfinished: Mapping[str, int]
     excluded: tuple[str, ...]
     ops: int
@@ -135,7 +137,7 @@ def summarise(
     """Sum up a capture that is over."""
     sites_by_status: dict[tuple[Kind, str], list[str]] = {}
     not_capturable: dict[str, str] = {}
-    fused: dict[str, str] = {}
+    absent: dict[Absence, dict[str, str]] = {"fused": {}, "held": {}}
     points = list(recorder.points.values())
     for point in points:
         if not (point.status == "never-called" and point.reason):
@@ -143,8 +145,8 @@ def summarise(
         for entry in point.describe():
             if entry["status"] == "not-capturable":
                 for slot in entry.get("slots", [""]):
-                    is_fused = slot in point.fused or (not slot and point.fused >= point.lost.keys() > set())
-                    reasons = fused if is_fused else not_capturable
+                    absence = point.absence(slot)
+                    reasons = absent[absence] if absence else not_capturable
                     reasons[f"{point.site}/{slot}" if slot else point.site] = entry["reason"]
 
     def sites(kind: Kind, status: str) -> tuple[str, ...]:
@@ -163,7 +165,8 @@ def summarise(
         captured=sites("module", "captured"),
         never_called=sites("module", "never-called"),
         not_capturable=not_capturable,
-        fused=fused,
+        fused=absent["fused"],
+        held=absent["held"],
         unfinished={point.site: point.unfinished for point in points if point.unfinished},
         excluded=sites("module", "excluded"),
         ops=sum(p.calls - p.left_out for p in points if p.kind == "op" and p.status == "captured"),

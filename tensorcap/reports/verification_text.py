@@ -170,7 +170,7 @@ def _weights_text(weights: WeightComparison) -> str:
     compared = weights.comparison.compared
     text = f"Weights: {compared} of {counted(weights.comparison.records, 'parameter')} compared"
     if not weights.unlike:
-        return f"{text}, all of them the same numbers." if compared else f"{text}."
+        return f"{text}, all of them the same numbers{_exchanged_text(weights)}." if compared else f"{text}."
     text += (
         f", {len(weights.unlike)} of them not the same numbers ({some([p.key for p in weights.unlike])}); "
         f"the worst is off by {error_of(weights.unlike[0]):.2e} of its norm."
@@ -180,6 +180,12 @@ def _weights_text(weights: WeightComparison) -> str:
         return text
     mistake = explanations[0].text
     return f"{text} {mistake[:1].upper()}{mistake[1:].rstrip('.')}."
+
+
+def _exchanged_text(weights: WeightComparison) -> str:
+    """Which modules of the target have the weights of one that is called otherwise; "" if none have."""
+    pairs = [f"{theirs} has those of {ours}" for ours, theirs in weights.exchanged.items()]
+    return f", though not by name: {some(pairs)}" if pairs else ""
 
 
 def _weights_not_compared(weights: WeightComparison) -> Iterator[str]:

@@ -10,7 +10,7 @@ from tests.alignment.ports.scoring import archive_of, broken_rules
 from tests.alignment.ports.traps import TRAPS
 
 
-@pytest.mark.spec("ALN-34", "ALN-38")
+@pytest.mark.spec("ALN-34", "ALN-38", "ALN-304")
 @pytest.mark.parametrize("name", TRAPS)
 def test_what_looks_right_and_what_is_right_are_kept_apart(name: str, tmp_path: Path) -> None:
     trap = TRAPS[name]

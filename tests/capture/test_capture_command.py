@@ -265,6 +265,7 @@ def test_json_says_what_was_captured(tcap: Callable[..., Result]) -> None:
         "never_called": ["spare"],
         "not_capturable": {},
         "fused": {},
+        "held": {},
         "unfinished": {},
         "excluded": [],
         "ops": 0,

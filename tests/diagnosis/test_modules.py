@@ -539,6 +539,22 @@ def test_a_residual_from_behind_the_norm_is_told(
     assert best.facts == {"key": "0/m/input.x", "target_key": "0/m.norm/output"}
 
 
+@pytest.mark.spec("DIA-125")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_residual_of_a_module_around_is_told(
+    diagnosed: Diagnose, rng: np.random.Generator, precision: str
+) -> None:
+    block, x, made = (rng.standard_normal((1, 40, 32)) for _ in range(3))
+    beside = {"0/block/input.x": block, "0/block.m/input.x": x, "0/block.m.dense/output": made}
+    pair = "0/block.m.norm/input.x"
+    found = diagnosed(
+        {**beside, pair: x + made}, {**beside, pair: block + made}, key=pair, precision=precision
+    )
+    best = found.explanations[0]
+    assert best.kind == "term-exchanged"
+    assert best.facts == {"key": "0/block.m/input.x", "target_key": "0/block/input.x"}
+
+
 @pytest.mark.spec("DIA-124")
 def test_rows_of_a_weight_are_rows(diagnosed: Diagnose, rng: np.random.Generator) -> None:
     weight = rng.standard_normal((32, 64))

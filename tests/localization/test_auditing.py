@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,31 @@ def test_a_weight_that_was_not_compared_is_named_with_the_reason() -> None:
     found = compare_weights(model(), port)
     assert found is not None
     assert found.not_compared == {"0/down/param.bias": "only the target has it"}
+
+
+def attention(names: Sequence[str], weights: Sequence[int]) -> nn.Module:
+    """Projections under these names, each with the weights of that number."""
+    net = nn.Module()
+    net.attention = nn.Module()
+    for name, number in zip(names, weights, strict=True):
+        generator = torch.Generator().manual_seed(number)
+        layer = nn.Linear(8, 8, bias=False)
+        layer.weight = nn.Parameter(torch.randn(8, 8, generator=generator))
+        setattr(net.attention, name, layer)
+    return net
+
+
+@pytest.mark.spec("VER-6", "VER-31")
+def test_weights_under_the_name_of_another_projection_are_said_to_be_so() -> None:
+    reference = attention(("query", "key", "value"), (1, 2, 3))
+    found = compare_weights(reference, attention(("to_q", "to_k", "to_v"), (2, 1, 3)))
+    assert found is not None
+    exchanged = {"attention.query": "attention.to_k", "attention.key": "attention.to_q"}
+    assert (found.unlike, found.exchanged) == ((), exchanged)
+    assert found.to_json()["exchanged"] == exchanged
+    found = compare_weights(reference, attention(("to_q", "to_k", "to_v"), (1, 2, 3)))
+    assert found is not None
+    assert (found.unlike, found.exchanged) == ((), {})
 
 
 class Experts(nn.Module):

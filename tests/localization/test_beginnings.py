@@ -146,6 +146,60 @@ def test_layers_whose_values_all_differ_are_paired_by_their_parameters(tmp_path:
         assert source.key.text == key.replace("layers", "blocks")
 
 
+class Attention(nn.Module):
+    """Three linear layers in a module of their own and one beside it, or all in one; that may lack a bias."""
+
+    def __init__(self, names: tuple[str, ...], *, is_nested: bool, bias: bool) -> None:
+        super().__init__()
+        self.names, self.is_nested = names, is_nested
+        torch.manual_seed(6)
+        inner = nn.Module() if is_nested else self
+        for name in names[:-1]:
+            inner.add_module(name, nn.Linear(24, 24))
+        self.add_module(names[-1], nn.Linear(24, 24, bias=bias))
+        if is_nested:
+            self.core = Core(inner, names[:-1])
+
+    def forward(self, x: torch.Tensor) -> Any:
+        mixed = self.core(x) if self.is_nested else mix(self, self.names[:-1], x)
+        return getattr(self, self.names[-1])(mixed)
+
+
+class Core(nn.Module):
+    """What comes before the last linear layer."""
+
+    def __init__(self, layers: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.names = names
+        for name in names:
+            self.add_module(name, getattr(layers, name))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return mix(self, self.names, x)
+
+
+def mix(layers: nn.Module, names: tuple[str, ...], x: torch.Tensor) -> Any:
+    a, b, c = (getattr(layers, name)(x) for name in names)
+    return torch.softmax(a @ b.mT, -1) @ c
+
+
+@pytest.mark.spec("ALN-140")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_projection_that_lacks_its_bias_is_paired_by_its_weight_and_not_the_module_before_it(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    x = torch.randn(1, 6, 24, generator=torch.Generator().manual_seed(2))
+    reference: Any = Attention(("q", "k", "v", "dense"), is_nested=True, bias=True)
+    target: Any = Attention(("one", "two", "three", "last"), is_nested=False, bias=False).to(dtype)
+    capture_workload(Workload(reference.eval(), {"x": x}), tmp_path / "ref.h5")
+    capture_workload(Workload(target.eval(), {"x": x.to(dtype)}), tmp_path / "tgt.h5")
+    aligned = align(tmp_path / "ref.h5", tmp_path / "tgt.h5")
+    (source,) = aligned.target.sources["0/dense/output"]
+    assert source.key.text == "0/last/output"
+    (source,) = aligned.target.sources["0/core/output"]
+    assert source.key.text == "0/last/input.input"
+
+
 @pytest.mark.spec("ALN-240")
 def test_layers_of_a_port_in_bfloat16_are_paired_by_the_extremes_of_their_parameters(tmp_path: Path) -> None:
     reference, target = towers()

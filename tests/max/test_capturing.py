@@ -457,7 +457,7 @@ def test_a_buffer_that_the_model_writes_to_is_written_to_once(tmp_path: Path) ->
     model = MaxModel(Counter(), input_types=types)
     done = capture_workload(Workload(model, (X, total)), tmp_path / "a.h5")
     assert done.summary is not None
-    assert "a buffer that the graph writes to" in done.summary.fused["@root/input.total"]
+    assert "a buffer that the graph writes to" in done.summary.held["@root/input.total"]
     assert done.summary.exit_status == 0  # no graph gives one out: the capture is whole without it
     np.testing.assert_array_equal(total.to_numpy(), X)
     assert done.summary.notes == ("a run without taps gave the same bits",)

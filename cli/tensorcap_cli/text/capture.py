@@ -70,6 +70,7 @@ def _lines(summary: Summary) -> Iterator[str]:
         yield f"never called: {', '.join(summary.never_called)}"
     yield from _reasons(summary.not_capturable, "not capturable, ")
     yield from _reasons(summary.fused)
+    yield from _reasons(summary.held)
     if summary.unfinished:
         counts = [f"{site} ({count})" for site, count in summary.unfinished.items()]
         yield f"calls that were not seen to return: {some(counts, _FEW)}"

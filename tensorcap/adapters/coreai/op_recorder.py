@@ -75,7 +75,7 @@ class OpRecorder:
                 array = values(row)
                 if array is None:
                     lost = reason(row)
-                    self._recorder.lose(call.point, row.slot, lost, call=call, fused=True)
+                    self._recorder.lose(call.point, row.slot, lost, call=call, absence="fused")
                 else:
                     lost = record(call, row.slot, array)
                 reference = {"lost": lost} if lost else {"record": call.key(row.slot).text}

@@ -197,7 +197,7 @@ class _RunRecord:
         if not recorder.wants(call, slot):
             return "not asked for"
         if value is None:
-            recorder.lose(call.point, slot, reason, call=call, fused=True)
+            recorder.lose(call.point, slot, reason, call=call, absence="fused")
             return reason
         if not isinstance(value, torch.Tensor):
             recorder.lose(call.point, slot, _NOT_TENSOR, call=call)

@@ -40,8 +40,8 @@ def compile_reported(what: str, compile_: Callable[[], _Result]) -> tuple[_Resul
         kept = [] if folder is None else list(_sizes_since(folder.parent, began))
         parts = f"{counted(len(kept), 'file')}, {sum(kept) / _MEGABYTE:.1f} MB" if kept else "nothing yet"
         error.add_note(
-            f"MAX was compiling {what}, for {time.time() - began:.0f} s; of it {parts} is kept{place}, "
-            "and so are graphs that were compiled before"
+            f"MAX was compiling {what}, for {time.time() - began:.0f} s; kept of it{place}: {parts}; "
+            "graphs that were compiled before are kept"
         )
         raise
     return result, folder is not None and not list(_sizes_since(folder, began))

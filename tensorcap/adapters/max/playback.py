@@ -23,7 +23,7 @@ from tensorcap.adapters.max.trace_events import (
     PrintedTensor,
 )
 from tensorcap.adapters.protocol import NotCapturableError
-from tensorcap.recording import Call, NothingLeftError, Recorder
+from tensorcap.recording import Absence, Call, NothingLeftError, Recorder
 from tensorcap_formats.keys import PROBES, ROOT_SITE, inner_site, module_site
 
 _NOT_RUN: Final = "the graph did not run what computes it"
@@ -76,8 +76,9 @@ def play_back(
                 continue
             required = is_root and is_input
             if isinstance(event, LostValue):
+                absence: Absence | None = "held" if event.is_held else None
                 recorder.lose(
-                    call.point, event.slot, event.reason, call=call, required=required, fused=event.is_held
+                    call.point, event.slot, event.reason, call=call, required=required, absence=absence
                 )
             elif isinstance(event, PlainValue):
                 if recorder.wants(call, event.slot, required=required):

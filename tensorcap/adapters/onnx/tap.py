@@ -384,7 +384,7 @@ class _RunRecord:
             outputs.append({"slot": slot, **reference})
         for graph in node.subgraphs:
             named = f"{counted(len(graph.nodes), 'node')}: {some(graph.nodes)}" if graph.nodes else "no node"
-            recorder.lose(call.point, graph.name, _NOT_ENTERED.format(named), call=call, fused=True)
+            recorder.lose(call.point, graph.name, _NOT_ENTERED.format(named), call=call, absence="fused")
         if recorder.wants(call, "op"):
             recorder.value(call, "op", {**facts, "outputs": outputs})
 

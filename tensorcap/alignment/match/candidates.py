@@ -32,6 +32,7 @@ class Candidate:
         agreeing: How the values of some of them agree.
         is_named: Whether their names are equal, by rules.
         is_by_rule: Whether they are so by rules only.
+        role: What the names of both say that they are, as a query; "" if that is not what pairs them.
         is_placed: Whether their place between others is what speaks for them.
         has_equal_parameters: Whether its modules alone hold these parameters, bit for bit.
         is_tied: Whether others have equal values, so that only the order of results decides.
@@ -44,6 +45,7 @@ class Candidate:
     agreeing: dict[Place, Agreement] = field(default_factory=dict)
     is_named: bool = False
     is_by_rule: bool = False
+    role: str = ""
     is_placed: bool = False
     has_equal_parameters: bool = False
     is_tied: bool = False

@@ -55,6 +55,11 @@ class Matching(Pairs):
         if canonical is not None:
             self._add_names(canonical)
 
+    @property
+    def uses_names(self) -> bool:
+        """Whether names may say what belongs together."""
+        return self._canonical is not None
+
     def accept_named(self, explained: Container[tuple[str, str]] = ()) -> None:
         """Accept candidates of equal names, except pairs of templates that something else explains better."""
         candidates = self._candidates.values()

@@ -10,7 +10,6 @@ since the target may be wrong, and the reason reports what contradicts it (`but 
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -23,7 +22,7 @@ from tensorcap.alignment.match.fingerprints import Fingerprint, rounding_of, sta
 from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.pairs import RecordPair
-from tensorcap.alignment.names import Index, SiteTemplate
+from tensorcap.alignment.names import USUAL_ORDER, Index, SiteTemplate, name_words
 from tensorcap.wording import conjugated, some
 from tensorcap_formats.records import Record
 
@@ -35,10 +34,6 @@ _LEAST: Final = 2.0**-16  # that they may differ by, however fine the dtype: sum
 _UNRELATED: Final = 0.1  # of the size of most elements, by which errors are no rounding
 _TIED: Final = "ambiguous by values: others have the same, settled by order of results"
 _TRANSPOSE: Final = ("transpose 0 1",)
-_USUAL: Final = {  # order in which parts of a fused projection mostly stand
-    **{"q": 0, "query": 0, "k": 1, "key": 1, "v": 2, "value": 2},
-    **{"gate": 0, "up": 1},
-}
 
 
 class PairEvidence:
@@ -254,9 +249,12 @@ class PairEvidence:
         return max(self.bound, _ROUNDINGS * coarsest) if coarsest else 0.0
 
     def _describe_agreement(self, candidate: Candidate) -> list[str]:
-        reasons = ["the same name"] if candidate.is_named else []
+        name = f"both are the {candidate.role} by name" if candidate.role else "the same name"
+        reasons = [name] if candidate.is_named else []
         if candidate.has_equal_parameters:
-            reasons.append("the same parameters, bit for bit, its own or those of what lies in it")
+            reasons.append(
+                "the same parameters, bit for bit, own ones or of what lies in it, as far as both have any"
+            )
         agreed = (candidate.agreeing[p] for p in candidate.places if p in candidate.agreeing)
         agreements = [agreement for agreement in agreed if agreement.nats >= WEIGHTS.reported_least]
         if agreements:
@@ -361,11 +359,11 @@ def _own_words(parts: Sequence[str], whole: str) -> tuple[list[str], list[str]]:
     while all("." in name for name in names) and len({name.rpartition(".")[2] for name in names}) == 1:
         names = [name.rpartition(".")[0] for name in names]  # `weight`, in a file without slots
     *parts, whole = names
-    words = [_words(part) for part in parts]
+    words = [name_words(part) for part in parts]
     shared = set.intersection(*map(set, words))
-    return [next((word for word in name_words if word not in shared), "") for name_words in words], _words(
-        whole
-    )
+    return [
+        next((word for word in name_words if word not in shared), "") for name_words in words
+    ], name_words(whole)
 
 
 def _usual_order(parts: Sequence[str], whole: str) -> tuple[list[str], str]:
@@ -374,8 +372,8 @@ def _usual_order(parts: Sequence[str], whole: str) -> tuple[list[str], str]:
     named = _find_named_order(own, words)
     if named:
         return named, "by name"
-    if all(word in _USUAL for word in own):
-        return sorted(own, key=lambda word: _USUAL[word]), "as a rule"
+    if all(word in USUAL_ORDER for word in own):
+        return sorted(own, key=lambda word: USUAL_ORDER[word]), "as a rule"
     return [], ""
 
 
@@ -392,14 +390,6 @@ def _find_named_order(own: Sequence[str], whole: Sequence[str]) -> list[str]:
         if len(initials) == len(own) and sorted(letters) == sorted(initials):
             return [initials[letter] for letter in letters]
     return []
-
-
-def _words(name: str) -> list[str]:
-    """The words of the last part of a site's name, and of a slot; `wq` is `q`."""
-    site, _, slot = name.partition("/")
-    last = f"{site.rpartition('.')[2]}_{slot}"
-    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", last)]
-    return [word[1] if len(word) == 2 and word[0] == "w" else word for word in words]
 
 
 def _is_ascending(places: Sequence[Place]) -> bool:

@@ -153,6 +153,18 @@ class Pairs:
             left, right = self.sites_of(candidate, place)
             self.partner[0][left], self.partner[1][right] = right, left
 
+    def release(self, candidate: Candidate, place: Place) -> None:
+        """Take two members of a pair apart; a pair without members is none."""
+        self._drifts()  # what was proven stays so
+        for partner, site in zip(self.partner, self.sites_of(candidate, place), strict=True):
+            del partner[site]
+        candidate.places = tuple(p for p in candidate.places if p != place)
+        candidate.agreeing.pop(place, None)
+        if not candidate.places:
+            self.accepted.remove(candidate)
+            self._drifts_count = len(self.accepted)
+            self.template_partners[candidate.reference].discard(candidate.target)
+
     def are_near(self, left: str, right: str) -> bool | None:
         """Whether two sites have values as near as pairs before them are; None if unknown."""
         one, other = self.sides[0].fingerprints.get(left), self.sides[1].fingerprints.get(right)
@@ -233,6 +245,14 @@ class Pairs:
         order = self.sides[side].order(site)
         following = [other for at, other in self._last_paired(side) if at > order]
         return bool(following) and all(self._agrees(side, other, near) for other in following)
+
+    def is_spoilt(self, side: int, site: str) -> bool:
+        """Whether what comes of a site's values is known to differ, and nothing made of them agrees."""
+        if self.is_confirmed(side, site) or not self.is_ordered:
+            return False
+        order, near = self.sides[side].order(site), self._near_before(side, self.sides[side].order(site))
+        following = [other for at, other in self._last_paired(side) if at > order]
+        return any(not self._agrees(side, other, near) for other in following)
 
     def _last_paired(self, side: int) -> list[tuple[int, str]]:
         """The last sites of a run that have a partner, with their order."""

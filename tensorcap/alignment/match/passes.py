@@ -18,6 +18,19 @@ from tensorcap.wording import fault_text
 from tensorcap_formats.errors import TensorcapError
 
 
+@dataclass(frozen=True, slots=True)
+class ParameterMark:
+    """What tells a parameter from others, on either side.
+
+    Attributes:
+        text: Its digest; or its shape and its ends, where one side rounds it.
+        is_constant: Whether it has one value only, so that others may have it too.
+    """
+
+    text: str
+    is_constant: bool
+
+
 @dataclass(slots=True)
 class MatchState:
     """What the passes read, and what they have found so far.
@@ -41,7 +54,7 @@ class MatchState:
     sums: list[Fusion] = field(default_factory=list)
     fusions: list[Fusion] = field(default_factory=list)
     handed_on: list[tuple[Candidate, str]] = field(default_factory=list)
-    parameters: tuple[Mapping[str, frozenset[str]], ...] = ({}, {})
+    parameters: tuple[Mapping[str, frozenset[ParameterMark]], ...] = ({}, {})
     failed: list[str] = field(default_factory=list)
 
 
@@ -118,10 +131,13 @@ def pair_by_parameters(state: MatchState) -> None:
     cannot.
 
     1. Modules are paired whose set of parameters no other module of their side has.
-    2. Of the modules right around these, two are paired if all that lies in the one is paired with what lies
-       in the other; so outwards.
+    2. So are those that are left, one of which has some of the other's and no others, as one without a bias.
+    3. Of the modules right around these, two are paired if all that lies in the one is paired with what lies
+       in the other, and as much else in the one as in the other has parameters; so outwards.
     """
     pairs = _modules_of_equal_parameters(state)
+    pairs += _modules_that_lack_parameters(state, pairs)
+    settled = tuple({sites[i] for sites in pairs} for i in range(2))
     while pairs:
         _accept_proven_sites(state, pairs)
         around: tuple[dict[str, set[str]], dict[str, set[str]]] = (defaultdict(set), defaultdict(set))
@@ -135,16 +151,63 @@ def pair_by_parameters(state: MatchState) -> None:
             for outer, others in around[0].items()
             if len(others) == 1 and len(around[1][next(iter(others))]) == 1
         ]
+        pairs = [
+            sites
+            for sites in pairs
+            if len(
+                {
+                    _count_others_within(known, site, paired)
+                    for known, site, paired in zip(state.parameters, sites, settled, strict=True)
+                }
+            )
+            == 1
+        ]
 
 
 def _modules_of_equal_parameters(state: MatchState) -> list[tuple[str, str]]:
     """Sites of both sides whose parameters are equal, and no other's on their side."""
-    sites_of: list[dict[frozenset[str], list[str]]] = [defaultdict(list), defaultdict(list)]
+    sites_of: list[dict[frozenset[ParameterMark], list[str]]] = [defaultdict(list), defaultdict(list)]
     for parameters, of_side in zip(state.parameters, sites_of, strict=True):
         for site, digests in parameters.items():
             of_side[digests].append(site)
     both = ((sites, sites_of[1].get(digests, [])) for digests, sites in sites_of[0].items())
     return [(sites[0], others[0]) for sites, others in both if len(sites) == len(others) == 1]
+
+
+def _modules_that_lack_parameters(
+    state: MatchState, pairs: Sequence[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Sites of both sides, in no pair yet, of which one holds a part of the other's parameters and no others.
+
+    A parameter that both hold is no constant, and no other site holds it.
+    """
+    holders: list[dict[ParameterMark, list[str]]] = [defaultdict(list), defaultdict(list)]
+    for i, known in enumerate(state.parameters):
+        paired = {sites[i] for sites in pairs}
+        for site, marks in known.items():
+            for mark in marks if site not in paired else ():
+                holders[i][mark].append(site)
+    ours, theirs = state.parameters
+    options: tuple[dict[str, set[str]], dict[str, set[str]]] = (defaultdict(set), defaultdict(set))
+    for mark, sites in holders[0].items():
+        others = holders[1].get(mark, [])
+        if mark.is_constant or len(sites) != 1 or len(others) != 1:
+            continue
+        one, other = ours[sites[0]], theirs[others[0]]
+        if one <= other or other <= one:
+            options[0][sites[0]].add(others[0])
+            options[1][others[0]].add(sites[0])
+    return [
+        (site, other)
+        for site, others in options[0].items()
+        for other in others
+        if len(others) == len(options[1][other]) == 1
+    ]
+
+
+def _count_others_within(known: Mapping[str, frozenset[ParameterMark]], site: str, paired: set[str]) -> int:
+    """How many modules with parameters lie in a module and are in no pair."""
+    return sum(inner.startswith(f"{site}.") and inner not in paired for inner in known)
 
 
 def _accept_proven_sites(state: MatchState, pairs: Sequence[tuple[str, str]]) -> None:

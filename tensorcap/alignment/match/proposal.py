@@ -30,9 +30,11 @@ from tensorcap.alignment.match.fusion_rules import (
     keep_free_fusions,
 )
 from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.named_projections import pair_named_projections
 from tensorcap.alignment.match.parameter_pairs import parameter_entries
 from tensorcap.alignment.match.passes import (
     MatchState,
+    ParameterMark,
     Pass,
     pair_all_outputs_by_values,
     pair_by_names,
@@ -73,6 +75,7 @@ PASSES: Final = (
     Pass("placement", pair_by_place),  # between the neighbours that fusions have added
     Pass("lone_children", pair_lone_children),
     Pass("equal_contents", pair_equal_contents),
+    Pass("projections", pair_named_projections),  # once it is known what comes of them
     Pass("scaled_values", pair_scaled),
     Pass("sums", fuse_remaining_sums),
     Pass("remaining_names", pair_remaining_names, needs_values=False),
@@ -133,7 +136,7 @@ def propose(
     parameters, unsure, contested, failed = parameter_entries(
         slots, state.fusions, surveys, canonical, uses_values=uses_values, without=without
     )
-    unmatched = Unmatched(matching, surveys, slots.judge.bound, known_rules)
+    unmatched = Unmatched(matching, surveys, slots.judge.bound, known_rules, target.info)
     left_over += [*unsure, *unmatched.sites()]
     resolved, refusals = resolve_fitting(Alignment((*entries, *parameters)), reference, target)
     for entry, error in refusals:  # later calls have other shapes, or there are none of the same step
@@ -143,7 +146,7 @@ def propose(
     return _sorted(replace(resolved, alignment=complete), sides[0])
 
 
-def _parameter_marks(archives: tuple[Archive, Archive]) -> tuple[Mapping[str, frozenset[str]], ...]:
+def _parameter_marks(archives: tuple[Archive, Archive]) -> tuple[Mapping[str, frozenset[ParameterMark]], ...]:
     """What tells the parameters of each module of both sides from others, by its site, if all are known.
 
     1. Parameters of one dtype are told by their digests.
@@ -162,8 +165,8 @@ def _parameter_marks(archives: tuple[Archive, Archive]) -> tuple[Mapping[str, fr
     return tuple(_marks(archive, narrow) for archive in archives)
 
 
-def _marks(archive: Archive, narrow: str) -> Mapping[str, frozenset[str]]:
-    marks: dict[str, frozenset[str]] = {}
+def _marks(archive: Archive, narrow: str) -> Mapping[str, frozenset[ParameterMark]]:
+    marks: dict[str, frozenset[ParameterMark]] = {}
     for path, module in archive.info.modules.items():
         parameters = module.parameters.values()
         ends = [p.statistics for p in parameters if p.statistics is not None]
@@ -173,12 +176,15 @@ def _marks(archive: Archive, narrow: str) -> Mapping[str, frozenset[str]]:
     return marks
 
 
-def _mark(parameter: TensorInfo, narrow: str) -> str:
+def _mark(parameter: TensorInfo, narrow: str) -> ParameterMark:
     statistics = parameter.statistics
-    if not narrow or statistics is None:
-        return parameter.digest
+    if statistics is None:
+        return ParameterMark(parameter.digest, is_constant=False)
+    is_constant = statistics.minimum == statistics.maximum
+    if not narrow:
+        return ParameterMark(parameter.digest, is_constant)
     ends = [end for end in (statistics.minimum, statistics.maximum) if end is not None]
-    return f"{parameter.shape} {rounded(np.array(ends, float), narrow).tolist()}"
+    return ParameterMark(f"{parameter.shape} {rounded(np.array(ends, float), narrow).tolist()}", is_constant)
 
 
 def _write_entries(state: MatchState) -> tuple[list[Entry], list[LeftOver]]:

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Final
 
 from tensorcap.alignment.links import Gatherings, Link, place_of
-from tensorcap.alignment.mapping import SIDE_NAMES, Alignment, Entry
+from tensorcap.alignment.mapping import SIDE_NAMES, Alignment, Entry, LeftOver
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_each, resolve_fitting
-from tensorcap.alignment.tokens import LAST, VALID, TokenAlignment, TokenRule
+from tensorcap.alignment.tokens import LAST, VALID, TokenAlignment, TokenRule, token_counters
 from tensorcap.wording import conjugated, counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
@@ -65,6 +65,7 @@ def match_tokens(mapping: ResolvedMapping) -> ResolvedMapping:
        the end of the run.
     4. Arguments of the same calls that no entry has, since their shapes differ, get an entry with the steps
        of the result.
+    5. Arguments of the models that say which tokens there are need no counterpart: the tokens are the same.
     """
     if mapping.alignment.tokens is not None:
         return mapping
@@ -96,7 +97,21 @@ def match_tokens(mapping: ResolvedMapping) -> ResolvedMapping:
     pairs = zip(mapping.alignment.entries, entries, strict=True)
     if all(entry is before for before, entry in pairs):
         return _with_arguments(original)
-    return _with_arguments(mapping.with_entries(entries))
+    return _without_token_counters(_with_arguments(mapping.with_entries(entries)), count)
+
+
+def _without_token_counters(mapping: ResolvedMapping, count: int) -> ResolvedMapping:
+    """The mapping in which masks and starts of sequences are explained: both sides have `count` tokens."""
+    counters = [token_counters(archive) for archive in (mapping.reference, mapping.target)]
+    left_over: list[LeftOver] = []
+    for left in mapping.alignment.left_over:
+        places = counters[SIDE_NAMES.index(left.side)]
+        explained = tuple(place for place in left.places if place in places and not left.is_explained)
+        reason = f"it says which tokens there are, and both sides have the same {count}"
+        rest = tuple(place for place in left.places if place not in explained)
+        left_over += [replace(left, places=rest)] if rest else []
+        left_over += [LeftOver(left.side, explained, reason)] if explained else []
+    return replace(mapping, alignment=replace(mapping.alignment, left_over=tuple(left_over)))
 
 
 def _with_arguments(mapping: ResolvedMapping) -> ResolvedMapping:

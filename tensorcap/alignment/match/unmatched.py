@@ -17,7 +17,9 @@ from tensorcap.alignment.match.derived_outputs import ScaledResults
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.names import Rules, Survey, fold
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.records import Record
+from tensorcap_formats.run_info import RunInfo
 
 Reason = tuple[str, bool]  # and whether it explains
 Rivals = tuple[Mapping[str, Sequence[str]], Mapping[str, Sequence[str]]]
@@ -34,14 +36,21 @@ class Unmatched:
         surveys: The sites of both runs.
         bound: How far equal values may be apart.
         rules: What says which modules only one side has.
+        target_run: The target's run metadata.
     """
 
     def __init__(
-        self, matching: Matching, surveys: tuple[Survey, Survey], bound: float, rules: Rules
+        self,
+        matching: Matching,
+        surveys: tuple[Survey, Survey],
+        bound: float,
+        rules: Rules,
+        target_run: RunInfo,
     ) -> None:
         self._matching = matching
         self._surveys = surveys
         self._rules = rules
+        self._target_run = target_run
         self._classes = [
             {site: member.module for site, member in survey.members.items()} for survey in surveys
         ]
@@ -200,11 +209,40 @@ class Unmatched:
             if known:
                 owner = f"{matching.sides[1 - i].by_site[known[0]][0].name} of the {other_side}"
                 return f"it has the values of {owner}, which has another counterpart", True
+            head = self._find_left_out_head(site) if i == 0 and not near else ""
+            if head:
+                return (
+                    f"the target's code leaves out the weights of {head}, and its other results agree",
+                    True,
+                )
             if not near and matching.is_confirmed(i, site):
                 return f"nothing in the {other_side} has its values, and what comes of them agrees", True
         elif side.by_site[site][0].slot and matching.is_confirmed(i, site):
             return "it has no values to be found by, and what comes of them agrees", True
         return self._explain_by_rule(i, side.module(site))
+
+    def _find_left_out_head(self, site: str) -> str:
+        """The part of the reference, such as `pooler`, that makes a result of the model; "" if there is none.
+
+        The target's code leaves out its weights, nothing in it has a partner, and other results agree.
+        """
+        matching = self._matching
+        side, members = matching.sides[0], self._surveys[0].members
+        results = [s for s in side.results_of[ROOT_SITE] if matching.has_partner(0, s)]
+        agree = all(
+            s in matching.partner[0] and matching.are_near(s, matching.partner[0][s]) for s in results
+        )
+        if side.module(site) != ROOT_SITE or not results or not agree:
+            return ""
+        digest = side.result(site).digest
+        makers = [s for s in side.by_site if side.module(s) != ROOT_SITE and side.result(s).digest == digest]
+        for head in dict.fromkeys(maker.partition(".")[0] for maker in makers if digest):
+            within = [s for s in members if s == head or s.startswith(f"{head}.")]
+            weights = [f"{s}.{name}" for s in within for name in members[s].parameters]
+            paired = [s for s in side.by_site if side.module(s) in within and matching.has_partner(0, s)]
+            if weights and not paired and all(map(self._target_run.leaves_out, weights)):
+                return head
+        return ""
 
     def _explain_by_rule(self, i: int, site: str) -> Reason:
         """Whether a rule says that only this side has a module, and why."""

@@ -21,6 +21,7 @@ ROLES: Final[Mapping[str, tuple[str, ...]]] = {  # names of the root module's in
     "positions": ("position_ids", "positions", "input_pos", "cache_position"),
     "starts": ("cu_seqlens", "cu_seq_lens_q", "cu_seqlens_q", "query_start_loc", "input_row_offsets"),
 }
+_SAY_WHICH: Final = ("mask", "starts")  # of the roles
 _EMBEDDINGS: Final = ("embed_tokens", "wte", "tok_embeddings", "word_embeddings", "embed_in")
 _KEPT: Final = ("logits_to_keep", "num_logits_to_keep")  # arguments: of how many last tokens logits are made
 
@@ -234,6 +235,13 @@ class _Run:
     def _refuse(self, record: Record, reason: str) -> UsageError:
         shape, dtype = list(record.shape), record.dtype.name
         return UsageError(f"{self._archive.path}: {record.key.text}: {dtype} {shape}, {reason}")
+
+
+def token_counters(archive: Archive) -> list[str]:
+    """`SITE/SLOT` of the inputs that say which tokens there are, beside ids: a mask, starts of sequences."""
+    steps = _collect_inputs(archive, {}).values()
+    keys = [records[role].key for records in steps for role in _SAY_WHICH if role in records]
+    return [*dict.fromkeys(f"{key.site}/{key.slot}" for key in keys)]
 
 
 def _collect_inputs(archive: Archive, places: Mapping[str, str]) -> dict[int, dict[str, Record]]:

@@ -531,6 +531,51 @@ def fused_twins() -> Trap:
     return Trap(one, other, frozenset({("c", "v")}), doubts=("a", "b", "d", "e"), by="values")
 
 
+def attention(q: Array, k: Array, v: Array, mixed: Array) -> Tensors:
+    """Results of a layer under the names of the reference."""
+    names = ("q_proj", "k_proj", "v_proj", "o_proj")
+    return {f"layers.0.self_attn.{n}": x for n, x in zip(names, (q, k, v, mixed), strict=True)}
+
+
+def renamed_attention(q: Array, k: Array, v: Array, mixed: Array) -> Tensors:
+    """Results of a layer under names of a port."""
+    names = ("to_q", "to_k", "to_v", "merge")
+    return {f"blocks.0.mixer.{n}": x for n, x in zip(names, (q, k, v, mixed), strict=True)}
+
+
+ROLES = frozenset(
+    (f"layers.0.self_attn.{n}_proj", f"blocks.0.mixer.to_{m}") for n, m in zip("qkv", "qkv", strict=True)
+)
+
+
+def swapped_projections() -> Trap:
+    """Queries have the weights of keys and keys those of queries, so that attention is another: a bug."""
+    q, k, v, mixed, other = (drawn(2, 3, 8) for _ in range(5))
+    before, after = drawn(2, 3, 9), drawn(2, 3, 7)
+    one = {"front": before, **attention(q, k, v, mixed), "head": after}
+    two = {"table": before, **renamed_attention(k, q, v, other), "last": after + drawn(2, 3, 7)}
+    return Trap(one, two, ROLES, doubts=("layers.0.self_attn.q_proj", "layers.0.self_attn.k_proj"))
+
+
+def doubled_projection() -> Trap:
+    """Keys have the weights of queries, which have them too."""
+    q, k, v, mixed, other = (drawn(2, 3, 8) for _ in range(5))
+    before, after = drawn(2, 3, 9), drawn(2, 3, 7)
+    one = {"front": before, **attention(q, k, v, mixed), "head": after}
+    two = {"table": before, **renamed_attention(q, q, v, other), "last": after + drawn(2, 3, 7)}
+    return Trap(one, two, ROLES, doubts=("layers.0.self_attn.k_proj",))
+
+
+def misnamed_projections() -> Trap:
+    """What the port calls a query is a key in its code too, and what attention makes of it is right."""
+    q, k, v, mixed = (drawn(2, 3, 8) for _ in range(4))
+    before, after = drawn(2, 3, 9), drawn(2, 3, 7)
+    one = {"front": before, **attention(q, k, v, mixed), "head": after}
+    two = {"table": before, **renamed_attention(k, q, v, mixed), "last": after}
+    pairs = {("layers.0.self_attn.q_proj", "blocks.0.mixer.to_k")}
+    return Trap(one, two, frozenset(pairs), sure=("layers.0.self_attn.q_proj", "layers.0.self_attn.k_proj"))
+
+
 TRAPS = {
     make.__name__: make()
     for make in (
@@ -587,5 +632,8 @@ TRAPS = {
         symmetric_weight,
         not_transposed,
         fused_twins,
+        swapped_projections,
+        doubled_projection,
+        misnamed_projections,
     )
 }
