@@ -64,7 +64,7 @@ def open_polygraphy(path: Path, runner: str = "") -> ForeignArchive:
             runs.setdefault(name, _Run(one.runner, [])).iterations.extend(one.iterations)
     chosen = _chosen(list(runs.values()), path, runner)
     tensors: list[ForeignTensor] = []
-    skipped: dict[str, str] = {}
+    problems: dict[str, str] = {}
     for step, outputs in enumerate(chosen.iterations):
         for name, value in outputs.items():
             many = len(chosen.iterations) > 1
@@ -73,17 +73,15 @@ def open_polygraphy(path: Path, runner: str = "") -> ForeignArchive:
             try:
                 text = _text_of(value, where)
             except _TorchTensorError:
-                skipped[own] = _TORCH
+                problems[own] = _TORCH
                 continue
             size = len(text) // 4 * 3 - text[-2:].count(b"=")
             tensors.append(npy_tensor_in(partial(_read, text, where), size, own, where))
-    if not tensors and not skipped:
+    if not tensors and not problems:
         raise NotAnArchiveError(f"{path}: holds no array in {len(chosen.iterations)} iterations")
     kind = chosen.runner.partition("-")[0]
     run = {"framework": {"name": _FRAMEWORKS.get(kind, "polygraphy")}, "runner": chosen.runner}
-    return ForeignArchive(
-        path, "polygraphy", tensors, skipped=skipped, run=run, is_ordered=True, is_complete=not skipped
-    )
+    return ForeignArchive(path, "polygraphy", tensors, problems=problems, run=run, is_ordered=True)
 
 
 def _chosen(runs: Sequence[_Run], path: Path, runner: str) -> _Run:

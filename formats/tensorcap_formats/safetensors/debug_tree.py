@@ -47,6 +47,7 @@ class _Contents:
         tensors: The tensors, in the order of the tree.
         values: Leaves that are no tensors.
         skipped: Why other tensors are not read.
+        problems: Why tensors that were printed cannot be read.
         files: Which key has the tensor of each file.
         is_printed: Whether a tensor is one that was printed.
     """
@@ -54,6 +55,7 @@ class _Contents:
     tensors: dict[str, ForeignTensor] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     is_printed: bool = False
 
@@ -95,6 +97,7 @@ def open_debug_tree(path: Path) -> ForeignArchive:
         contents.tensors.values(),
         values=contents.values,
         skipped=contents.skipped,
+        problems=contents.problems,
         run=run,
         is_ordered=True,
     )
@@ -107,8 +110,8 @@ def _without_tensors(path: Path, contents: _Contents) -> NotAnArchiveError:
             f"{path}: is a summary, which has shapes and rounded statistics and no values",
             hint=f"Give {path.with_name(full)}.",
         )
-    reasons = ": " + next(iter(contents.skipped.values())) if contents.skipped else ""
-    return NotAnArchiveError(f"{path}: holds no tensor that can be read{reasons}")
+    reason = next(iter((contents.problems | contents.skipped).values()), "")
+    return NotAnArchiveError(f"{path}: holds no tensor that can be read{': ' * bool(reason)}{reason}")
 
 
 def _slots(root: dict[str, Any], where: str) -> Iterator[tuple[str, Any]]:
@@ -177,9 +180,14 @@ def _add(contents: _Contents, key: str, leaf: Any, path: Path) -> None:
         contents.files[name] = key
         contents.tensors[key] = _of_file(path, name, key, shape, dtype)
     elif isinstance(value, list) and all(isinstance(line, str) for line in value):
-        printed = _printed("\n".join(value), shape, dtype)
-        if isinstance(printed, str):
-            contents.skipped[key] = printed
+        body = _TAIL.sub("", "\n".join(value))
+        if "..." in body:
+            contents.skipped[key] = f"was printed in part, {math.prod(shape)} elements"
+            return
+        try:
+            printed = _printed(body, shape, dtype)
+        except ReadError as error:
+            contents.problems[key] = str(error)
             return
         contents.is_printed |= dtype.kind == "float"
         contents.tensors[key] = ForeignTensor(key, dtype, shape, partial(_copy, printed))
@@ -222,15 +230,16 @@ def _of_file(path: Path, name: str, key: str, shape: tuple[int, ...], dtype: DTy
     return replace(tensor, name=key, read=read)
 
 
-def _printed(text: str, shape: tuple[int, ...], dtype: DType) -> Array | str:
-    """The stored elements of a tensor as torch prints it; or why it has none."""
-    body = _TAIL.sub("", text)
+def _printed(body: str, shape: tuple[int, ...], dtype: DType) -> Array:
+    """The stored elements of a tensor as torch prints it whole, without dtype and device.
+
+    Raises:
+        CorruptArchiveError: It shows another count of elements, or such as are not of the dtype.
+    """
     count = math.prod(shape)
-    if "..." in body:
-        return f"was printed in part, {count} elements"
     numbers = _NUMBER.findall(body.partition("(")[2])
     if len(numbers) != count:
-        return f"shows {len(numbers)} elements, expected {count}"
+        raise CorruptArchiveError(f"shows {len(numbers)} elements, expected {count}")
     try:
         if dtype.kind == "bool":
             values = np.array([number == "True" for number in numbers])
@@ -240,7 +249,7 @@ def _printed(text: str, shape: tuple[int, ...], dtype: DType) -> Array | str:
             values = np.array([int(number) for number in numbers], dtype.storage)
         return encode(values, dtype).reshape(-1)
     except (ValueError, OverflowError, ReadError):
-        return f"shows elements that are no {dtype.name}"
+        raise CorruptArchiveError(f"shows elements that are no {dtype.name}") from None
 
 
 def _copy(values: Array, start: int, out: Array) -> None:
