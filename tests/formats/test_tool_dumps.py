@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from tensorcap.comparison import compare
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, UnsafeFileError
 from tensorcap_formats.open import open_archive
@@ -103,6 +104,26 @@ def test_of_several_runners_one_is_named_by_its_beginning(tmp_path: Path) -> Non
     np.testing.assert_array_equal(contents(f"{path}:trt")["y"], A + 1)
     with pytest.raises(NotAnArchiveError, match="no runner 'tf'"):
         open_archive(f"{path}:tf")
+
+
+@pytest.mark.spec("TDM-3")
+def test_the_hint_for_a_folder_of_several_runners_can_be_followed(tmp_path: Path) -> None:
+    names = [f"{kind}-runner-N{i}-11/29/26-23:55:57" for i, kind in enumerate(("onnxrt", "trt"))]
+    (tmp_path / "out").mkdir()
+    for i in range(2):
+        runs = {name: [{"y": A + 10 * number + i}] for number, name in enumerate(names)}
+        results(tmp_path / f"out/{i:010}.json", runs)
+    with pytest.raises(NotAnArchiveError) as error:
+        open_archive(tmp_path / "out")
+    one = str(error.value.hint).rpartition(" ")[2]
+    assert one == f"{tmp_path}/out:onnxrt"
+    np.testing.assert_array_equal(contents(one)["1/y/output"], A + 1)
+    other = f"{tmp_path}/out:{names[1]}"
+    np.testing.assert_array_equal(contents(other)["1/y/output"], A + 11)
+    assert not any("same file" in text for text in compare(one, other).warnings)
+    assert any("same file" in text for text in compare(one, one).warnings)
+    with pytest.raises(NotAnArchiveError, match="no such file or folder"):
+        open_archive(f"{tmp_path}:onnxrt")
 
 
 @pytest.mark.spec("TDM-4")

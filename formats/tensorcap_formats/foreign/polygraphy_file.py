@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import numpy as np
 
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, abbreviate
-from tensorcap_formats.folder import files_below
+from tensorcap_formats.folder import files_below, list_folder
 from tensorcap_formats.foreign.json_file import read_json
 from tensorcap_formats.foreign.numpy_files import npy_tensor_in
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
@@ -42,6 +43,20 @@ class _Run:
 def is_polygraphy_folder(names: Sequence[str]) -> bool:
     """Whether a folder with these names is one of files of iterations."""
     return bool(names) and all(_FILE.fullmatch(name) for name in names)
+
+
+def split_runner(text: str) -> tuple[Path, str] | None:
+    """A file or a folder of iterations, and what is behind the colon after it: `FOLDER:onnxrt`.
+
+    Returns:
+        None if nothing of the kind is there.
+    """
+    for colon in re.finditer(":", text):
+        path, runner = Path(text[: colon.start()]), text[colon.end() :]
+        is_file = path.suffix == ".json" and os.path.isfile(path)
+        if runner and (is_file or (os.path.isdir(path) and is_polygraphy_folder(list_folder(path)))):
+            return path, runner
+    return None
 
 
 def open_polygraphy(path: Path, runner: str = "") -> ForeignArchive:
@@ -81,7 +96,8 @@ def open_polygraphy(path: Path, runner: str = "") -> ForeignArchive:
         raise NotAnArchiveError(f"{path}: holds no array in {len(chosen.iterations)} iterations")
     kind = chosen.runner.partition("-")[0]
     run = {"framework": {"name": _FRAMEWORKS.get(kind, "polygraphy")}, "runner": chosen.runner}
-    return ForeignArchive(path, "polygraphy", tensors, problems=problems, run=run, is_ordered=True)
+    place = Path(f"{path}:{runner}") if runner else path  # another runner's run is not the same one
+    return ForeignArchive(place, "polygraphy", tensors, problems=problems, run=run, is_ordered=True)
 
 
 def _chosen(runs: Sequence[_Run], path: Path, runner: str) -> _Run:
