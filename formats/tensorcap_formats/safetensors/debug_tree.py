@@ -19,6 +19,7 @@ import numpy as np
 
 from tensorcap_formats.dtypes import DTYPES, Array, DType, encode
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, abbreviate
+from tensorcap_formats.folder import others_below
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import decode_json
 from tensorcap_formats.input_file import InputFile, read_stored
@@ -33,7 +34,7 @@ _MAX_NODES: Final = 1_000_000
 _MAX_DEPTH: Final = 100
 _SIZES: Final = re.compile(r"torch\.Size\(\[(\d{0,18}(?:, \d{1,18}){0,63})\]\)")
 _NUMBER: Final = re.compile(r"[-+]?(?:nan|inf|\d+\.?\d*(?:e[-+]?\d+)?)(?![a-z0-9])|\b(?:True|False)\b")
-_TAIL: Final = re.compile(r",\s*(?:dtype|device|grad_fn|requires_grad)=.*\Z", re.DOTALL)
+_TAIL: Final = re.compile(r",\s*(?:size|dtype|device|grad_fn|requires_grad)=.*\Z", re.DOTALL)
 _PLAIN: Final = {"None": None, "True": True, "False": False}  # whose repr is written
 _OVERWRITTEN: Final = "the next call of the module wrote over its file"
 _PRINTED: Final = "Values are as they were printed, with four decimals, and judged as those of float16."
@@ -69,7 +70,8 @@ def open_debug_tree(path: Path) -> ForeignArchive:
         UnsafeFileError: A file lies outside of the folder.
         ReadError: The system cannot read it.
     """
-    if path.is_dir():
+    folder = path if path.is_dir() else None
+    if folder is not None:
         trees = sorted(path.glob(f"*{TREE_SUFFIX}"))
         if len(trees) != 1:
             raise NotAnArchiveError(
@@ -82,6 +84,10 @@ def open_debug_tree(path: Path) -> ForeignArchive:
     contents = _Contents()
     for key, leaf in _slots(root, str(path)):
         _add(contents, key, leaf, path)
+    if folder is not None:
+        summary = path.with_name(path.name.replace(TREE_SUFFIX, _SUMMARY_SUFFIX))
+        named = [path, summary, *(folder / name for name in contents.files)]
+        contents.skipped |= others_below(folder, named, f"{path.name} does not name it")
     if not contents.tensors:
         raise _without_tensors(path, contents)
     model = root.get("module_path")
