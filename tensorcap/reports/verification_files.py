@@ -57,7 +57,7 @@ def replace_folder(path: Path, *, force: bool) -> Iterator[Path]:
         try:
             building.mkdir()
         except OSError as error:
-            raise WriteError(f"{path}: {error}") from error
+            raise WriteError(f"{path}: cannot be written: {error.strerror or error}") from error
         try:
             yield building
         except BaseException as error:
