@@ -19,7 +19,7 @@ from tensorcap.adapters.jax.modules import is_container, model_argument_names, t
 from tensorcap.adapters.jax.runs import TappedRuns
 from tensorcap.adapters.jax.tensors import ARRAYS, dtype_named, from_stored, kinds, to_arrays
 from tensorcap.adapters.jax.variables import owned_variables, record_variables
-from tensorcap.adapters.protocol import Adapter, Site, further_names
+from tensorcap.adapters.protocol import PROBE_HINT, Adapter, Site, further_names
 from tensorcap.recording import CaptureOptions, Recorder, Substitution, collect_probes, rebuild, walk
 from tensorcap.workload import StoredInput, Workload, find_sources
 from tensorcap_formats.errors import UsageError
@@ -119,16 +119,7 @@ class JaxAdapter(Adapter):
         substitution: Substitution | None = None,
     ) -> Iterator[None]:
         """Report the calls of modules and the probes of the block."""
-        for request, is_asked in (
-            (f"level {plan.level}", plan.level != "module"),
-            ("watched functions", bool(plan.watch)),
-            ("gradients", plan.grads),
-        ):
-            if is_asked:
-                raise UsageError(
-                    f"{request}: not to be had of JAX",
-                    hint="tensorcap.probe in the model's code names a value within a module.",
-                )
+        self.refuse_requests(plan, hint=PROBE_HINT)
         known = JaxModel.of(model)
         if plan.params:
             record_variables(known, recorder)
