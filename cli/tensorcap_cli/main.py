@@ -16,6 +16,7 @@ from tensorcap_cli.signals import EndedBySignal, exit_status_of, leave_unfinishe
 from tensorcap_cli.text.progress import log_printed
 from tensorcap_cli.text.terminal import Output, fit_stdout, harmless
 
+_PRINTING: Final = ("click.utils", Output.__module__)
 _MODULES: Final = {"import": "import_folder", "sync-points": "sync_points"}  # no names of modules
 
 
@@ -35,6 +36,16 @@ class _Tcap(Group):
             return None
         module = import_module(f"tensorcap_cli.commands.{_MODULES.get(cmd_name, cmd_name)}")
         return cast("click.Command", module.command)
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        """Parse the arguments, which prints the help if it is asked for."""
+        try:
+            return super().make_context(*args, **options)
+        except OSError as error:
+            if not _is_of_stdout(error):
+                raise
+            _report_unprinted(error)
+            raise click.exceptions.Exit(1) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         _open_missing_streams()
@@ -61,8 +72,7 @@ class _Tcap(Group):
                     if not _is_of_stdout(error):
                         _show_frames_of_user()
                         raise
-                    sys.stdout = _devnull()  # what is left in the buffer would fail again at exit
-                    click.echo(f"Error: standard output: {error}", err=True)
+                    _report_unprinted(error)
                     ctx.exit(1)
                 click.echo(f"Error: {error}", err=True)
                 _print_notes(error)
@@ -81,8 +91,13 @@ def _is_of_stdout(error: BaseException) -> bool:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    is_printing = trace is not None and trace.tb_frame.f_globals.get("__name__") == "click.utils"
+    is_printing = trace is not None and trace.tb_frame.f_globals.get("__name__") in _PRINTING
     return is_printing and isinstance(error, OSError) and not isinstance(error, BrokenPipeError)
+
+
+def _report_unprinted(error: BaseException) -> None:
+    sys.stdout = _devnull()  # what is left in the buffer would fail again at exit
+    click.echo(f"Error: standard output: {error}", err=True)
 
 
 def _show_frames_of_user() -> None:

@@ -50,6 +50,7 @@ class Archive(ABC):
         checks_digests: Whether a tensor that is read from its beginning to its end is checked against its
             digest.
         skipped: Why other things in a file from elsewhere, such as arrays of text, were not read, by name.
+        problems: Why some of these could not be read though they should be, so that tensors are lacking.
     """
 
     is_direct = False
@@ -70,6 +71,7 @@ class Archive(ABC):
         root: str | None = None,
         trusts_digests: bool = False,
         skipped: Mapping[str, str] | None = None,
+        problems: Mapping[str, str] | None = None,
     ) -> None:
         self.path = path
         self.container = container
@@ -83,6 +85,7 @@ class Archive(ABC):
         self.root = root
         self.trusts_digests = trusts_digests
         self.skipped: Mapping[str, str] = dict(skipped or {})
+        self.problems: Mapping[str, str] = dict(problems or {})
 
     @abstractmethod
     def _read_flat(self, record: Record, start: int, out: Array) -> None:

@@ -109,7 +109,7 @@ def _check(archive: Archive, progress: Progress) -> ArchiveCheck:
 
 def _check_whole(archive: Archive) -> Iterator[Problem]:
     for name, what in archive.skipped.items():
-        yield Problem(name, f"is not read: {what}", is_warning=True)
+        yield Problem(name, f"is not read: {what}", is_warning=name not in archive.problems)
     if archive.is_foreign:
         return
     if archive.root is not None and archive.root != root_hash(archive.records):

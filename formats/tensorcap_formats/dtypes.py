@@ -48,6 +48,11 @@ class DType:
         return self.kind in ("float", "complex")
 
     @property
+    def is_whole(self) -> bool:
+        """Whether values are whole numbers, signed or not; bool is none."""
+        return self.kind in ("int", "uint")
+
+    @property
     def is_native(self) -> bool:
         """Whether numpy itself has this dtype, so that stored elements are values."""
         return np.dtype(self.storage).name == self.name

@@ -48,9 +48,9 @@ class ForeignArchive(Archive):
         resources: ExitStack | None = None,
         values: Mapping[str, Any] | None = None,
         skipped: Mapping[str, str] | None = None,
+        problems: Mapping[str, str] | None = None,
         run: Mapping[str, Any] | None = None,
         is_ordered: bool = False,
-        is_complete: bool = True,
         is_direct: bool = False,
     ) -> None:
         """Make records of the tensors.
@@ -62,9 +62,10 @@ class ForeignArchive(Archive):
             resources: What `close` closes; the archive takes it over if nothing is raised.
             values: Values that are no tensors, by name.
             skipped: Why other things in the file are not read, by name.
+            problems: Why tensors, or parts with tensors, could not be read, by name. One makes the archive
+                incomplete, and is what the run's metadata give as its error.
             run: As in `Archive`.
             is_ordered: As in `Archive`.
-            is_complete: As in `Archive`.
             is_direct: As in `Archive`.
 
         Raises:
@@ -81,6 +82,9 @@ class ForeignArchive(Archive):
         ordered = [keyed[text] for text in (keyed if is_ordered else sorted(keyed, key=natural))]
         self.is_direct = is_direct
         self._tensors = [tensor for _, tensor in ordered]
+        problems, run = problems or {}, dict(run or {})
+        if problems:
+            run["error"] = {"message": _problems_text(problems)}
         super().__init__(
             path,
             container,
@@ -90,10 +94,11 @@ class ForeignArchive(Archive):
             ],
             is_foreign=True,
             is_ordered=is_ordered,
-            is_complete=is_complete,
+            is_complete=not problems,
             run=run,
             values={key_of(name, str(path)).text: value for name, value in (values or {}).items()},
-            skipped=skipped,
+            skipped={**problems, **(skipped or {}), **problems},
+            problems=problems,
         )
         self._resources = (resources or ExitStack()).pop_all()
 
@@ -107,6 +112,14 @@ class ForeignArchive(Archive):
     def close(self) -> None:
         """Close the files; a second call does nothing."""
         self._resources.close()
+
+
+def _problems_text(problems: Mapping[str, str]) -> str:
+    """The problems, in one line."""
+    name, reason = next(iter(problems.items()))
+    parts = "1 part of it" if len(problems) == 1 else f"{len(problems)} parts of it"
+    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+    return f"{parts} could not be read: {abbreviate(name)}: {reason}{more}"
 
 
 def key_of(name: str, source: str) -> Key:

@@ -40,7 +40,6 @@ _KINDS: Final = (
     ".safetensors"
 )
 _ALONE: Final = (".gguf", ".h5", ".hdf5", ".keras", ".npz", ".onnx")  # files that are opened one by one
-_OF_RUNNER: Final = re.compile(r"(.+\.json):(.+)", re.DOTALL)
 _KERAS_WEIGHTS: Final = "model.weights.h5"
 _TEST_DATA: Final = re.compile(r"(?:input|output)_\d+\.pb")  # of an ONNX test data set
 _ONNX_START: Final = re.compile(rb"\x08[\x01-\x7f](?:\x12[\x01-\x7f][\x20-\x7e]|\x3a[\x80-\xff])")
@@ -74,11 +73,10 @@ def open_archive(path: str | os.PathLike[str]) -> Archive:
     except PermissionError as error:
         raise _unreadable(path, error) from None
     except (OSError, ValueError):
-        if match := _OF_RUNNER.fullmatch(os.fspath(path)):
-            from tensorcap_formats.foreign import open_polygraphy
+        from tensorcap_formats.foreign import open_polygraphy, split_runner
 
-            if os.path.exists(match[1]):
-                return open_polygraphy(Path(match[1]), match[2])
+        if found := split_runner(os.fspath(path)):
+            return open_polygraphy(*found)
         raise _nothing_to_open(path, locked) from None
     if locked:
         warnings.warn(f"{path}: another process is writing it anew; this is the archive before", stacklevel=2)
@@ -145,7 +143,9 @@ def opened_both(reference: Source, target: Source) -> Iterator[tuple[Archive, Ar
 
 
 def is_same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
-    """Whether two paths lead to one file or folder."""
+    """Whether two paths lead to one file or folder, or are one pattern or one part of a file."""
+    if os.fspath(one) == os.fspath(other):
+        return True
     try:
         return os.path.samefile(one, other)
     except (OSError, ValueError):

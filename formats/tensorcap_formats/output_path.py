@@ -163,12 +163,15 @@ def publish_text(path: str | os.PathLike[str], *, beginning: str) -> Iterator[IO
 def build_beside(path: Path) -> Iterator[Path]:
     """A new path in the folder of `path`, to build something at; what is still there at the end is removed.
 
-    What processes that were killed have left of the same path is put in order first.
+    What processes that were killed have left of the same path is put in order first. Errors of writing name
+    `path`.
     """
     clean_up(path)
     building = unique_beside(path, _BUILDING)
     try:
         yield building
+    except WriteError as error:
+        raise WriteError(str(error).replace(str(building), str(path)), hint=error.hint) from error
     finally:
         remove(building)
 

@@ -58,6 +58,7 @@ class ArchiveView(Archive):
             root=root,
             trusts_digests=source.trusts_digests,
             skipped=source.skipped,
+            problems=source.problems,
         )
         self.is_direct = is_direct
         self.checks_digests = source.checks_digests

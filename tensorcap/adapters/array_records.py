@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
 from tensorcap.adapters.input_arrays import as_array
-from tensorcap.recording import Call, NothingLeftError, Recorder
+from tensorcap.recording import Call, Kinds, NothingLeftError, Recorder, walk
 from tensorcap_formats.dtypes import Array, DType, bits_of, dtype_of
 from tensorcap_formats.keys import escape
 
 
+@runtime_checkable
+class _Array(Protocol):
+    """An array of any framework that gives its arrays to numpy."""
+
+    def __array__(self) -> Any: ...
+
+
+_KINDS: Final = Kinds((_Array,))
+
+
 def record_inputs(inputs: Any, recorder: Recorder) -> None:
-    """Record the arrays that a run is given as `given.NAME` of the root, before its first call."""
+    """Record the arrays that a run is given as `given.NAME` of the root, before its first call.
+
+    Nested ones are `given.NAME.FIELD`. Numbers, and lists of them, count as arrays; other values are none.
+    """
     named = inputs if isinstance(inputs, Mapping) else {str(i): value for i, value in enumerate(inputs)}
     call = Call(recorder.points[""], 0, 0)
     for name, value in named.items():
-        array = np.array(as_array(value), order="C")
-        record_array(recorder, call, f"given.{escape(name)}", array, required=True)
+        for path, array in _arrays(name, value):
+            record_array(recorder, call, f"given.{escape(path)}", array, required=True)
+
+
+def _arrays(name: str, value: Any) -> Iterator[tuple[str, Array]]:
+    """The arrays in an input, by path, as arrays of numpy of their own."""
+    leaves = [leaf for leaf in walk({name: value}, _KINDS) if leaf.is_tensor]
+    if leaves:
+        for leaf in leaves:
+            yield leaf.name, np.array(as_array(leaf.value), order="C")
+    elif isinstance(value, bool | int | float | complex | list | tuple):
+        array = np.array(value, order="C")
+        if array.dtype.kind in "biufc":
+            yield name, array
 
 
 def record_array(recorder: Recorder, call: Call, slot: str, array: Array, *, required: bool = False) -> str:

@@ -12,6 +12,7 @@ for it. To write one, copy the layout of `torch/` and `max/` (`tensorcap.adapter
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tensorcap_formats.dtypes import Array
     from tensorcap_formats.keys import Key
 
+PROBE_HINT: Final = "tensorcap.probe in the model's code names a value within a module."
 _Module = TypeVar("_Module")
 _ADAPTERS: Final = {  # root package of the model's class, or of a base class; sorted
     "coreai": "tensorcap.adapters.coreai.adapter:CoreAIAdapter",
@@ -166,6 +168,14 @@ def first_names(named: Iterable[tuple[str, _Module]]) -> tuple[dict[str, _Module
         else:
             aliases[name] = known
     return modules, aliases
+
+
+def most_common_dtype(tensors: Iterable[tuple[str, int]]) -> str | None:
+    """The dtype of most elements of tensors that are given by dtype and count of elements; None of none."""
+    sizes: Counter[str] = Counter()
+    for dtype, count in tensors:
+        sizes[dtype] += count
+    return sizes.most_common(1)[0][0] if sizes else None
 
 
 def further_names(aliases: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
@@ -311,6 +321,40 @@ class Adapter(Protocol):
         for name in settings:
             if name not in self.settings:
                 raise UsageError(f"{path}: takes no --{name.replace('_', '-')}, which is for torch models")
+
+    def refuse_requests(
+        self,
+        plan: CaptureOptions,
+        substitution: Substitution | None = None,
+        *,
+        levels: Collection[str] = ("module",),
+        lacks: Collection[str] = (),
+        why: str = "",
+        hint: str | None = None,
+    ) -> None:
+        """Refuse what a framework without watched functions and gradients does not have for a capture.
+
+        Args:
+            plan: What the capture is to record.
+            substitution: What it is to put in.
+            levels: Those that the framework has.
+            lacks: What else it does not have: `parameters`, `injection`.
+            why: What the framework does in its place, a clause.
+            hint: What to do.
+
+        Raises:
+            UsageError: Something of that is asked for.
+        """
+        for request, is_asked in (
+            (f"level {plan.level}", plan.level not in levels),
+            ("watched functions", bool(plan.watch)),
+            ("gradients", plan.grads),
+            ("parameters", "parameters" in lacks and bool(plan.params)),
+            ("injection", "injection" in lacks and substitution is not None),
+        ):
+            if is_asked:
+                clause = f", which {why}" if why else ""
+                raise UsageError(f"{request}: not to be had of {self.title}{clause}", hint=hint)
 
     def check(self, path: str, settings: Mapping[str, Any]) -> None:
         """Refuse early what `load` would refuse: whatever can be known before anything is run.

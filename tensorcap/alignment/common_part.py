@@ -315,7 +315,7 @@ def _find_rows(larger: Archive, smaller: Archive) -> _Rows | None:
     if not pairs or any(record.size > _MOST for pair in pairs for record in pair):
         return None
     batches = {(a.shape[0], b.shape[0]) for a, b in pairs if a.shape[0] != b.shape[0] and len(a.shape) > 1}
-    ids = [(a, b) for a, b in pairs if a.dtype.kind in ("int", "uint") and len(a.shape) == len(b.shape) == 2]
+    ids = [(a, b) for a, b in pairs if a.dtype.is_whole and len(a.shape) == len(b.shape) == 2]
     lengths = {(a.shape[1], b.shape[1]) for a, b in ids if a.shape[1] != b.shape[1]}
     if len(batches) > 1 or len(lengths) > 1 or not (batches or lengths):
         return None

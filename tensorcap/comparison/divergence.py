@@ -147,7 +147,7 @@ def is_circumstance(pair: Pair, inputs: Sequence[Pair]) -> bool:
     if pair.reference is None:
         return False
     if pair.status != "shape-mismatch":
-        is_whole = pair.reference.dtype.kind in ("int", "uint")
+        is_whole = pair.reference.dtype.is_whole
         return pair.status == "diverged" and is_whole and is_state(pair.reference.key)
     is_passed = _is_argument(pair) or is_state(pair.reference.key)
     return is_passed or any(entry.status == "shape-mismatch" for entry in inputs)

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from tensorcap.comparison.pair import Decision, Finding, Pair, Status, decide
+from tensorcap.comparison.quantised_weights import output_steps
 from tensorcap.comparison.thresholds import Thresholds
 from tensorcap.metrics import Tolerance
 from tensorcap.runs import (
@@ -383,11 +384,7 @@ def _is_repeated(
 
 def _rounded_steps(target: Archive) -> dict[str, float]:
     """The step of each tensor that a module rounded to whole steps, by digest."""
-    steps = {
-        site: step
-        for site, module in target.info.modules.items()
-        if isinstance(step := module.settings.get("output_step"), float)
-    }
+    steps = output_steps(target.info)
     records = [r for r in target.records if r.digest and r.key.site in steps] if steps else []
     return {r.digest: steps[r.key.site] for r in records if is_result(r.key)}
 

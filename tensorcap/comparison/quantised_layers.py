@@ -18,7 +18,7 @@ import numpy as np
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.pair import Decision, Finding, Pair, decide
 from tensorcap.comparison.policy import POLICY, Precision
-from tensorcap.comparison.quantised_weights import packed_weights
+from tensorcap.comparison.quantised_weights import output_steps, packed_weights
 from tensorcap.comparison.weight_mistakes import alternatives, describe_mistake
 from tensorcap.comparison.weight_rounding import (
     Rounding,
@@ -46,7 +46,6 @@ _ROUNDINGS: Final = 3.0  # of the runs' precision, that a layer may add besides
 _ALIKE: Final = 0.1  # by which fitted factors may be off, relative
 _MOST: Final = 0.98  # of the columns have to have such factors
 _FOLDED: Final = "each column times a number that its input is divided by"
-_WHOLE: Final = ("int", "uint")  # kinds of dtypes
 _WIDE: Final = ("int16", "uint16", "int32")  # formats of numbers that are too many to be told apart by values
 _BIAS: Final = "param.bias"
 _WEIGHT_STEP: Final = "param.weight_step"
@@ -189,11 +188,7 @@ def measure_layers(
         injected: Which inputs of the target were replaced by the reference's; None if none were.
     """
     packed = packed_weights(target.info)
-    steps = {
-        site: step
-        for site, module in target.info.modules.items()
-        if isinstance(step := module.settings.get("output_step"), float)
-    }
+    steps = output_steps(target.info)
     if not packed and not steps:
         return QuantisedLayers()
     ours, theirs = (_parameters(archive, {site for site, _ in packed}) for archive in (reference, target))
@@ -383,7 +378,7 @@ def _looked_up(
     if weight.ndim != 2:
         return
     records = [r for r in reference.records if r.key.site == site and r.stored]
-    given = {_place(r.key): r for r in records if r.key.slot.startswith("input") and r.dtype.kind in _WHOLE}
+    given = {_place(r.key): r for r in records if r.key.slot.startswith("input") and r.dtype.is_whole}
     for record in records:
         text = record.key.text
         places, own = given.get(_place(record.key)), target.get(text) if text in target else None

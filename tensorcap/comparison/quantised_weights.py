@@ -136,6 +136,15 @@ def quantised_modules(
     return modules
 
 
+def output_steps(run: RunInfo) -> dict[str, float]:
+    """Return the step of each module that rounds its results to whole steps, by site."""
+    return {
+        site: step
+        for site, module in run.modules.items()
+        if isinstance(step := module.settings.get("output_step"), float)
+    }
+
+
 def packed_weights(run: RunInfo) -> set[tuple[str, str]]:
     """Return site and name of each weight that is kept in few bits, and recorded in floats."""
     packed = {

@@ -50,7 +50,7 @@ class RoutingDifference:
 def is_routing(record: Record) -> bool:
     """Whether a record holds numbers of experts: integers, few a row, under the name of a router (LOG-20)."""
     return (
-        record.dtype.kind in ("int", "uint")
+        record.dtype.is_whole
         and len(record.shape) >= 2
         and 0 < record.shape[-1] <= WIDEST
         and _NAMES.search(f"{record.key.site}/{record.key.slot}") is not None

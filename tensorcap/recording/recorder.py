@@ -409,7 +409,7 @@ class Recorder:
         if not required or self.wants(call, slot):
             with self._lock:
                 call.point.records += 1
-        if required and dtype.kind in ("int", "uint"):
+        if required and dtype.is_whole:
             ids = _sha256(bits.reshape(-1), dtype)
             self.inputs[key.text] = {"sha256": ids, "shape": list(shape), "dtype": dtype.name}
 

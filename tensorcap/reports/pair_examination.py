@@ -36,7 +36,6 @@ from tensorcap_formats.records import Record
 
 Where = Literal["worst", "all", "none"]
 _WORST: Final = 3  # besides the first divergence
-_WHOLE: Final = ("int", "uint")
 _LARGE: Final = 1 << 27  # values: larger logits are compared as such only when asked for
 _T = TypeVar("_T")
 
@@ -153,7 +152,7 @@ def _logits(measured: list[_Measured], every: bool, notes: list[str]) -> Iterato
 
 
 def _is_routing(m: _Measured, every: bool) -> bool:
-    are_whole = m.ours.dtype.kind in _WHOLE and m.theirs.dtype.kind in _WHOLE
+    are_whole = m.ours.dtype.is_whole and m.theirs.dtype.is_whole
     fits = are_whole and len(m.ours.shape) > 0 and m.ours.shape[-1] <= WIDEST
     return fits and (every or is_routing(m.ours))
 

@@ -57,7 +57,7 @@ def replace_folder(path: Path, *, force: bool) -> Iterator[Path]:
         try:
             building.mkdir()
         except OSError as error:
-            raise WriteError(f"{path}: {error}") from error
+            raise WriteError(f"{path}: cannot be written: {error.strerror or error}") from error
         try:
             yield building
         except BaseException as error:
@@ -102,7 +102,6 @@ def write_files(
         The verification with its summary, and with notes of what could not be written.
     """
     notes = list(verification.notes)
-    scenarios: dict[str, Any] = {FREE: None, INJECTED: None}
     layers_by_scenario: dict[str, tuple[Layer, ...]] = {}
     for name, sides, comparison in (
         (FREE, free, verification.free),
@@ -114,7 +113,6 @@ def write_files(
         notes += _write_scenario(folder / name, name, listed, originals, verification)
         if layers:
             _write_layers(folder / name, sides, comparison)
-        scenarios[name] = _scenario_json(listed, comparison, folder)
     notes += _write_page(folder, verification, free)
     verification = replace(verification, notes=tuple(dict.fromkeys(notes)))
     files = tuple(archive.info.model_file for archive in originals)
@@ -127,12 +125,21 @@ def write_files(
     used = free[1].alignment if isinstance(free[1], MappedArchive) else None
     if used is not None and used.entries:
         write_map(used, folder / MAP, title="The map by which the free runs were compared.")
+    scenarios = {
+        name: _scenario_json(layers_by_scenario[name], comparison, folder)
+        if comparison and name in layers_by_scenario
+        else None
+        for name, comparison in ((FREE, verification.free), (INJECTED, verification.injected))
+    }
     document = _document(verification, scenarios, folder, files)
     for suspect in document["suspects"]:
         layer = layer_of(suspect["key"], suspect["module"], layers_by_scenario[FREE])
         suspect["target"] = json_value(layer.target) if layer else None
-    text = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1)
-    (folder / _MARK).write_text(text + "\n", encoding="utf-8")
+    with (folder / _MARK).open(
+        "w", encoding="utf-8"
+    ) as file:  # in pieces: its text is some times the tensors
+        json.dump(document, file, ensure_ascii=False, allow_nan=False, indent=1)
+        file.write("\n")
     return verification
 
 

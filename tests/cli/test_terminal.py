@@ -229,6 +229,20 @@ def test_what_an_encoding_has_not_is_replaced(write: Write, folder: Path) -> Non
     assert rb"\u540d" in done.stdout
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+@pytest.mark.parametrize("command", ["ls r.h5", "ls r.h5 --json", "--help"])
+def test_a_full_standard_output_is_one_line(command: str, write: Write, folder: Path) -> None:
+    write("r.h5", {f"0/layers.{i}.{'fc' * 200}/output": X for i in range(60)})
+    line = f'"$0" -m tensorcap_cli {command} >/dev/full'
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable], capture_output=True, text=True, check=False, cwd=folder
+    )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "Error: standard output: [Errno 28] No space left on device\n",
+    )
+
+
 def test_json_has_escapes_for_what_a_terminal_obeys(tcap: Tcap, write: Write) -> None:
     write("r.h5", {"0/m/output": X}, run={"notes": "\x7f\u202e\U000e0001"})
     text = tcap("show", "r.h5", "--json").stdout

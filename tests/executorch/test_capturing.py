@@ -205,6 +205,25 @@ class Waves(torch.nn.Module):
         return x.sin().cos()
 
 
+class Constants(torch.nn.Module):
+    """Returns what is no tensor before one."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return 3, None, x.sin()
+
+
+@pytest.mark.spec("EXT-10")
+def test_a_program_that_returns_constants_runs_and_its_capture_is_refused(tmp_path: Path) -> None:
+    program = programs.write(tmp_path, Constants())
+    (result,) = tensorcap.ExecuTorchModel(program)(programs.ROWS).values()
+    torch.testing.assert_close(result, programs.ROWS.sin())
+    refused = tcap("capture", "executorch", program, "--inputs", "ones", "-o", tmp_path / "o.h5")
+    assert refused.exit_code == 1, refused.output
+    assert "returns 3 at 0, None at 1 beside its tensors" in refused.output
+    assert "Export a model that returns its tensors alone" in refused.output
+    assert not (tmp_path / "o.h5").exists()
+
+
 @pytest.mark.spec("EXT-10")
 def test_a_record_of_another_export_is_refused(program: Path, tmp_path: Path) -> None:
     other = programs.write(tmp_path, Waves())

@@ -180,7 +180,7 @@ def test_what_cannot_be_taken_is_reported_and_the_archive_incomplete(folder: Pat
     with open_archive(folder) as archive:
         assert keys(archive) == ["0/good/output"]
         assert not archive.is_complete
-        assert archive.run["error"]["message"].startswith("3 of the dump's tensors could not be taken: ")
+        assert archive.run["error"]["message"].startswith("3 parts of it could not be read: ")
         one, other = "model.layers.0-output.max", "model.layers.layers.0-output.max"
         assert archive.skipped == {
             one: f"means 0/layers.0/output, and so does {other}",

@@ -108,7 +108,7 @@ def test_a_compact_log_is_read_as_far_as_it_is_printed(tmp_path: Path) -> None:
         }
         assert not archive.is_complete
         assert archive.run["error"] == {
-            "message": "damaged in the log: 'cut' (its print is cut short, or holds something else)"
+            "message": "1 part of it could not be read: cut: its print is cut short, or holds something else"
         }
         assert archive.info.dump == "abbreviated log"
 

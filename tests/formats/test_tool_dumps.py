@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from tensorcap.comparison import compare
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, UnsafeFileError
 from tensorcap_formats.open import open_archive
@@ -103,6 +104,26 @@ def test_of_several_runners_one_is_named_by_its_beginning(tmp_path: Path) -> Non
     np.testing.assert_array_equal(contents(f"{path}:trt")["y"], A + 1)
     with pytest.raises(NotAnArchiveError, match="no runner 'tf'"):
         open_archive(f"{path}:tf")
+
+
+@pytest.mark.spec("TDM-3")
+def test_the_hint_for_a_folder_of_several_runners_can_be_followed(tmp_path: Path) -> None:
+    names = [f"{kind}-runner-N{i}-11/29/26-23:55:57" for i, kind in enumerate(("onnxrt", "trt"))]
+    (tmp_path / "out").mkdir()
+    for i in range(2):
+        runs = {name: [{"y": A + 10 * number + i}] for number, name in enumerate(names)}
+        results(tmp_path / f"out/{i:010}.json", runs)
+    with pytest.raises(NotAnArchiveError) as error:
+        open_archive(tmp_path / "out")
+    one = str(error.value.hint).rpartition(" ")[2]
+    assert one == f"{tmp_path}/out:onnxrt"
+    np.testing.assert_array_equal(contents(one)["1/y/output"], A + 1)
+    other = f"{tmp_path}/out:{names[1]}"
+    np.testing.assert_array_equal(contents(other)["1/y/output"], A + 11)
+    assert not any("same file" in text for text in compare(one, other).warnings)
+    assert any("same file" in text for text in compare(one, one).warnings)
+    with pytest.raises(NotAnArchiveError, match="no such file or folder"):
+        open_archive(f"{tmp_path}:onnxrt")
 
 
 @pytest.mark.spec("TDM-4")
@@ -232,6 +253,55 @@ def test_printed_tensors_are_read_if_they_are_whole(tmp_path: Path) -> None:
         assert "in part" in archive.skipped["0/block/input.rope.0"]
         assert archive.run["compute_dtype"] == "float16"
         assert "printed" in archive.run["notes"][0]
+
+
+@pytest.mark.spec("TDM-12")
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
+def test_an_empty_tensor_that_was_printed_is_read(dtype: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    empty = torch.empty(shape, dtype=getattr(torch, dtype))
+    root = {
+        "module_path": "Net",
+        "inputs": {"args": [tensor(empty.numpy(), repr(empty).splitlines())]},
+        "outputs": tensor(A, repr(torch.from_numpy(A)).splitlines()),
+    }
+    path = tmp_path / "Net_debug_tree_FULL_TENSORS.json"
+    path.write_text(json.dumps(root))
+    with open_archive(path) as archive:
+        record = archive.get("0/@root/input.0")
+        assert (record.shape, record.dtype.name, archive.skipped) == (shape, dtype, {})
+
+
+@pytest.mark.spec("TDM-12")
+def test_a_damaged_print_is_a_problem_and_one_in_part_is_not(tmp_path: Path) -> None:
+    printed = {"a": "tensor([1., 2.])", "b": "tensor([1., x, 2.])", "c": "tensor([1., ..., 2.])"}
+    outputs = {name: tensor(np.ones(3, np.float32), [text]) for name, text in printed.items()}
+    outputs["good"] = tensor(np.ones(1, np.float32), ["tensor([1.])"])
+    path = tmp_path / "Net_debug_tree_FULL_TENSORS.json"
+    path.write_text(json.dumps({"module_path": "Net", "outputs": outputs}))
+    with open_archive(path) as archive:
+        assert [r.key.text for r in archive.records] == ["0/@root/output.good"]
+        assert list(archive.problems) == ["0/@root/output.a", "0/@root/output.b"]
+        assert "0/@root/output.c" in archive.skipped
+        assert not archive.is_complete
+
+
+@pytest.mark.spec("TDM-11")
+def test_files_beside_a_tree_that_it_does_not_name_are_listed(tmp_path: Path) -> None:
+    def saved(array: Array, name: str) -> str:
+        save_file({"data": np.ascontiguousarray(array)}, tmp_path / f"Net.{name}.safetensors")
+        return f"./Net.{name}.safetensors"
+
+    path = tree(tmp_path, saved)
+    (tmp_path / "Net_debug_tree_SUMMARY.json").write_text("{}")
+    save_file({"w": A}, tmp_path / "model.safetensors")
+    (tmp_path / "more").mkdir()
+    reason = f"{path.name} does not name it"
+    for place, expected in ((tmp_path, {"model.safetensors", "more/"}), (path, set())):
+        with open_archive(place) as archive:
+            others = {name for name, why in archive.skipped.items() if why.endswith(reason)}
+            assert others == expected
 
 
 @pytest.mark.spec("TDM-13")

@@ -12,11 +12,14 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from tests.hostile.containers import CONTAINERS, available
+from tests.support.archives import write_archive
 
 FOLDERS: Final = [
     name
@@ -33,7 +36,7 @@ class Attempt:
     """One command on one container.
 
     Attributes:
-        container: Its name.
+        container: Its name; "" if it is the folder of the output that may not be written to.
         place: What may not be read, as a path in it.
         mode: Its permissions.
         command: The command and its arguments.
@@ -86,6 +89,34 @@ def attempts(folder: Path) -> Iterator[Attempt]:
                     yield _attempt(name, str(place.relative_to(partial)), mode, command)
                 place.chmod(before)
         shutil.rmtree(folder)
+    yield from _writing_attempts(folder)
+
+
+def _writing_attempts(folder: Path) -> Iterator[Attempt]:
+    """Run commands whose output is to go into a folder that may not be written to."""
+    folder.mkdir(parents=True)
+    for name in ("ref.h5", "tgt.h5"):
+        write_archive(folder / name, {"0/fc/output": np.ones(2)})
+    sides = [str(folder / name) for name in ("ref.h5", "tgt.h5")]
+    closed = folder / "closed"
+    closed.mkdir(mode=0o555)
+    for command in (
+        ["convert", sides[0], "o.h5"],
+        ["convert", sides[0], "o.zarr"],
+        ["convert", sides[0], "o.safetensors"],
+        ["convert", sides[0], "o.npz"],
+        ["export", sides[0], "--format", "max", "o"],
+        ["compare", *sides, "--save", "o.json"],
+        ["compare", *sides, "--csv", "o.csv"],
+        ["compare", *sides, "--junit", "o.xml"],
+        ["align", *sides, "-o", "o.toml"],
+        ["report", *sides, "--markdown", "-o", "o.md"],
+        ["verify", *sides, "-o", "o"],
+        ["show", sides[0], "0/fc/output", "--npy", "o.npy"],
+    ):
+        attempt = _attempt("", "", 0o555, [*command[:-1], str(closed / command[-1])])
+        left = "" if not any(closed.iterdir()) else "something is left"
+        yield replace(attempt, fault=attempt.fault or left)
 
 
 def _attempt(container: str, place: str, mode: int, command: list[str]) -> Attempt:

@@ -12,6 +12,7 @@ from tensorcap.comparison import compare
 from tensorcap.localization import localize
 from tensorcap.rerun import replay
 from tensorcap.testing import assert_matches
+from tensorcap_formats.check import check_archive as check
 from tensorcap_formats.errors import ReadError
 from tensorcap_formats.open import open_archive
 from tests.hostile.containers import CONTAINERS, Container, available
@@ -57,6 +58,25 @@ def test_no_flipped_bit_is_green(name: str, tmp_path: Path) -> None:
             if container.is_sealed:
                 with pytest.raises(ReadError):
                     localize(*sides)
+
+
+@pytest.mark.parametrize("name", available())
+def test_check_ends_with_3_if_a_file_of_a_tensor_is_cut_short(name: str, tmp_path: Path) -> None:
+    container = CONTAINERS[name]
+    container.write(tmp_path)
+    assert check_status(tmp_path / container.name) == 0
+    largest = max(
+        (path for path in tmp_path.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
+    )
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size * 2 // 3])
+    assert check_status(tmp_path / container.name) == 3
+
+
+def check_status(path: Path) -> int:
+    try:
+        return check(str(path)).exit_status
+    except ReadError as error:
+        return error.exit_status
 
 
 def damaged_copies(path: Path) -> Iterator[Path]:

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numcodecs
 import numpy as np
 import pytest
 import zarr
+from zarr.codecs import BloscCodec
 
 from tensorcap_formats.conversion import convert
 from tensorcap_formats.dtypes import dtype
@@ -237,6 +239,28 @@ def test_a_foreign_store_that_lies_is_refused(foreign: Path, case: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("version", "options"),
+    [
+        pytest.param(2, {"compressors": numcodecs.Blosc()}, id="version 2"),
+        pytest.param(3, {"compressors": BloscCodec()}, id="version 3"),
+        pytest.param(3, {"compressors": BloscCodec(), "shards": (64, 64)}, id="shards"),
+    ],
+)
+def test_nothing_behind_a_chunk_of_blosc_is_read(version: Any, options: Any, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).uniform(size=(64, 64)).astype("<f4")
+    group = zarr.open_group(tmp_path / "x.zarr", mode="w", zarr_format=version)
+    group.create_array("x", data=values, chunks=(32, 64), **options)
+    with open_archive(tmp_path / "x.zarr") as archive:
+        np.testing.assert_array_equal(archive.load(archive.get("x")), values)
+    chunk = max(tmp_path.rglob("*"), key=lambda path: path.is_file() and path.stat().st_size)
+    content = bytearray(chunk.read_bytes())
+    content[12:16] = (100_000).to_bytes(4, "little")  # the size of the first chunk
+    chunk.write_bytes(content)
+    with pytest.raises(CorruptArchiveError, match="bytes, expected the 100000 that it says"):
+        read_all(tmp_path / "x.zarr")
 
 
 def test_a_folder_that_is_no_store_is_no_archive(tmp_path: Path) -> None:

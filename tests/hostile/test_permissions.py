@@ -42,3 +42,12 @@ def test_what_may_not_be_read_is_named_and_never_green(name: str, attempts: list
             assert "Permission denied" in one.output, one
         if one.command.startswith("compare") and one.status == 0:  # it was nothing that is read of a tensor
             assert "2 of 2 reference tensors compared: 2 identical" in one.output, one
+
+
+def test_an_output_that_may_not_be_written_is_named_in_one_line(attempts: list[Attempt]) -> None:
+    writing = [one for one in attempts if not one.container]
+    assert len(writing) == 12
+    for one in writing:
+        path = one.command.rpartition(" ")[2]
+        assert (one.status, one.fault) == (1, ""), one
+        assert one.output.endswith(f"Error: {path}: cannot be written: Permission denied\n"), one

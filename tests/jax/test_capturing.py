@@ -15,6 +15,7 @@ from jax import numpy as jnp
 import tensorcap
 from tensorcap.adapters import adapter_for
 from tensorcap.session import capture_workload
+from tensorcap.workload import archived_inputs
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.errors import UsageError
@@ -339,3 +340,58 @@ def test_tensors_of_torch_keep_their_dtype_or_are_cast() -> None:
     prepared: Any = adapter_for(model).prepare(workload, input_dtype="bfloat16")
     assert prepared.inputs["x"].dtype == jnp.bfloat16
     assert prepared.inputs["x"].tolist() == [1.0, 3.0]
+
+
+@pytest.mark.spec("JAX-1")
+def test_constants_that_are_equal_and_not_the_same_are_compiled_apart() -> None:
+    model = tensorcap.JaxModel(lambda x, zero: jnp.copysign(x, zero))
+    ones = np.ones(2, np.float32)
+    assert [model(ones, zero).tolist() for zero in (0.0, -0.0, 0.0)] == [[1, 1], [-1, -1], [1, 1]]
+    typed = tensorcap.JaxModel(lambda x, one: x + isinstance(one, bool))
+    assert [float(typed(ones, one)[0]) for one in (1, True)] == [1, 2]
+    assert len(model.compiled) == len(typed.compiled) == 2
+
+
+class Sign(nnx.Module):
+    def __init__(self) -> None:
+        self.zero = 0.0
+
+    def __call__(self, x: Any) -> Any:
+        return jnp.copysign(x, self.zero)
+
+
+@pytest.mark.spec("JAX-1")
+def test_an_attribute_that_is_equal_and_not_the_same_is_compiled_anew() -> None:
+    module = Sign()
+    model = tensorcap.JaxModel(module)
+    assert model(X[:1, :1]).tolist() == [[1]]
+    module.zero = -0.0
+    assert model(X[:1, :1]).tolist() == [[-1]]
+
+
+@pytest.mark.spec("JAX-1")
+@pytest.mark.parametrize("is_torch", [False, True], ids=["numpy", "torch"])
+def test_nested_inputs_of_a_run_function_are_kept_and_given_again(is_torch: bool, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    def make(value: float) -> Any:
+        array = np.full((2, 2), value, np.float32)
+        return torch.from_numpy(array) if is_torch else array
+
+    def run(model: Any, batch: Any, rope: Any, mode: str) -> None:
+        model(batch["x"] * rope[0] if mode == "scaled" else batch["x"])
+
+    def workload(value: float) -> tensorcap.Workload:
+        inputs = {"batch": {"x": make(value)}, "rope": (make(2.0), 3), "mode": "scaled"}
+        return tensorcap.Workload(tensorcap.JaxModel(lambda x: x + 1), inputs, run)
+
+    with captured(tmp_path, workload(5.0)) as archive:
+        assert {r.key.text: archive.load(r)[0, 0] for r in archive.records} == {
+            "0/@root/given.batch.x": 5,
+            "0/@root/given.rope.0": 2,
+            "0/@root/input.x": 10,
+            "0/@root/output": 11,
+        }
+        again = adapter_for(workload(0.0).model).prepare(workload(0.0), inputs=archived_inputs(archive))
+    assert float(again.inputs["batch"]["x"][0, 0]) == 5
+    assert again.inputs["rope"][1] == 3

@@ -84,11 +84,10 @@ def command(source: str, output: str, *, raw: tuple[str, ...], by_time: bool, as
         with byte_bar("importing") as bar:
             paths = _convert(opened, output, bar)
         path = ", ".join(map(str, paths))
-        problems = getattr(opened, "problems", {})
         probes = getattr(opened, "probes", ())
         uncaptured = getattr(opened, "uncaptured", {})
         notes = list(opened.info.notes)
-        others = {name: what for name, what in opened.skipped.items() if name not in problems}
+        others = {name: what for name, what in opened.skipped.items() if name not in opened.problems}
         if as_json:
             print_json(
                 {
@@ -96,7 +95,7 @@ def command(source: str, output: str, *, raw: tuple[str, ...], by_time: bool, as
                     "records": len(opened),
                     "bytes": sum(record.nbytes for record in opened.records),
                     "is_ordered": opened.is_ordered,
-                    "problems": problems,
+                    "problems": opened.problems,
                     "others": others,
                     "probes": probes,
                     "uncaptured": uncaptured,
@@ -105,12 +104,12 @@ def command(source: str, output: str, *, raw: tuple[str, ...], by_time: bool, as
             )
         else:
             _print(opened, path, others)
-        for name, reason in problems.items():
+        for name, reason in opened.problems.items():
             click.echo(f"not imported: {one_line(name)}: {one_line(reason)}", err=True)
         if uncaptured:
             keys = some([one_line(key) for key in uncaptured])
             click.echo(f"not captured: {keys}: {one_line(next(iter(uncaptured.values())))}", err=True)
-    click.get_current_context().exit(_UNREAD if problems else int(bool(probes or uncaptured)))
+    click.get_current_context().exit(_UNREAD if opened.problems else int(bool(probes or uncaptured)))
 
 
 def _convert(opened: Archive, output: str, progress: Progress | None) -> list[Path]:

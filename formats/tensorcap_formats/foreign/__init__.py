@@ -30,7 +30,7 @@ from tensorcap_formats.foreign.max_file import MAX_DTYPE_CODES, MAX_SUFFIX, open
 from tensorcap_formats.foreign.msprobe_folder import is_msprobe_folder, open_msprobe
 from tensorcap_formats.foreign.neuron import NeuronArchive, neuron_opener
 from tensorcap_formats.foreign.numpy_files import open_npy, open_npy_folder, open_npz, write_npz
-from tensorcap_formats.foreign.polygraphy_file import is_polygraphy_folder, open_polygraphy
+from tensorcap_formats.foreign.polygraphy_file import is_polygraphy_folder, open_polygraphy, split_runner
 from tensorcap_formats.foreign.print_log import corner, is_print_log, open_print_log
 from tensorcap_formats.foreign.raw_file import RawSpec, open_raw, raw_file_hint
 from tensorcap_formats.foreign.sglang_folder import is_sglang_folder, open_sglang
@@ -90,6 +90,7 @@ __all__ = [
     "refuse_known_folder",
     "refuse_known_zip",
     "refuse_other_file",
+    "split_runner",
     "write_intermediates",
     "write_max",
     "write_npz",

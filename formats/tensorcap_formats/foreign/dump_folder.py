@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -47,16 +47,12 @@ class DumpArchive(ForeignArchive):
     """The tensors of a dump.
 
     Attributes:
-        problems: Why the archive lacks a tensor, by the name of its file.
         probes: Files whose labels are no layer's, which are kept as probes.
     """
 
-    def __init__(
-        self, *args: Any, problems: Mapping[str, str], probes: Sequence[str], **options: Any
-    ) -> None:
+    def __init__(self, *args: Any, probes: Sequence[str], **options: Any) -> None:
         """Make records of the tensors; arguments are those of `ForeignArchive`, and the attributes."""
         super().__init__(*args, **options)
-        self.problems = dict(problems)
         self.probes = tuple(probes)
 
 
@@ -116,8 +112,6 @@ def open_dump(path: Path, *, raw: Sequence[RawSpec] = (), by_time: bool = False)
     run: dict[str, Any] = {"framework": {"name": framework}, "dump": "files"}
     if notes := _notes(dump, files):
         run["notes"] = notes
-    if dump.problems:
-        run["error"] = {"message": _error_message(dump.problems)}
     if injected:
         run["injected"] = _injection_metadata(injected)
     return DumpArchive(
@@ -125,12 +119,11 @@ def open_dump(path: Path, *, raw: Sequence[RawSpec] = (), by_time: bool = False)
         "dump-folder",
         tensors,
         values=values,
-        skipped=dump.problems | dump.others,
+        skipped=dump.others,
+        problems=dump.problems,
         run=run,
         is_ordered=dump.is_ordered,
-        is_complete=not dump.problems,
         is_direct=not any(file.is_torch for file in files),
-        problems=dump.problems,
         probes=_probes(dump, files),
     )
 
@@ -266,13 +259,6 @@ def _notes(dump: DumpContents, files: Sequence[DumpFile]) -> list[str]:
         are = "is" if len(dump.unlisted) == 1 else "are"
         notes.append(f"{_first_names(dump.unlisted)} {are} in no list of names, and last in order.")
     return notes
-
-
-def _error_message(problems: dict[str, str]) -> str:
-    """The problems, in one line."""
-    name, reason = next(iter(problems.items()))
-    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return f"{len(problems)} of the dump's tensors could not be taken: {name}: {reason}{more}"
 
 
 def _first_names(names: Sequence[str]) -> str:

@@ -106,18 +106,15 @@ def open_msprobe(path: Path) -> ForeignArchive:
         run["framework"] = {"name": "torch" if framework == "pytorch" else str(framework)}
     if dump.without_values:
         run["notes"] = [f"Of {dump.without_values} tensors only statistics were kept."]
-    if dump.problems:
-        first = next(iter(dump.problems.values()))
-        run["error"] = {"message": f"{len(dump.problems)} parts of the dump could not be read: {first}"}
     return ForeignArchive(
         path,
         "msprobe",
         dump.tensors.values(),
         values=dump.values,
-        skipped={**dump.skipped, **dump.problems},
+        skipped=dump.skipped,
+        problems=dump.problems,
         run=run,
         is_ordered=True,
-        is_complete=not dump.problems,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import numpy as np
 
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, abbreviate
-from tensorcap_formats.folder import files_below
+from tensorcap_formats.folder import files_below, list_folder
 from tensorcap_formats.foreign.json_file import read_json
 from tensorcap_formats.foreign.numpy_files import npy_tensor_in
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
@@ -44,6 +45,20 @@ def is_polygraphy_folder(names: Sequence[str]) -> bool:
     return bool(names) and all(_FILE.fullmatch(name) for name in names)
 
 
+def split_runner(text: str) -> tuple[Path, str] | None:
+    """A file or a folder of iterations, and what is behind the colon after it: `FOLDER:onnxrt`.
+
+    Returns:
+        None if nothing of the kind is there.
+    """
+    for colon in re.finditer(":", text):
+        path, runner = Path(text[: colon.start()]), text[colon.end() :]
+        is_file = path.suffix == ".json" and os.path.isfile(path)
+        if runner and (is_file or (os.path.isdir(path) and is_polygraphy_folder(list_folder(path)))):
+            return path, runner
+    return None
+
+
 def open_polygraphy(path: Path, runner: str = "") -> ForeignArchive:
     """Open a file, or a folder of files of iterations, as an archive of one runner's outputs, or of inputs.
 
@@ -64,7 +79,7 @@ def open_polygraphy(path: Path, runner: str = "") -> ForeignArchive:
             runs.setdefault(name, _Run(one.runner, [])).iterations.extend(one.iterations)
     chosen = _chosen(list(runs.values()), path, runner)
     tensors: list[ForeignTensor] = []
-    skipped: dict[str, str] = {}
+    problems: dict[str, str] = {}
     for step, outputs in enumerate(chosen.iterations):
         for name, value in outputs.items():
             many = len(chosen.iterations) > 1
@@ -73,17 +88,16 @@ def open_polygraphy(path: Path, runner: str = "") -> ForeignArchive:
             try:
                 text = _text_of(value, where)
             except _TorchTensorError:
-                skipped[own] = _TORCH
+                problems[own] = _TORCH
                 continue
             size = len(text) // 4 * 3 - text[-2:].count(b"=")
             tensors.append(npy_tensor_in(partial(_read, text, where), size, own, where))
-    if not tensors and not skipped:
+    if not tensors and not problems:
         raise NotAnArchiveError(f"{path}: holds no array in {len(chosen.iterations)} iterations")
     kind = chosen.runner.partition("-")[0]
     run = {"framework": {"name": _FRAMEWORKS.get(kind, "polygraphy")}, "runner": chosen.runner}
-    return ForeignArchive(
-        path, "polygraphy", tensors, skipped=skipped, run=run, is_ordered=True, is_complete=not skipped
-    )
+    place = Path(f"{path}:{runner}") if runner else path  # another runner's run is not the same one
+    return ForeignArchive(place, "polygraphy", tensors, problems=problems, run=run, is_ordered=True)
 
 
 def _chosen(runs: Sequence[_Run], path: Path, runner: str) -> _Run:

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap_formats.dtypes import DTYPES, Array, DType, encode
-from tensorcap_formats.errors import NotAnArchiveError, ReadError, abbreviate
+from tensorcap_formats.errors import NotAnArchiveError, ReadError
 from tensorcap_formats.foreign.dump_labels import Label, parse_label, probe_key, remove_root, undouble_names
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.input_file import InputFile
@@ -82,8 +82,7 @@ def open_print_log(path: Path) -> ForeignArchive:
     skipped: dict[str, str] = {}
     damaged: dict[str, str] = {}
     prints = list(_prints(text, skipped, damaged))
-    skipped |= damaged
-    if not prints and not skipped:
+    if not prints and not skipped and not damaged:
         raise NotAnArchiveError(f"{path}: holds no line 'LABEL = tensor(…' of a print of MAX")
     keyed = [
         (probe_key(one.label, one.step) if label is None else label.key(one.step), one)
@@ -91,19 +90,14 @@ def open_print_log(path: Path) -> ForeignArchive:
     ]
     keyed.sort(key=lambda pair: pair[0].step)
     tensors = [ForeignTensor(key.text, p.dtype, p.shape, partial(_copy, p.values)) for key, p in keyed]
-    run = _run(prints)
-    if damaged:
-        label, reason = next(iter(damaged.items()))
-        rest = f", and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-        run["error"] = {"message": f"damaged in the log: {abbreviate(label)!r} ({reason}){rest}"}
     return ForeignArchive(
         path,
         "print-log",
         tensors,
         skipped=skipped,
-        run=run,
+        problems=damaged,
+        run=_run(prints),
         is_ordered=True,
-        is_complete=not damaged,
     )
 
 

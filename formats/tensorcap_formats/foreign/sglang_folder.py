@@ -103,20 +103,16 @@ def open_sglang(path: Path) -> ForeignArchive:
     if not tensors:
         reasons = f": {next(iter(problems.values()))}" if problems else ""
         raise NotAnArchiveError(f"{path}: holds no tensor of SGLang's dumper{reasons}")
-    run: dict[str, Any] = {"framework": {"name": "torch"}}
-    if problems:
-        name, reason = next(iter(problems.items()))
-        run["error"] = {"message": f"{len(problems)} files could not be read: {name}: {reason}"}
     others = others_below(path, [one.path for one in files], "no .pt file")
     return ForeignArchive(
         path,
         "sglang",
         tensors.values(),
         values=values,
-        skipped=others | skipped | problems,
-        run=run,
+        skipped=others | skipped,
+        problems=problems,
+        run={"framework": {"name": "torch"}},
         is_ordered=True,
-        is_complete=not problems,
     )
 
 

@@ -77,6 +77,7 @@ class MergedArchive(Archive):
             algorithm=algorithms.pop() if len(algorithms) == 1 else None,
             trusts_digests=all(archive.trusts_digests for archive in archives),
             skipped={name: why for archive in archives for name, why in archive.skipped.items()},
+            problems={name: why for archive in archives for name, why in archive.problems.items()},
         )
         self.checks_digests = all(archive.checks_digests for archive in archives)
 

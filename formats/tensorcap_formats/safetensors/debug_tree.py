@@ -19,6 +19,7 @@ import numpy as np
 
 from tensorcap_formats.dtypes import DTYPES, Array, DType, encode
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, abbreviate
+from tensorcap_formats.folder import others_below
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.index import decode_json
 from tensorcap_formats.input_file import InputFile, read_stored
@@ -33,7 +34,7 @@ _MAX_NODES: Final = 1_000_000
 _MAX_DEPTH: Final = 100
 _SIZES: Final = re.compile(r"torch\.Size\(\[(\d{0,18}(?:, \d{1,18}){0,63})\]\)")
 _NUMBER: Final = re.compile(r"[-+]?(?:nan|inf|\d+\.?\d*(?:e[-+]?\d+)?)(?![a-z0-9])|\b(?:True|False)\b")
-_TAIL: Final = re.compile(r",\s*(?:dtype|device|grad_fn|requires_grad)=.*\Z", re.DOTALL)
+_TAIL: Final = re.compile(r",\s*(?:size|dtype|device|grad_fn|requires_grad)=.*\Z", re.DOTALL)
 _PLAIN: Final = {"None": None, "True": True, "False": False}  # whose repr is written
 _OVERWRITTEN: Final = "the next call of the module wrote over its file"
 _PRINTED: Final = "Values are as they were printed, with four decimals, and judged as those of float16."
@@ -47,6 +48,7 @@ class _Contents:
         tensors: The tensors, in the order of the tree.
         values: Leaves that are no tensors.
         skipped: Why other tensors are not read.
+        problems: Why tensors that were printed cannot be read.
         files: Which key has the tensor of each file.
         is_printed: Whether a tensor is one that was printed.
     """
@@ -54,6 +56,7 @@ class _Contents:
     tensors: dict[str, ForeignTensor] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     is_printed: bool = False
 
@@ -67,7 +70,8 @@ def open_debug_tree(path: Path) -> ForeignArchive:
         UnsafeFileError: A file lies outside of the folder.
         ReadError: The system cannot read it.
     """
-    if path.is_dir():
+    folder = path if path.is_dir() else None
+    if folder is not None:
         trees = sorted(path.glob(f"*{TREE_SUFFIX}"))
         if len(trees) != 1:
             raise NotAnArchiveError(
@@ -80,6 +84,10 @@ def open_debug_tree(path: Path) -> ForeignArchive:
     contents = _Contents()
     for key, leaf in _slots(root, str(path)):
         _add(contents, key, leaf, path)
+    if folder is not None:
+        summary = path.with_name(path.name.replace(TREE_SUFFIX, _SUMMARY_SUFFIX))
+        named = [path, summary, *(folder / name for name in contents.files)]
+        contents.skipped |= others_below(folder, named, f"{path.name} does not name it")
     if not contents.tensors:
         raise _without_tensors(path, contents)
     model = root.get("module_path")
@@ -95,6 +103,7 @@ def open_debug_tree(path: Path) -> ForeignArchive:
         contents.tensors.values(),
         values=contents.values,
         skipped=contents.skipped,
+        problems=contents.problems,
         run=run,
         is_ordered=True,
     )
@@ -107,8 +116,8 @@ def _without_tensors(path: Path, contents: _Contents) -> NotAnArchiveError:
             f"{path}: is a summary, which has shapes and rounded statistics and no values",
             hint=f"Give {path.with_name(full)}.",
         )
-    reasons = ": " + next(iter(contents.skipped.values())) if contents.skipped else ""
-    return NotAnArchiveError(f"{path}: holds no tensor that can be read{reasons}")
+    reason = next(iter((contents.problems | contents.skipped).values()), "")
+    return NotAnArchiveError(f"{path}: holds no tensor that can be read{': ' * bool(reason)}{reason}")
 
 
 def _slots(root: dict[str, Any], where: str) -> Iterator[tuple[str, Any]]:
@@ -177,9 +186,14 @@ def _add(contents: _Contents, key: str, leaf: Any, path: Path) -> None:
         contents.files[name] = key
         contents.tensors[key] = _of_file(path, name, key, shape, dtype)
     elif isinstance(value, list) and all(isinstance(line, str) for line in value):
-        printed = _printed("\n".join(value), shape, dtype)
-        if isinstance(printed, str):
-            contents.skipped[key] = printed
+        body = _TAIL.sub("", "\n".join(value))
+        if "..." in body:
+            contents.skipped[key] = f"was printed in part, {math.prod(shape)} elements"
+            return
+        try:
+            printed = _printed(body, shape, dtype)
+        except ReadError as error:
+            contents.problems[key] = str(error)
             return
         contents.is_printed |= dtype.kind == "float"
         contents.tensors[key] = ForeignTensor(key, dtype, shape, partial(_copy, printed))
@@ -222,15 +236,16 @@ def _of_file(path: Path, name: str, key: str, shape: tuple[int, ...], dtype: DTy
     return replace(tensor, name=key, read=read)
 
 
-def _printed(text: str, shape: tuple[int, ...], dtype: DType) -> Array | str:
-    """The stored elements of a tensor as torch prints it; or why it has none."""
-    body = _TAIL.sub("", text)
+def _printed(body: str, shape: tuple[int, ...], dtype: DType) -> Array:
+    """The stored elements of a tensor as torch prints it whole, without dtype and device.
+
+    Raises:
+        CorruptArchiveError: It shows another count of elements, or such as are not of the dtype.
+    """
     count = math.prod(shape)
-    if "..." in body:
-        return f"was printed in part, {count} elements"
     numbers = _NUMBER.findall(body.partition("(")[2])
     if len(numbers) != count:
-        return f"shows {len(numbers)} elements, expected {count}"
+        raise CorruptArchiveError(f"shows {len(numbers)} elements, expected {count}")
     try:
         if dtype.kind == "bool":
             values = np.array([number == "True" for number in numbers])
@@ -240,7 +255,7 @@ def _printed(text: str, shape: tuple[int, ...], dtype: DType) -> Array | str:
             values = np.array([int(number) for number in numbers], dtype.storage)
         return encode(values, dtype).reshape(-1)
     except (ValueError, OverflowError, ReadError):
-        return f"shows elements that are no {dtype.name}"
+        raise CorruptArchiveError(f"shows elements that are no {dtype.name}") from None
 
 
 def _copy(values: Array, start: int, out: Array) -> None:

@@ -203,7 +203,9 @@ class _ForeignArray:
         import zarr
         from zarr.storage import LocalStore, StorePath
 
-        metadata: Any = self._metadata
+        from tensorcap_formats.zarr.blosc import with_checked_blosc
+
+        metadata = with_checked_blosc(self._metadata)
         place = StorePath(LocalStore(self._folder, read_only=True))
         array = zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=place))
         stored, files = self._stored()

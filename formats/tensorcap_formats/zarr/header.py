@@ -138,7 +138,7 @@ def zstd_codec(purpose: str) -> Any:
         MissingPackageError: numcodecs is not installed; `purpose` says what needs it.
     """
     try:
-        from numcodecs.zstd import Zstd  # type: ignore[import-untyped]  # has no types
+        from numcodecs.zstd import Zstd
     except ImportError:
         raise missing_package(purpose, "numcodecs", extra="zarr") from None
     return Zstd(level=_LEVEL)

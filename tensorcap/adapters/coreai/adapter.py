@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Final
 import torch
 from torch.export import ExportedProgram
 
-from tensorcap.adapters.array_records import record_inputs
 from tensorcap.adapters.coreai.asset import operations_of
 from tensorcap.adapters.coreai.conversion import decompose
 from tensorcap.adapters.coreai.description import describe, modules_of
@@ -20,7 +19,8 @@ from tensorcap.adapters.coreai.model import ASSET_SUFFIX, CoreAIModel
 from tensorcap.adapters.coreai.operation_map import mappings_of
 from tensorcap.adapters.coreai.tap import input_kinds, name_of, tapped
 from tensorcap.adapters.input_arrays import InputKind, as_array, make_arrays
-from tensorcap.adapters.protocol import Adapter, ProgramOperation, Site
+from tensorcap.adapters.model_file import ModelFileAdapter
+from tensorcap.adapters.protocol import ProgramOperation, Site
 from tensorcap.recording import CaptureOptions, Recorder, Substitution
 from tensorcap.workload import StoredInput, Workload, class_name
 from tensorcap_formats.dtypes import decode
@@ -29,10 +29,11 @@ from tensorcap_formats.errors import UsageError
 _OF_MODEL: Final = ("precision", "function", "mode", "device_target", "compute_units")
 
 
-class CoreAIAdapter(Adapter):
+class CoreAIAdapter(ModelFileAdapter):
     """Sites are modules of the torch source; an asset has the model itself alone."""
 
     title: ClassVar[str] = "Core AI"
+    suffix: ClassVar[str] = ASSET_SUFFIX
     decompositions: ClassVar[str] = "coreai"
     settings: ClassVar[tuple[str, ...]] = ("inputs", *_OF_MODEL)
 
@@ -52,27 +53,13 @@ class CoreAIAdapter(Adapter):
         """Set the random generators of torch, which makes the models that are converted."""
         torch.manual_seed(seed)
 
-    def load(
-        self,
-        path: str,
-        settings: Mapping[str, Any],
-        inputs: Mapping[str, StoredInput] | None = None,
-        *,
-        seed: int = 0,
-    ) -> Workload:
-        """The workload of an asset, on inputs that are made, read from a file, or archived.
+    def model_of_file(self, path: str, settings: Mapping[str, Any]) -> CoreAIModel:
+        """The model of an asset."""
+        return CoreAIModel(path, **{name: settings[name] for name in _OF_MODEL if name in settings})
 
-        Raises:
-            UsageError: It is no asset; there are no inputs for it; a setting is none of an asset's.
-        """
-        self.refuse_unknown_settings(path, settings)
-        model = CoreAIModel(path, **{name: settings[name] for name in _OF_MODEL if name in settings})
-        if Path(path).suffix != ASSET_SUFFIX:
-            raise UsageError(f"{path}: expected NAME{ASSET_SUFFIX} or FILE.py:FUNCTION")
-        if inputs is not None:
-            return self.prepare(Workload(model, {}), inputs=inputs)
-        arrays, model.inputs = make_arrays(path, input_kinds(model), settings.get("inputs", ()), seed)
-        return Workload(model, arrays)
+    def input_kinds(self, model: Any) -> Mapping[str, InputKind]:
+        """What each input of the model has to be, by name."""
+        return input_kinds(model)
 
     def adopt(self, workload: Workload, settings: Mapping[str, Any], *, seed: int = 0) -> Workload:
         """The workload with a Core AI model of these settings, which a torch model is converted to.
@@ -146,10 +133,6 @@ class CoreAIAdapter(Adapter):
             return replace(workload, inputs={**workload.inputs, **arrays})
         return replace(workload, inputs=arrays)
 
-    def run(self, workload: Workload, *, grads: bool = False) -> None:
-        """Call the model, or the workload's own function, once."""
-        workload.call(workload.model)
-
     @contextmanager
     def tap(
         self,
@@ -160,26 +143,17 @@ class CoreAIAdapter(Adapter):
         substitution: Substitution | None = None,
     ) -> Iterator[None]:
         """Record the operations of each run."""
-        for request, is_asked in (
-            (f"level {plan.level}", plan.level != "module"),
-            ("watched functions", bool(plan.watch)),
-            ("gradients", plan.grads),
-            ("parameters", bool(plan.params)),
-            ("injection", substitution is not None),
-        ):
-            if is_asked:
-                raise UsageError(
-                    f"{request}: not to be had of Core AI, which records its operations in any case"
-                )
+        self.refuse_requests(
+            plan,
+            substitution,
+            lacks=("parameters", "injection"),
+            why="records its operations in any case",
+        )
         model.tapped_run = tapped(model, recorder)
         try:
             yield
         finally:
             model.tapped_run = None
-
-    def record_inputs(self, inputs: Any, recorder: Recorder) -> None:
-        """Record the arrays among `inputs`."""
-        record_inputs(inputs, recorder)
 
     def export(self, workload: Workload, plan: CaptureOptions) -> Callable[[Recorder], None]:
         """Refuse: operations are recorded in any case."""

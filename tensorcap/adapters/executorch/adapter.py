@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from tensorcap.adapters.array_records import record_bits, record_inputs
+from tensorcap.adapters.array_records import record_bits
 from tensorcap.adapters.executorch.engine import VERSION
 from tensorcap.adapters.executorch.model import ExecuTorchModel
 from tensorcap.adapters.executorch.program import stored_elements
 from tensorcap.adapters.executorch.tap import ModelTap, edge_program
-from tensorcap.adapters.input_arrays import archived_arrays, make_arrays
-from tensorcap.adapters.protocol import Adapter, Site
+from tensorcap.adapters.input_arrays import InputKind, archived_arrays, make_arrays
+from tensorcap.adapters.model_file import ModelFileAdapter
+from tensorcap.adapters.protocol import Site, most_common_dtype
 from tensorcap.recording import Call, CaptureOptions, Recorder, Substitution, summarize_weight
 from tensorcap.workload import StoredInput, Workload, redact
 from tensorcap_formats.errors import UsageError
@@ -24,10 +24,11 @@ from tensorcap_formats.keys import escape
 _A_LIST: Final = "no node of the graph lies in it but those of modules within it"
 
 
-class ExecuTorchAdapter(Adapter):
+class ExecuTorchAdapter(ModelFileAdapter):
     """Sites are the modules of the source model, as the graph's nodes tell them."""
 
     title: ClassVar[str] = "ExecuTorch"
+    suffix: ClassVar[str] = ".pte"
     settings: ClassVar[tuple[str, ...]] = ("inputs", "etrecord")
 
     def list_sites(self, model: Any, *, eager: bool = False) -> list[Site]:
@@ -41,15 +42,15 @@ class ExecuTorchAdapter(Adapter):
         """Versions, modules and weights."""
         program = edge_program(model)
         kinds: dict[str, dict[str, dict[str, Any]]] = {}
-        sizes: Counter[str] = Counter()
+        floats: list[tuple[str, int]] = []
         for module, name, kind, tensor in program.parameters():
             bits, dtype = stored_elements(tensor)
             if dtype.is_inexact:
-                sizes[dtype.name] += tensor.numel()
+                floats.append((dtype.name, tensor.numel()))
             entry = {"shape": list(tensor.shape), "dtype": dtype.name}
             entry |= summarize_weight(bits, dtype) if digests else {}
             kinds.setdefault(module, {}).setdefault(kind, {})[name] = entry
-        main = sizes.most_common(1)[0][0] if sizes else None
+        main = most_common_dtype(floats)
         return {
             "framework": {
                 "name": "executorch",
@@ -79,30 +80,19 @@ class ExecuTorchAdapter(Adapter):
         """None: a graph has lines of its source at most."""
         return {}
 
-    def load(
-        self,
-        path: str,
-        settings: Mapping[str, Any],
-        inputs: Mapping[str, StoredInput] | None = None,
-        *,
-        seed: int = 0,
-    ) -> Workload:
-        """The workload of a file, on inputs that are made, read from a file, or archived.
+    def model_of_file(self, path: str, settings: Mapping[str, Any]) -> ExecuTorchModel:
+        """The model of a program.
 
         Raises:
-            UsageError: It is no program, has no ETRecord or no inputs; a setting is unknown.
+            UsageError: There is no such file.
         """
-        self.refuse_unknown_settings(path, settings)
-        if Path(path).suffix != ".pte":
-            raise UsageError(f"{path}: expected NAME.pte or FILE.py:FUNCTION")
         if not Path(path).is_file():
             raise UsageError(f"there is no file {path!r}")
-        model = ExecuTorchModel(path, settings.get("etrecord"))
-        kinds = edge_program(model).kinds
-        if inputs is not None:
-            return self.prepare(Workload(model, {}), inputs=inputs)
-        arrays, model.inputs = make_arrays(path, kinds, settings.get("inputs", ()), seed)
-        return Workload(model, arrays)
+        return ExecuTorchModel(path, settings.get("etrecord"))
+
+    def input_kinds(self, model: Any) -> Mapping[str, InputKind]:
+        """What each input of the graph has to be, by name."""
+        return edge_program(model).kinds
 
     def adopt(self, workload: Workload, settings: Mapping[str, Any], *, seed: int = 0) -> Workload:
         """The workload with another ETRecord, or on inputs that are made or read from a file.
@@ -115,16 +105,13 @@ class ExecuTorchAdapter(Adapter):
         model = replace(workload.model, etrecord=settings.get("etrecord", workload.model.etrecord))
         if "inputs" not in settings:
             return replace(workload, model=model)
-        kinds = edge_program(model).kinds
-        arrays, model.inputs = make_arrays(str(model.source), kinds, settings["inputs"], seed)
+        arrays, model.inputs = make_arrays(
+            str(model.source), self.input_kinds(model), settings["inputs"], seed
+        )
         return replace(workload, model=model, inputs=arrays)
 
     def seed(self, seed: int) -> None:
         """Do nothing: a program has no random generators of its own."""
-
-    def dtype_named(self, name: str) -> str:
-        """The name itself, for a function of the user's."""
-        return name
 
     def prepare(
         self,
@@ -149,13 +136,9 @@ class ExecuTorchAdapter(Adapter):
             return workload
         model = workload.model
         known = workload.inputs if isinstance(workload.inputs, Mapping) else {}
-        own = list(edge_program(model).kinds)
+        own = list(self.input_kinds(model))
         given, model.inputs = archived_arrays(str(model.source), own, known, inputs)
         return replace(workload, inputs=given)
-
-    def run(self, workload: Workload, *, grads: bool = False) -> None:
-        """Call the model, or the workload's own function, once."""
-        workload.call(workload.model)
 
     @contextmanager
     def tap(
@@ -167,14 +150,13 @@ class ExecuTorchAdapter(Adapter):
         substitution: Substitution | None = None,
     ) -> Iterator[None]:
         """Record the operators and the calls of modules of each run."""
-        for request, is_asked in (
-            (f"level {plan.level}", plan.level == "export"),
-            ("watched functions", bool(plan.watch)),
-            ("gradients", plan.grads),
-            ("injection", substitution is not None),
-        ):
-            if is_asked:
-                raise UsageError(f"{request}: not to be had of ExecuTorch, which runs compiled programs")
+        self.refuse_requests(
+            plan,
+            substitution,
+            levels=("module", "op"),
+            lacks=("injection",),
+            why="runs compiled programs",
+        )
         if plan.params:
             for module, name, kind, tensor in edge_program(model).parameters():
                 call = Call(recorder.points[module], 0, 0, is_of_run=True)
@@ -186,7 +168,3 @@ class ExecuTorchAdapter(Adapter):
             yield
         finally:
             model.tapped_run = None
-
-    def record_inputs(self, inputs: Any, recorder: Recorder) -> None:
-        """Record the arrays among `inputs`."""
-        record_inputs(inputs, recorder)

@@ -58,7 +58,8 @@ class EdgeProgram:
     Attributes:
         nodes: Its operations, in their order.
         kinds: What each input has to be, by name.
-        outputs: What it returns.
+        outputs: What it returns, by place; None for what is no tensor.
+        constants: What it returns that is no tensor, by place.
         weights: The name of the parameter, buffer or constant of each input of the graph that is one.
         classes: The class of each module by path.
         calls: The calls of modules, outer ones first.
@@ -81,9 +82,13 @@ class EdgeProgram:
         ]
         own = [spec for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
         by_name = {node.name: node for node in program.graph.nodes}
-        self.outputs = [
-            value_of(by_name[spec.arg.name]) for spec in own if getattr(spec.arg, "name", None) in by_name
-        ]
+        returned = [by_name.get(getattr(spec.arg, "name", None)) for spec in own]
+        self.outputs = [None if node is None else value_of(node) for node in returned]
+        self.constants = {
+            i: getattr(spec.arg, "value", None)
+            for i, (spec, node) in enumerate(zip(own, returned, strict=True))
+            if node is None
+        }
         self.classes: dict[str, str] = {"": ""}
         self.calls = list(self._find_calls())
 
@@ -128,7 +133,7 @@ class EdgeProgram:
                 if node.name not in nodes:
                     given = [value for value in values_taken(node) if value[0] in nodes]
                     call.outputs += [value for value in given if value not in call.outputs]
-            call.outputs += [v for v in self.outputs if v[0] in nodes and v not in call.outputs]
+            call.outputs += [v for v in self.outputs if v and v[0] in nodes and v not in call.outputs]
             yield call
 
     def match(self, events: Sequence[Event]) -> tuple[dict[Value, Any], dict[str, str], list[Event]]:

@@ -62,7 +62,11 @@ def _inputs(
 
 
 def _named(program: EdgeProgram, results: Sequence[Any]) -> dict[str, Any]:
-    return {name: value for (name, _), value in zip(program.outputs, results, strict=False)}
+    return {
+        output[0]: value
+        for output, value in zip(program.outputs, results, strict=False)
+        if output is not None
+    }
 
 
 class ModelTap:
@@ -83,6 +87,12 @@ class ModelTap:
         program = edge_program(model)
         inputs = _inputs(model, program, args, kwargs)
         path = Path(model.source)
+        if program.constants:
+            constants = some([f"{value!r} at {place}" for place, value in program.constants.items()])
+            raise CaptureError(
+                f"{path}: returns {constants} beside its tensors, which the runtime cannot log as events",
+                hint="Export a model that returns its tensors alone.",
+            )
         results, events = execute(
             path, list(inputs.values()), record=model.record_path, value_bytes=program.value_bytes
         )

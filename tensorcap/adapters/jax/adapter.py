@@ -17,9 +17,9 @@ from tensorcap.adapters.jax.flax_hooks import hook_calls
 from tensorcap.adapters.jax.model import UNDER_CAPTURE, JaxModel
 from tensorcap.adapters.jax.modules import is_container, model_argument_names, tree
 from tensorcap.adapters.jax.runs import TappedRuns
-from tensorcap.adapters.jax.tensors import ARRAYS, dtype_named, from_stored, kinds, to_array
+from tensorcap.adapters.jax.tensors import ARRAYS, dtype_named, from_stored, kinds, to_arrays
 from tensorcap.adapters.jax.variables import owned_variables, record_variables
-from tensorcap.adapters.protocol import Adapter, Site, further_names
+from tensorcap.adapters.protocol import PROBE_HINT, Adapter, Site, further_names
 from tensorcap.recording import CaptureOptions, Recorder, Substitution, collect_probes, rebuild, walk
 from tensorcap.workload import StoredInput, Workload, find_sources
 from tensorcap_formats.errors import UsageError
@@ -82,13 +82,7 @@ class JaxAdapter(Adapter):
                 wanted.
         """
         JaxModel.of(workload.model)
-        own = workload.inputs
-        given = (
-            {n: to_array(v) for n, v in own.items()}
-            if isinstance(own, Mapping)
-            else tuple(map(to_array, own))
-        )
-        workload = replace(workload, inputs=given)
+        workload = replace(workload, inputs=to_arrays(workload.inputs))
         if dtype is not None:
             raise UsageError(
                 f"dtype {dtype}: a JAX model has its dtype from where it is made",
@@ -125,16 +119,7 @@ class JaxAdapter(Adapter):
         substitution: Substitution | None = None,
     ) -> Iterator[None]:
         """Report the calls of modules and the probes of the block."""
-        for request, is_asked in (
-            (f"level {plan.level}", plan.level != "module"),
-            ("watched functions", bool(plan.watch)),
-            ("gradients", plan.grads),
-        ):
-            if is_asked:
-                raise UsageError(
-                    f"{request}: not to be had of JAX",
-                    hint="tensorcap.probe in the model's code names a value within a module.",
-                )
+        self.refuse_requests(plan, hint=PROBE_HINT)
         known = JaxModel.of(model)
         if plan.params:
             record_variables(known, recorder)
@@ -179,5 +164,5 @@ def _with_archived(workload: Workload, inputs: Mapping[str, StoredInput]) -> dic
         arrays = dict(zip(known, arrays.values(), strict=True))
     replaced = rebuild(values, kinds(), lambda name, array: arrays.pop(name, array))
     for name in arrays:
-        raise UsageError(f"input {name!r} of the archive is none of the workload's: {', '.join(values)}")
+        raise UsageError(f"input {name!r} of the archive is none of the workload's: {', '.join(known)}")
     return replaced if isinstance(own, Mapping) else tuple(replaced.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from tensorcap.adapters.jax.model import JaxModel
 from tensorcap.adapters.jax.modules import tree
 from tensorcap.adapters.jax.tensors import stored
 from tensorcap.adapters.jax.variables import owned_variables, shapes_and_dtypes
+from tensorcap.adapters.protocol import most_common_dtype
 from tensorcap.recording import attribute_settings, summarize_weight
 from tensorcap.workload import class_name, file_of, redact
 from tensorcap_formats.keys import module_site, unescape
@@ -98,12 +98,12 @@ def _describe_module(
 
 def main_dtype(model: JaxModel) -> str | None:
     """The floating dtype of most of the model's variables."""
-    sizes: Counter[str] = Counter()
-    for variables in owned_variables(model).values():
-        for shape, dtype in shapes_and_dtypes(variables).values():
-            if jnp.issubdtype(jnp.dtype(dtype), jnp.inexact):
-                sizes[dtype] += math.prod(shape)
-    return sizes.most_common(1)[0][0] if sizes else None
+    return most_common_dtype(
+        (dtype, math.prod(shape))
+        for variables in owned_variables(model).values()
+        for shape, dtype in shapes_and_dtypes(variables).values()
+        if jnp.issubdtype(jnp.dtype(dtype), jnp.inexact)
+    )
 
 
 def _file(model: JaxModel) -> str:

@@ -102,8 +102,10 @@ def _run_in_state(
         return _call(model, graph, state, *jax.tree_util.tree_unflatten(structure, filled))
 
     arrays = [leaf for leaf, own in zip(leaves, is_array, strict=True) if own]
-    key = (structure, is_array, tuple((type(leaf), leaf) for leaf in constants), graph)
     try:
+        # equal ones may differ, as 0.0 and -0.0 do
+        parts = [structure, graph, *constants]
+        key = is_array, *((type(part), part, repr(part)) for part in parts)
         compiled = model.compiled.setdefault(key, jax.jit(call))
     except TypeError:  # of constants that have no hash
         compiled = jax.jit(call)

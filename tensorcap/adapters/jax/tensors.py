@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -12,11 +12,18 @@ from jax import numpy as jnp
 
 from tensorcap.adapters.input_arrays import as_array
 from tensorcap.adapters.protocol import NotCapturableError
-from tensorcap.recording import Kinds
+from tensorcap.recording import Kinds, rebuild
 from tensorcap_formats.dtypes import Array, DType, bits_of, dtype_of
 from tensorcap_formats.errors import UsageError
 
 ARRAYS = (np.ndarray, jax.Array)
+
+
+@runtime_checkable
+class _TorchTensor(Protocol):
+    """A tensor of torch, which need not be imported."""
+
+    def detach(self) -> Any: ...
 
 
 @functools.cache
@@ -57,6 +64,11 @@ def stored(array: Any) -> tuple[Array, DType]:
 def from_stored(bits: Array, dtype: DType) -> Array:
     """A numpy array of stored elements."""
     return np.array(bits, order="C").view(jnp.dtype(dtype.name))
+
+
+def to_arrays(inputs: Any) -> Any:
+    """Inputs as JAX takes them, nested ones too."""
+    return rebuild(inputs, Kinds((_TorchTensor,)), lambda name, tensor: to_array(tensor))
 
 
 def to_array(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from tensorcap.adapters.max.description import describe
 from tensorcap.adapters.max.engine import LayerList, MaxDType
@@ -17,7 +17,14 @@ from tensorcap.adapters.max.parameters import is_in_graph, own_weights, record_p
 from tensorcap.adapters.max.roots import Roots
 from tensorcap.adapters.max.tap import ModelTap, compile_ahead
 from tensorcap.adapters.max.tensors import dtype_named
-from tensorcap.adapters.protocol import Adapter, CalledRoot, CompiledAhead, Site, further_names
+from tensorcap.adapters.protocol import (
+    PROBE_HINT,
+    Adapter,
+    CalledRoot,
+    CompiledAhead,
+    Site,
+    further_names,
+)
 from tensorcap.recording import CaptureOptions, Recorder, Substitution
 from tensorcap.workload import StoredInput, Workload, class_name, find_sources
 from tensorcap_formats.errors import UsageError
@@ -28,6 +35,8 @@ _FUSED: Final = "code around it uses its weights and does not call it"
 
 class MaxAdapter(Adapter):
     """Sites are modules; a site's name is the module's path, as torch would name it."""
+
+    title: ClassVar[str] = "MAX"
 
     def list_sites(self, model: Any, *, eager: bool = False) -> list[Site]:
         """All modules, each once."""
@@ -48,7 +57,7 @@ class MaxAdapter(Adapter):
         substitution: Substitution | None = None,
     ) -> Iterator[None]:
         """Run the model through an instrumented graph, and capture graphs that a program makes of it."""
-        _refuse(plan)
+        self.refuse_requests(plan, why="runs compiled graphs", hint=PROBE_HINT)
         known = MaxModel.of(model)
         modules, _ = tree(known.module)
         if plan.params:
@@ -179,17 +188,3 @@ class MaxAdapter(Adapter):
     ) -> AbstractContextManager[list[CalledRoot]]:
         """Find the models that a program makes graphs of."""
         return Roots(pattern, take).watch()
-
-
-def _refuse(plan: CaptureOptions) -> None:
-    """Refuse what cannot be captured of compiled graphs."""
-    for request, is_asked in (
-        (f"level {plan.level}", plan.level != "module"),
-        ("watched functions", bool(plan.watch)),
-        ("gradients", plan.grads),
-    ):
-        if is_asked:
-            raise UsageError(
-                f"{request}: not to be had of MAX, which runs compiled graphs",
-                hint="tensorcap.probe in the model's code names a value within a module.",
-            )

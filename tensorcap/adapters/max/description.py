@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from tensorcap.adapters.max.model import MaxModel
 from tensorcap.adapters.max.modules import devices_of, tree
 from tensorcap.adapters.max.parameters import load_weights, own_weights
 from tensorcap.adapters.max.tensors import stored
-from tensorcap.adapters.protocol import NotCapturableError
+from tensorcap.adapters.protocol import NotCapturableError, most_common_dtype
 from tensorcap.recording import attribute_settings, summarize_weight
 from tensorcap.workload import class_name, file_of, jsonable, redact
 from tensorcap_formats.errors import UsageError
@@ -49,12 +48,8 @@ def describe(model: MaxModel, *, digests: bool = False) -> dict[str, Any]:
 
 def main_dtype(modules: Mapping[str, Module]) -> str | None:
     """The floating dtype of most of the model's weights."""
-    sizes: Counter[str] = Counter()
-    for module in modules.values():
-        for weight in own_weights(module).values():
-            if weight.dtype.is_float():
-                sizes[weight.dtype.name] += _elements(weight)
-    return sizes.most_common(1)[0][0] if sizes else None
+    weights = (weight for module in modules.values() for weight in own_weights(module).values())
+    return most_common_dtype((w.dtype.name, _elements(w)) for w in weights if w.dtype.is_float())
 
 
 def _elements(weight: Any) -> int:

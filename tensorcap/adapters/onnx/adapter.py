@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from tensorcap.adapters.array_records import record_inputs
-from tensorcap.adapters.input_arrays import archived_arrays, make_arrays
+from tensorcap.adapters.input_arrays import InputKind, archived_arrays, make_arrays
+from tensorcap.adapters.model_file import ModelFileAdapter
 from tensorcap.adapters.onnx.description import describe
 from tensorcap.adapters.onnx.model import OnnxModel
 from tensorcap.adapters.onnx.parameters import record_parameters
 from tensorcap.adapters.onnx.tap import LoadedModel, ModelTap
-from tensorcap.adapters.protocol import Adapter, Site
+from tensorcap.adapters.protocol import Site
 from tensorcap.recording import CaptureOptions, Recorder, Substitution
 from tensorcap.workload import StoredInput, Workload
 from tensorcap_formats.errors import UsageError
@@ -22,11 +21,12 @@ from tensorcap_formats.errors import UsageError
 _OF_MODEL: Final = ("providers", "optimization")
 
 
-class OnnxAdapter(Adapter):
+class OnnxAdapter(ModelFileAdapter):
     """Sites are the modules of the source model, as far as names in the graph tell them."""
 
     title: ClassVar[str] = "ONNX Runtime"
-    has_operations = True
+    suffix: ClassVar[str] = ".onnx"
+    has_operations: ClassVar[bool] = True
     settings: ClassVar[tuple[str, ...]] = ("inputs", *_OF_MODEL)
 
     def list_sites(self, model: Any, *, eager: bool = False) -> list[Site]:
@@ -43,28 +43,13 @@ class OnnxAdapter(Adapter):
         """None: a file has lines of its source at most."""
         return {}
 
-    def load(
-        self,
-        path: str,
-        settings: Mapping[str, Any],
-        inputs: Mapping[str, StoredInput] | None = None,
-        *,
-        seed: int = 0,
-    ) -> Workload:
-        """The workload of a file, on inputs that are made, read from a file, or archived.
+    def model_of_file(self, path: str, settings: Mapping[str, Any]) -> OnnxModel:
+        """The model of a file."""
+        return OnnxModel(path, **{name: settings[name] for name in _OF_MODEL if name in settings})
 
-        Raises:
-            UsageError: It is no model that the runtime has; there are no inputs for it; a setting is unknown.
-        """
-        self.refuse_unknown_settings(path, settings)
-        if Path(path).suffix != ".onnx":
-            raise UsageError(f"{path}: expected NAME.onnx or FILE.py:FUNCTION")
-        model = OnnxModel(path, **{name: settings[name] for name in _OF_MODEL if name in settings})
-        kinds = LoadedModel.of(model).graph.inputs
-        if inputs is not None:
-            return self.prepare(Workload(model, {}), inputs=inputs)
-        arrays, model.inputs = make_arrays(path, kinds, settings.get("inputs", ()), seed)
-        return Workload(model, arrays)
+    def input_kinds(self, model: Any) -> Mapping[str, InputKind]:
+        """What each input of the graph has to be, by name."""
+        return LoadedModel.of(model).graph.inputs
 
     def adopt(self, workload: Workload, settings: Mapping[str, Any], *, seed: int = 0) -> Workload:
         """The workload with other settings of its sessions.
@@ -78,16 +63,13 @@ class OnnxAdapter(Adapter):
         model = replace(workload.model, **own)
         if "inputs" not in settings:
             return replace(workload, model=model)
-        kinds = LoadedModel.of(model).graph.inputs
-        arrays, model.inputs = make_arrays(str(model.source), kinds, settings["inputs"], seed)
+        arrays, model.inputs = make_arrays(
+            str(model.source), self.input_kinds(model), settings["inputs"], seed
+        )
         return replace(workload, model=model, inputs=arrays)
 
     def seed(self, seed: int) -> None:
         """Do nothing: a graph holds the seeds of its random operators."""
-
-    def dtype_named(self, name: str) -> str:
-        """The name itself, for a function of the user's."""
-        return name
 
     def prepare(
         self,
@@ -111,13 +93,9 @@ class OnnxAdapter(Adapter):
             return workload
         model = workload.model
         known = workload.inputs if isinstance(workload.inputs, Mapping) else {}
-        own = list(LoadedModel.of(model).graph.inputs)
+        own = list(self.input_kinds(model))
         given, model.inputs = archived_arrays(str(model.source), own, known, inputs)
         return replace(workload, inputs=given)
-
-    def run(self, workload: Workload, *, grads: bool = False) -> None:
-        """Call the model, or the workload's own function, once."""
-        workload.call(workload.model)
 
     @contextmanager
     def tap(
@@ -129,13 +107,7 @@ class OnnxAdapter(Adapter):
         substitution: Substitution | None = None,
     ) -> Iterator[None]:
         """Record the nodes and the calls of modules of each run."""
-        for request, is_asked in (
-            (f"level {plan.level}", plan.level == "export"),
-            ("watched functions", bool(plan.watch)),
-            ("gradients", plan.grads),
-        ):
-            if is_asked:
-                raise UsageError(f"{request}: not to be had of ONNX Runtime, which runs graphs")
+        self.refuse_requests(plan, levels=("module", "op"), why="runs graphs")
         if plan.params:
             record_parameters(LoadedModel.of(model), recorder)
         model.tapped_run = ModelTap(model, names, recorder, plan, substitution).run
@@ -143,10 +115,6 @@ class OnnxAdapter(Adapter):
             yield
         finally:
             model.tapped_run = None
-
-    def record_inputs(self, inputs: Any, recorder: Recorder) -> None:
-        """Record the arrays among `inputs`."""
-        record_inputs(inputs, recorder)
 
 
 _A_LIST: Final = "no node lies in it but those of modules within it"

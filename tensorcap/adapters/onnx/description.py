@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from typing import Any
 
 from tensorcap.adapters.onnx.engine import ONNX_VERSION, VERSION
 from tensorcap.adapters.onnx.model import OnnxModel
 from tensorcap.adapters.onnx.parameters import describe_parameters, module_settings
 from tensorcap.adapters.onnx.tap import LoadedModel
+from tensorcap.adapters.protocol import most_common_dtype
 from tensorcap.workload import redact
 
 
@@ -60,11 +61,5 @@ def _settings(loaded: LoadedModel, path: str) -> dict[str, Any]:
 
 def main_dtype(loaded: LoadedModel) -> str | None:
     """The floating dtype of most elements of the initialisers."""
-    sizes: Counter[str] = Counter()
-    for tensor in loaded.graph.weights.values():
-        if tensor.dtype.is_inexact:
-            count = 1
-            for size in tensor.shape:
-                count *= size
-            sizes[tensor.dtype.name] += count
-    return sizes.most_common(1)[0][0] if sizes else None
+    tensors = loaded.graph.weights.values()
+    return most_common_dtype((t.dtype.name, math.prod(t.shape)) for t in tensors if t.dtype.is_inexact)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -38,7 +38,7 @@ from tensorcap_formats.keys import Key
 class TorchAdapter(Adapter):
     """Sites are modules; a site's name is the module's path."""
 
-    has_operations = True
+    has_operations: ClassVar[bool] = True
 
     def list_sites(self, model: nn.Module, *, eager: bool = False) -> list[Site]:
         """All modules, each once; those that run inside a compiled or scripted one cannot be captured.

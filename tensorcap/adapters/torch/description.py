@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from tensorcap.adapters.protocol import most_common_dtype
 from tensorcap.adapters.torch.module_settings import module_settings
 from tensorcap.adapters.torch.modules import tree, unwrapped
 from tensorcap.adapters.torch.packed_weights import packed_settings, packed_tensors, quantised_weights
@@ -49,11 +49,11 @@ def describe(model: nn.Module, *, digests: bool = False) -> dict[str, Any]:
 
 def main_dtype(model: nn.Module) -> str | None:
     """The floating dtype of most of the model's parameters."""
-    sizes: Counter[str] = Counter()
-    for parameter in model.parameters():
-        if parameter.is_floating_point() or parameter.is_complex():
-            sizes[dtype_name(parameter.dtype)] += _size(parameter)
-    return sizes.most_common(1)[0][0] if sizes else None
+    return most_common_dtype(
+        (dtype_name(parameter.dtype), _size(parameter))
+        for parameter in model.parameters()
+        if parameter.is_floating_point() or parameter.is_complex()
+    )
 
 
 def describe_modules(modules: Mapping[str, nn.Module], weights: WeightDigests | None = None) -> list[Any]:

@@ -193,7 +193,7 @@ def _split_options(x: torch.Tensor, parts: Any, axis: int, *, is_removed: bool) 
 
         yield "parts taken alternately", alternate
 
-    for count in _divisors(math.gcd(*sizes)) if not is_removed else ():
+    for count in group_counts(math.gcd(*sizes)) if not is_removed else ():
 
         def grouped(count: int = count) -> tuple[torch.Tensor, ...]:
             groups = x.reshape(*x.shape[:axis], count, -1, *x.shape[axis + 1 :])
@@ -211,8 +211,8 @@ def _split_options(x: torch.Tensor, parts: Any, axis: int, *, is_removed: bool) 
         yield f"parts lying as wholes, and not in each of {count} groups", whole
 
 
-def _divisors(size: int) -> Iterator[int]:
-    """Divisors but 1 and the number itself, not too large."""
+def group_counts(size: int) -> Iterator[int]:
+    """Counts of groups of more than one member that a size is divided into, from 2 on, not too large."""
     yield from (n for n in range(2, min(size // 2, _MOST_GROUPS) + 1) if size % n == 0)
 
 

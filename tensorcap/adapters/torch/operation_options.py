@@ -16,12 +16,11 @@ from torch.nn import functional
 
 from tensorcap.adapters.torch.operation_functions import ACTIVATIONS, function_options
 from tensorcap.adapters.torch.operation_indices import index_options
-from tensorcap.adapters.torch.operation_layouts import layout_options
+from tensorcap.adapters.torch.operation_layouts import group_counts, layout_options
 
 Options = Iterator[tuple[str, Callable[[], Any]]]
 
 _MOST_AXES: Final = 5  # of a tensor whose axes are all tried; the number of sets doubles with each
-_MOST_GROUPS: Final = 64
 _BESIDE: Final = (1, 2)  # distances of indices
 _REDUCTIONS: Final[Mapping[str, Callable[..., torch.Tensor]]] = {
     "mean": torch.mean,
@@ -180,19 +179,13 @@ def _reduction_options(name: str, args: Any, kwargs: Mapping[str, Any]) -> Optio
         if axes != own and (keeps or left == [size for axis, size in enumerate(x.shape) if axis not in axes]):
             yield _axes_words(axes), lambda axes=axes: reduce(x, dim=axes, keepdim=keeps, **others)  # type: ignore[misc]
     if own == (ndim - 1,) and keeps:
-        for count in _divisors(x.shape[-1]):
-            if count > 1:
-                yield (
-                    _groups_words(count),
-                    lambda count=count: reduce(
-                        x.unflatten(-1, (count, -1)), dim=-1, **others
-                    ).repeat_interleave(x.shape[-1] // count, -1),  # type: ignore[misc]
-                )
-
-
-def _divisors(size: int) -> Iterator[int]:
-    """Counts of groups of more than one member that a size is divided into."""
-    yield from (count for count in range(1, min(size // 2, _MOST_GROUPS) + 1) if size % count == 0)
+        for count in group_counts(x.shape[-1]):
+            yield (
+                _groups_words(count),
+                lambda count=count: reduce(x.unflatten(-1, (count, -1)), dim=-1, **others).repeat_interleave(
+                    x.shape[-1] // count, -1
+                ),  # type: ignore[misc]
+            )
 
 
 def _convolution_options(
@@ -352,7 +345,7 @@ def _statistics_options(given: dict[str, Any], mean: torch.Tensor, variance: tor
 
 def _group_norm_options(given: dict[str, Any]) -> Options:
     channels = given["input"].shape[1]
-    for count in (*_divisors(channels), channels):
+    for count in dict.fromkeys((1, *group_counts(channels), channels)):
         if count != given["num_groups"]:
             yield _groups_words(count), lambda n=count: functional.group_norm(**{**given, "num_groups": n})  # type: ignore[misc]
 
@@ -378,12 +371,11 @@ def _layer_norm_options(given: dict[str, Any]) -> Options:
             if axes != own:
                 yield _axes_words(axes), lambda axes=axes: affine(normed(x, axes))  # type: ignore[misc]
     if len(own) == 1:
-        for count in _divisors(x.shape[-1]):
-            if count > 1:
-                yield (
-                    _groups_words(count),
-                    lambda n=count: affine(normed(x.unflatten(-1, (n, -1)), (-1,)).flatten(-2)),  # type: ignore[misc]
-                )
+        for count in group_counts(x.shape[-1]):
+            yield (
+                _groups_words(count),
+                lambda n=count: affine(normed(x.unflatten(-1, (n, -1)), (-1,)).flatten(-2)),  # type: ignore[misc]
+            )
 
 
 def _weight_norm_options(given: dict[str, Any]) -> Options:

@@ -35,7 +35,6 @@ SlotPair = tuple[str, str]  # slot of the reference, slot of the target
 
 _READ: Final = 128  # members of a site template that are read: the layers of most models
 _MOST: Final = 1 << 24  # elements of them
-_WHOLE: Final = ("int", "uint")  # kinds of dtypes
 _UNDONE: Final = 8.0  # how much smaller a result's distance is than an argument's that it does not come from
 
 
@@ -235,7 +234,7 @@ class Slots:
 
     def _are_near(self, record: Record, other: Record) -> bool | None:
         """Whether two tensors have near values; None if values are unknown, or not to be used."""
-        if record.dtype.kind in _WHOLE and other.dtype.kind in _WHOLE:
+        if record.dtype.is_whole and other.dtype.is_whole:
             fit = self.find_layout([record], [other])
             return None if fit is None or fit.residual is None else fit.residual == 0
         sides = self.matching.sides
@@ -406,7 +405,7 @@ def _contents(record: Record) -> tuple[object, ...]:
 
 
 def _kind(record: Record) -> object:
-    return "whole" if record.dtype.kind in _WHOLE else record.dtype.kind
+    return "whole" if record.dtype.is_whole else record.dtype.kind
 
 
 def _kind_and_size(record: Record) -> object:

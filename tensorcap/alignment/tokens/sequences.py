@@ -157,7 +157,7 @@ class _Run:
 
     def _ids(self, record: Record) -> tuple[tuple[int, ...], Array | None]:
         """The shape of a step's tokens, and the ids; None for embeddings."""
-        if record.dtype.kind in ("int", "uint") and len(record.shape) in (1, 2):
+        if record.dtype.is_whole and len(record.shape) in (1, 2):
             return record.shape, self._archive.load(record)
         if record.dtype.kind == "float" and len(record.shape) in (2, 3):
             return record.shape[:-1], None
@@ -275,5 +275,5 @@ def _find_embeddings(archive: Archive) -> list[Record]:
         and record.stored
         and record.key.site.rpartition(".")[2] in _EMBEDDINGS
     ]
-    ids = [r for r in records if r.key.slot.startswith("input") and r.dtype.kind in ("int", "uint")]
+    ids = [r for r in records if r.key.slot.startswith("input") and r.dtype.is_whole]
     return ids + [r for r in records if r.key.slot == "output" and r.dtype.kind == "float"]

@@ -7,7 +7,7 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from typing import Any, Final
 
@@ -37,6 +37,11 @@ def html_of(page: Page | Matrix | ExperimentPage) -> str:
     Raises:
         MissingPackageError: Jinja2 is not installed.
     """
+    return "".join(_html_pieces(page))
+
+
+def _html_pieces(page: Page | Matrix | ExperimentPage) -> Iterator[str]:
+    """The text in pieces, of which a page of many tensors has far more than memory needs to hold at once."""
     try:
         from jinja2 import DictLoader, Environment, StrictUndefined
         from markupsafe import Markup
@@ -63,9 +68,9 @@ def html_of(page: Page | Matrix | ExperimentPage) -> str:
     if isinstance(page, Matrix | ExperimentPage):
         name = "matrix.html" if isinstance(page, Matrix) else "experiment.html"
         template = environment.get_template(name)
-        return template.render(page=page, style=Markup(texts["report.css"]), infinite=math.inf)
+        return template.generate(page=page, style=Markup(texts["report.css"]), infinite=math.inf)
     script = texts["report.js"]
-    return environment.get_template("report.html").render(
+    return environment.get_template("report.html").generate(
         page=page,
         style=Markup(texts["report.css"]),
         script=Markup(script),  # ours; the policy of the page allows it by its digest
@@ -104,19 +109,19 @@ def write_html(
         MissingPackageError: Jinja2 is not installed.
         WriteError: Something else is there, or it cannot be written.
     """
-    _publish(path, html_of(page), "" if force else HTML_BEGINNING)
+    _publish(path, _html_pieces(page), "" if force else HTML_BEGINNING)
 
 
 def write_markdown(
     path: str | os.PathLike[str], page: Page | Matrix | ExperimentPage, *, force: bool = False
 ) -> None:
     """Write a report as Markdown, whole or not at all; else as `write_html`."""
-    _publish(path, markdown_of(page), "" if force else MARKDOWN_BEGINNING)
+    _publish(path, [markdown_of(page)], "" if force else MARKDOWN_BEGINNING)
 
 
-def _publish(path: str | os.PathLike[str], text: str, beginning: str) -> None:
+def _publish(path: str | os.PathLike[str], pieces: Iterable[str], beginning: str) -> None:
     with publish_text(path, beginning=beginning) as file:
-        file.write(text)
+        file.writelines(pieces)
 
 
 def _markdown(page: Page) -> Iterator[str]:

@@ -19,7 +19,6 @@ class NeuronArchive(ForeignArchive):
     """The tensors of a folder of Neuron.
 
     Attributes:
-        problems: Why the archive lacks a tensor, by the name of its file.
         uncaptured: Why a point has no tensor though the device handed out one, by key text.
         ranks: The ranks that have tensors, ascending.
     """
@@ -27,14 +26,12 @@ class NeuronArchive(ForeignArchive):
     def __init__(
         self,
         *args: Any,
-        problems: Mapping[str, str],
         uncaptured: Mapping[str, str],
         contents: NeuronContents,
         **options: Any,
     ) -> None:
         """Make records of the tensors; arguments are those of `ForeignArchive`, and the attributes."""
         super().__init__(*args, **options)
-        self.problems = dict(problems)
         self.uncaptured = dict(uncaptured)
         self.ranks = contents.ranks
         self._contents = contents
@@ -131,21 +128,14 @@ class NeuronContents:
             run["notes"] = self.notes
         if self.uncaptured:
             run["points"] = self._points()
-        if self.problems:
-            name, reason = next(iter(self.problems.items()))
-            more = f", and {len(self.problems) - 1} more" if len(self.problems) > 1 else ""
-            run["error"] = {
-                "message": f"{len(self.problems)} of the tensors could not be taken: {name}: {reason}{more}"
-            }
         return NeuronArchive(
             self.path,
             self.container,
             tensors,
-            skipped=self.problems | self.others,
+            skipped=self.others,
+            problems=self.problems,
             run=run,
             is_ordered=self.is_ordered,
-            is_complete=not self.problems,
-            problems=self.problems,
             uncaptured={key.text: reason for key, reason in self.uncaptured.items()},
             contents=self,
         )
