@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import CorruptArchiveError, UsageError, abbreviate
 from tensorcap_formats.index import parse_shape
-from tensorcap_formats.keys import Key, check_length, escape_bare, natural
+from tensorcap_formats.keys import Key, check_length, escape, escape_bare, natural
 from tensorcap_formats.records import Record
+
+_MAX_LEAVES: Final = 1_000_000
+_MAX_DEPTH: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +140,32 @@ def key_of(name: str, source: str) -> Key:
         return Key.parse(escape_bare(name))
     except UsageError as error:
         raise CorruptArchiveError(f"{source}: {error}") from None
+
+
+def nested_leaves(
+    value: Any, slot: str, is_leaf: Callable[[dict[str, Any]], bool], where: str
+) -> Iterator[tuple[str, Any]]:
+    """The leaves of a JSON value by slot, in its order: `SLOT.NAME.0` for what lies in objects and lists.
+
+    Args:
+        value: The value.
+        slot: Its own slot.
+        is_leaf: Whether an object is one of them, and not entered.
+        where: What the value is of, for messages.
+
+    Raises:
+        CorruptArchiveError: It is nested too deep, or too large.
+    """
+    pending: list[tuple[str, Any, int]] = [(slot, value, 0)]
+    while pending:
+        own, leaf, depth = pending.pop()
+        if depth > _MAX_DEPTH or len(pending) > _MAX_LEAVES:
+            raise CorruptArchiveError(f"{where}: a value is nested deeper than {_MAX_DEPTH}, or too large")
+        if isinstance(leaf, dict) and not is_leaf(leaf):
+            items = list(leaf.items())
+        elif isinstance(leaf, list):
+            items = [(str(i), one) for i, one in enumerate(leaf)]
+        else:
+            yield own, leaf
+            continue
+        pending += [(f"{own}.{escape(name)}", one, depth + 1) for name, one in reversed(items)]

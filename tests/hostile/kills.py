@@ -1,6 +1,6 @@
 """Kill every command that writes before each of its steps, in each container.
 
-python -m tests.hostile.kills [NAME]...
+python -m tests.hostile.kills [NAME]...    a part of the cases, as 'convert to .h5'; --help lists them
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from tests.hostile.kill_cases import ALL_CASES, check_kills
 
 
 def main(names: list[str]) -> int:
-    """Print the kills of each case; exit status 1 if anything was lost, or stays."""
+    """Print the kills of each case; exit status 1 if anything was lost, or stays, 2 of no such case."""
+    if unknown := [name for name in names if name not in ALL_CASES]:
+        print(f"Cases: {', '.join(ALL_CASES)}")
+        return 0 if unknown[0] in ("-h", "--help") else 2
     total = failed = 0
     for name in names or ALL_CASES:
         case = ALL_CASES[name]

@@ -19,7 +19,7 @@ from tensorcap_formats.folder import list_folder, refuse_link_out
 from tensorcap_formats.foreign.json_file import is_plain, plain_value, read_json
 from tensorcap_formats.foreign.numpy_files import read_npy_tensor
 from tensorcap_formats.foreign.torch_file import read_contents
-from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
+from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor, nested_leaves
 from tensorcap_formats.keys import ROOT_SITE, Key, check_length, escape, inner_site, module_site
 
 DUMP_FILE: Final = "dump.json"
@@ -31,8 +31,6 @@ _PROCESS: Final = re.compile(r"proc\d{1,18}")
 _MODULE: Final = re.compile(r"(?:Module|Cell)\.(?:(.+)\.)?(\w+)\.(forward|backward)\.(\d{1,18})", re.DOTALL)
 _PARAMETERS: Final = re.compile(r"(?:Module|Cell)\.(?:(.+)\.)?(\w+)\.parameters_grad", re.DOTALL)
 _API: Final = re.compile(r"(.+)\.(\d{1,18})\.(forward|backward)", re.DOTALL)
-_MAX_LEAVES: Final = 10_000_000
-_MAX_DEPTH: Final = 100
 _TENSOR_TYPES: Final = ("torch.Tensor", "mindspore.Tensor", "numpy.ndarray")
 _PARTS: Final = {  # members of an entry, and the slots that they are
     "forward": {"input_args": "input", "input_kwargs": "input", "input": "input", "output": "output"},
@@ -212,25 +210,16 @@ def _place(name: str, parents: Mapping[str, Any], counts: Counter[str]) -> tuple
 
 def _add(dump: _Dump, folder: Path, key: Key, value: Any, where: str) -> None:
     """Add the leaves of a part of an entry."""
-    pending: list[tuple[str, Any, int]] = [(key.slot, value, 0)]
     may_be_one = key.slot in ("output", "grad_output") or key.slot.startswith("grad_param.")
-    is_result = may_be_one and isinstance(value, list) and len(value) == 1
-    while pending:
-        slot, leaf, depth = pending.pop()
-        if depth > _MAX_DEPTH or len(pending) > _MAX_LEAVES:
-            raise CorruptArchiveError(f"{where}: a value is nested deeper than {_MAX_DEPTH}, or too large")
-        if isinstance(leaf, dict) and isinstance(leaf.get("type"), str):
+    if may_be_one and isinstance(value, list) and len(value) == 1:
+        (value,) = value
+    for slot, leaf in nested_leaves(value, key.slot, _is_leaf, where):
+        if isinstance(leaf, dict):  # else None, in the place of an argument that was not given
             _add_leaf(dump, folder, replace(key, slot=slot), leaf, where)
-            continue
-        if isinstance(leaf, dict):
-            items = list(leaf.items())
-        elif isinstance(leaf, list):
-            items = [(str(i), one) for i, one in enumerate(leaf)]
-        else:
-            continue  # None, in the place of an argument that was not given
-        for name, one in reversed(items):
-            is_only = is_result and slot == key.slot and depth == 0
-            pending.append((slot if is_only else f"{slot}.{escape(name)}", one, depth + 1))
+
+
+def _is_leaf(value: Mapping[str, Any]) -> bool:
+    return isinstance(value.get("type"), str)
 
 
 def _add_leaf(dump: _Dump, folder: Path, key: Key, leaf: Mapping[str, Any], where: str) -> None:

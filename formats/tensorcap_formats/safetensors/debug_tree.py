@@ -20,10 +20,10 @@ import numpy as np
 from tensorcap_formats.dtypes import DTYPES, Array, DType, encode
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, abbreviate
 from tensorcap_formats.folder import others_below
-from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
+from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor, nested_leaves
 from tensorcap_formats.index import decode_json
 from tensorcap_formats.input_file import InputFile, read_stored
-from tensorcap_formats.keys import Key, escape, module_site
+from tensorcap_formats.keys import Key, module_site
 from tensorcap_formats.safetensors.foreign import file_inside, foreign_tensors
 from tensorcap_formats.safetensors.header import read_header
 
@@ -153,20 +153,13 @@ def _slots(root: dict[str, Any], where: str) -> Iterator[tuple[str, Any]]:
 
 def _leaves(module: str, call: int, slot: str, value: Any, where: str) -> Iterator[tuple[str, Any]]:
     """The leaves of arguments or of a result by key: objects of tensors, and texts."""
-    pending: list[tuple[str, Any, int]] = [(slot, value, 0)]
-    while pending:
-        own, leaf, depth = pending.pop()
-        if depth > _MAX_DEPTH or len(pending) > _MAX_NODES:
-            raise CorruptArchiveError(f"{where}: a value is nested deeper than {_MAX_DEPTH}, or too large")
-        if isinstance(leaf, dict) and not isinstance(leaf.get("shape"), str):
-            items = list(leaf.items())
-        elif isinstance(leaf, list):
-            items = [(str(i), one) for i, one in enumerate(leaf)]
-        else:
-            if leaf is not None:
-                yield Key(module_site(module), own, 0, call).text, leaf
-            continue
-        pending += [(f"{own}.{escape(str(name))}", one, depth + 1) for name, one in reversed(items)]
+    for own, leaf in nested_leaves(value, slot, _is_tensor, where):
+        if leaf is not None:
+            yield Key(module_site(module), own, 0, call).text, leaf
+
+
+def _is_tensor(value: dict[str, Any]) -> bool:
+    return isinstance(value.get("shape"), str)
 
 
 def _add(contents: _Contents, key: str, leaf: Any, path: Path) -> None:
