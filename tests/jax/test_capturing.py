@@ -393,5 +393,6 @@ def test_nested_inputs_of_a_run_function_are_kept_and_given_again(is_torch: bool
             "0/@root/output": 11,
         }
         again = adapter_for(workload(0.0).model).prepare(workload(0.0), inputs=archived_inputs(archive))
-    assert float(again.inputs["batch"]["x"][0, 0]) == 5
-    assert again.inputs["rope"][1] == 3
+    inputs: Any = again.inputs
+    assert float(inputs["batch"]["x"][0, 0]) == 5
+    assert inputs["rope"][1] == 3

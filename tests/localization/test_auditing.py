@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import tensorcap
+from tensorcap.diagnosis import diagnose
 from tensorcap.localization import compare_weights, ranking, weights
 from tensorcap.port_verification import Runnable, verify
 from tensorcap.workload import Workload
@@ -328,7 +329,6 @@ def test_what_is_wrong_with_a_layer_is_not_what_is_wrong_with_another_one() -> N
 @pytest.mark.spec("VER-240")
 def test_a_few_parameters_are_diagnosed_by_all_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[tuple[str, bool]] = []
-    diagnose = weights.diagnose
 
     def counted(ours: Any, theirs: Any, key: str, **options: Any) -> Any:
         tried.append((key, not options.get("without")))
