@@ -66,7 +66,12 @@ from tensorcap.comparison.policy_tests import (
     judge_own_error,
     without_estimates,
 )
-from tensorcap.comparison.quantised_layers import LayerError, QuantisedLayers, measure_layers
+from tensorcap.comparison.quantised_layers import (
+    LayerError,
+    QuantisedLayers,
+    QuantisedWeight,
+    measure_layers,
+)
 from tensorcap.comparison.quantised_weights import QuantisedModule, quantised_modules
 from tensorcap.comparison.ranking import SHADES, Shade, by_error, by_module, contents, error_of, shade, worst
 from tensorcap.comparison.ranks import given_unlike_on_ranks, rank_text, ranks_that_add, rule_of_ranks
@@ -125,6 +130,7 @@ __all__ = [
     "Precision",
     "QuantisedLayers",
     "QuantisedModule",
+    "QuantisedWeight",
     "Ratio",
     "RobustErrors",
     "RunSummary",

@@ -19,7 +19,7 @@ from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.pair import Decision, Finding, Pair, decide
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.quantised_weights import packed_weights
-from tensorcap.comparison.weight_mistakes import alternatives, describe_mistake
+from tensorcap.comparison.weight_mistakes import WeightMistake, alternatives, find_weight_mistake
 from tensorcap.comparison.weight_rounding import (
     Rounding,
     WeightNumbers,
@@ -58,12 +58,12 @@ class QuantisedWeight:
     Attributes:
         text: Its numbers in words.
         rounding: Its errors beside those of rounding to the nearest number.
-        mistake: What is wrong with it, in words; "" if nothing is, or if it is not known.
+        mistake: What is wrong with it, if that is known.
     """
 
     text: str
     rounding: Rounding
-    mistake: str = ""
+    mistake: WeightMistake = field(default_factory=WeightMistake)
 
     @property
     def rounded_to(self) -> str:
@@ -78,8 +78,8 @@ class QuantisedWeight:
         text = f"the reference's, rounded to {self.text}"
         if POLICY.quantised.status(rounding.value) != "within-rounding":
             text = f"not {text}"
-            if self.mistake:
-                text += f": {self.mistake}"
+            if self.mistake.text:
+                text += f": {self.mistake.text}"
             elif math.isfinite(rounding.value):
                 text += f": errors are {rounding.value:.3g} times those of rounding"
         elif not rounding.is_nearest:
@@ -312,7 +312,8 @@ def _with_unit(weight: WeightNumbers, precision: Precision | None) -> WeightNumb
 def _judge_weight(reference: Array, weight: WeightNumbers, inputs: Array | None) -> QuantisedWeight:
     rounding = measure_rounding(reference, weight, inputs)
     is_right = POLICY.quantised.status(rounding.value) == "within-rounding"
-    return QuantisedWeight(weight.text, rounding, "" if is_right else describe_mistake(reference, weight))
+    mistake = WeightMistake() if is_right else find_weight_mistake(reference, weight)
+    return QuantisedWeight(weight.text, rounding, mistake)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from tensorcap.wording import FEW, name_pattern, product_name, some
 from tensorcap_formats.json_values import json_value
 from tensorcap_formats.notebook import card
 
-By = Literal["replay", "injection", "archives"]
+By = Literal["replay", "injection", "archives", "weights"]
 
 
 @dataclass(frozen=True, slots=True)
