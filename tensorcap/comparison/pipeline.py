@@ -242,6 +242,7 @@ class _Run:
                 *matching_warnings(target),
                 *value_warnings(target),
                 *pair_warnings(pairs),
+                *layers.warnings,
                 *digest_warnings(pairs),
             ),
             is_of_archives=selection is not None,

@@ -184,6 +184,11 @@ class _Merged:
     evidence: Evidence
     source: EvidenceSource
 
+    @property
+    def is_of_parameter(self) -> bool:
+        """Whether what speaks most against the module is a parameter."""
+        return is_parameter(Key.parse(self.evidence.keys[0]))
+
 
 def _merge(sources: Sequence[EvidenceSource]) -> list[_Merged]:
     """Merge the evidence of all sources, a module once.
@@ -196,7 +201,9 @@ def _merge(sources: Sequence[EvidenceSource]) -> list[_Merged]:
         earlier = list(merged)
         for evidence in source.evidence:
             module = evidence.module
-            if module in merged:
+            if source.by == "weights" and module in merged and merged[module].is_of_parameter:
+                merged[module] = _Merged((source.by,), evidence, source)
+            elif module in merged:
                 merged[module] = replace(merged[module], by=(*merged[module].by, source.by))
             elif source.by == "weights" or not any(
                 is_within(module, one) or is_within(one, module) for one in earlier

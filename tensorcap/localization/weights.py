@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ _NOT_FOUND: Final = "the target has none of that name, shape or values"
 _ONLY_TARGET: Final = "only the target has it"
 _PARAMETERS: Final = "*/param.*"
 _LONE: Final = "the only ones of their shape that are left; values agree"
+_PARTNERS: Final = "of one name and shape, in modules whose other parameters belong together"
 _CLOSE: Final = 2.0**-6  # of bfloat16's rounding and some more
 _DIAGNOSED: Final = 3  # names: diagnosing takes longer than all else
 
@@ -127,7 +128,11 @@ def compare_weights(
         known = aligned.alignment
         links = aligned.target.links.values()
         free = _free(ours, links, 0), _free(theirs, links, 1)
-        entries = tuple(expert_entries(ours, theirs, free=free))
+        named = list(_pairs_of_partners(*free, links))
+        entries = tuple(Entry((place_of(o),), (place_of(t),), {}, (), "names", _PARTNERS) for o, t in named)
+        taken = {record.key for pair in named for record in pair}
+        free = _without_keys(free[0], taken), _without_keys(free[1], taken)
+        entries += tuple(expert_entries(ours, theirs, free=free))
         lone = list(_lone_pairs(*free))
         equal = [(one, other) for one, other in lone if _is_close(ours.load(one), theirs.load(other))]
         entries += tuple(Entry((place_of(o),), (place_of(t),), {}, (), "values", _LONE) for o, t in equal)
@@ -160,6 +165,30 @@ def _free(archive: Archive, links: Iterable[Link], side: int) -> list[Record]:
     """The records that no link of a mapping takes."""
     used = {record.key for link in links for record in (link.reference, link.target)[side]}
     return [record for record in archive.records if record.key not in used]
+
+
+def _without_keys(records: Iterable[Record], keys: Collection[Key]) -> list[Record]:
+    return [record for record in records if record.key not in keys]
+
+
+def _pairs_of_partners(
+    ours: Iterable[Record], theirs: Iterable[Record], links: Collection[Link]
+) -> Iterator[tuple[Record, Record]]:
+    """Pair parameters of one name and shape in modules all of whose linked parameters are each other's."""
+    partners: list[dict[str, set[str]]] = [{}, {}]
+    for link in links:
+        sites = {r.key.site for r in link.reference}, {r.key.site for r in link.target}
+        for side in (0, 1):
+            for site in sites[side]:
+                partners[side].setdefault(site, set()).update(sites[1 - side])
+    left = {(record.key.site, record.key.slot): record for record in theirs}
+    for record in ours:
+        others = partners[0].get(record.key.site, set())
+        other = next((left.get((site, record.key.slot)) for site in others), None)
+        if len(others) != 1 or other is None or other.shape != record.shape:
+            continue
+        if partners[1].get(other.key.site) == {record.key.site}:
+            yield record, other
 
 
 def _error(pair: Pair) -> float:

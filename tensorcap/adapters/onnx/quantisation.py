@@ -337,10 +337,22 @@ def attributes(node: GraphNode) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What whole numbers of a value stand for: less `zero`, times `step`."""
+    """What whole numbers of a value stand for: less `zero`, times `step`.
+
+    Attributes:
+        step: What they are multiplied by.
+        zero: The number that stands for 0.
+        limits: The least and the largest number; none of floats in few bits.
+    """
 
     step: float
     zero: float
+    limits: tuple[int, ...] = ()
+
+    @property
+    def ends(self) -> list[float]:
+        """What the least and the largest number stand for: values beyond are cut."""
+        return [(limit - self.zero) * self.step for limit in self.limits]
 
     def floats(self, numbers: Array) -> Array:
         """The floats of numbers, float32."""
@@ -378,30 +390,45 @@ def _grid(graph: OnnxGraph, steps: str, zeros: str = "") -> Grid | None:
     if not steps or not all(graph.is_constant(name) for name in (steps, zeros) if name):
         return None
     step, zero = (graph.floats(name) if name else np.zeros(1, np.float32) for name in (steps, zeros))
-    return Grid(float(step.reshape(())), float(zero.reshape(()))) if step.size == zero.size == 1 else None
+    number = graph.elements(zeros).dtype if zeros else np.dtype(np.uint8)
+    if step.size != 1 or zero.size != 1:
+        return None
+    limits = (np.iinfo(number).min, np.iinfo(number).max) if number.kind in "iu" else ()
+    return Grid(float(step.reshape(())), float(zero.reshape(())), limits)
 
 
-def rounded_result(grids: Mapping[str, Grid], nodes: Iterable[GraphNode], rounders: Collection[int]) -> float:
-    """The step that a result is rounded to if nodes round values after one another: in quadrature.
+def own_grid(grids: Mapping[str, Grid], node: GraphNode) -> Grid | None:
+    """The grid that a node itself rounds what it makes to; None if it makes floats, or moves numbers."""
+    is_rounder = node.op.rpartition(".")[2] in _STEPS_OF and bool(node.outputs)
+    return grids.get(node.outputs[0]) if is_rounder else None
 
-    0 if none does. Nodes that round inputs of products are none.
+
+def rounded_result(
+    grids: Mapping[str, Grid], nodes: Iterable[GraphNode], rounders: Collection[int]
+) -> dict[str, Any]:
+    """How nodes round a result that round values after one another, as settings: steps in quadrature.
+
+    Nothing if none does. Nodes that round inputs of products are none. The range is that of the last.
     """
-    steps = [
-        grids[node.outputs[0]].step
-        for node in nodes
-        if node.op.rpartition(".")[2] in _STEPS_OF and node.outputs[0] in grids and node.index not in rounders
-    ]
-    return math.sqrt(sum(step**2 for step in steps))
+    found = [own_grid(grids, node) for node in nodes if node.index not in rounders]
+    own = [grid for grid in found if grid is not None]
+    return _of_result(math.sqrt(sum(grid.step**2 for grid in own)), own[-1]) if own else {}
 
 
-def result_step(graph: OnnxGraph, grids: Mapping[str, Grid], names: Iterable[str]) -> float:
-    """The largest step that some values are rounded to; 0 if one of them is not rounded."""
-    steps = []
+def result_grid(graph: OnnxGraph, grids: Mapping[str, Grid], names: Iterable[str]) -> dict[str, Any]:
+    """How some values are rounded, as settings: by the largest step. Nothing if one of them is not."""
+    found = []
     for name in names:
         maker = graph.makers.get(name)
         source = maker.inputs[0] if maker is not None and maker.op == "DequantizeLinear" else name
-        steps.append(grids[source].step if source in grids else 0.0)
-    return max(steps) if steps and all(steps) else 0.0
+        found.append(grids.get(source))
+    own = [grid for grid in found if grid is not None]
+    widest = max(own, key=lambda grid: grid.step, default=None)
+    return _of_result(widest.step, widest) if widest is not None and len(own) == len(found) else {}
+
+
+def _of_result(step: float, grid: Grid) -> dict[str, Any]:
+    return {"output_step": step, "output_range": grid.ends}
 
 
 def rounds_inputs(graph: OnnxGraph, node: GraphNode, within: Collection[int]) -> dict[str, Any]:
@@ -425,7 +452,7 @@ def rounds_inputs(graph: OnnxGraph, node: GraphNode, within: Collection[int]) ->
     if op in _INPUTS_ROUNDED and maker.op == _DYNAMIC:
         return {"input_bits": _BYTE}
     grid = _grid(graph, *maker.inputs[1:3]) if maker.op == "QuantizeLinear" and op in _TAKE_ROUNDED else None
-    return {"input_step": grid.step} if grid is not None else {}
+    return {"input_step": grid.step, "input_range": grid.ends} if grid is not None else {}
 
 
 def input_rounders(graph: OnnxGraph) -> frozenset[int]:

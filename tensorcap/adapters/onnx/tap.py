@@ -20,7 +20,7 @@ from tensorcap.adapters.onnx.engine import (
 from tensorcap.adapters.onnx.graph import GraphNode, OnnxGraph
 from tensorcap.adapters.onnx.model import OnnxModel
 from tensorcap.adapters.onnx.op_facts import arguments_of, constant_value, input_names
-from tensorcap.adapters.onnx.quantisation import find_grids
+from tensorcap.adapters.onnx.quantisation import find_grids, own_grid
 from tensorcap.adapters.onnx.scopes import ModuleCall, Scopes
 from tensorcap.adapters.onnx.sections import TappedGraph
 from tensorcap.adapters.onnx.switches import Feed, Switches, feed_inputs, feed_switches
@@ -370,6 +370,9 @@ class _RunRecord:
             "arguments": arguments,
             "node": node.name,
         }
+        grid = own_grid(self._loaded.grids, node)
+        if grid is not None:
+            facts |= {"step": grid.step, "range": grid.ends}
         names = [name for name in node.outputs if name]
         outputs = []
         for number, name in enumerate(names):
