@@ -50,6 +50,8 @@ _FOLDED: Final = "each column times a number that its input is divided by"
 _WHOLE: Final = ("int", "uint")  # kinds of dtypes
 _WIDE: Final = ("int16", "uint16", "int32")  # formats of numbers that are too many to be told apart by values
 _BIAS: Final = "param.bias"
+_CUT: Final = 2.0  # times what rounding makes, that cutting values may make by choice of a calibration
+_CUT_OF_RESULT: Final = 0.05  # of a result's norm, likewise
 _NAMED: Final = 0.5  # of the error that another reading may leave, to be what is wrong
 
 
@@ -127,9 +129,13 @@ class LayerError:
     @property
     def is_cut_by_choice(self) -> bool:
         """Whether it is more than rounding makes, and what ranges cut as a calibration may choose."""
+        if not self.cut:
+            return False
         is_more = POLICY.quantised.status(self.ratio / self.chance) != "within-rounding"
         is_explained = self.own <= self.with_cut * POLICY.quantised.green * self.chance
-        return is_more and bool(self.cut) and is_explained and all(cut.is_choice for cut in self.cut)
+        taken = math.sqrt(max(0.0, self.with_cut**2 - self.predicted**2))
+        is_small = taken <= max(_CUT * self.predicted, _CUT_OF_RESULT)
+        return is_more and is_explained and is_small and all(cut.is_choice for cut in self.cut)
 
     @property
     def finding(self) -> Finding:
@@ -194,8 +200,8 @@ class QuantisedLayers:
         if chosen:
             key, error = max(chosen.items(), key=lambda entry: entry[1].ratio)
             yield (
-                f"Calibrated ranges cut values of {counted(len(chosen), 'layer')}, as it may choose: "
-                f"{key}: {error.finding.text}."
+                f"Ranges cut values of {counted(len(chosen), 'layer')}, as a calibration may choose: {key}: "
+                f"{error.finding.text}."
             )
 
     def explain(self, pairs: Iterable[Pair]) -> list[Pair]:

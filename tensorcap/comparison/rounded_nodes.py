@@ -17,10 +17,11 @@ from tensorcap.alignment import MappedArchive
 from tensorcap.runs import is_fact
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import ReadError
-from tensorcap_formats.keys import Key, module_of
+from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
 _MOST_ROWS: Final = 512  # of a tensor, the first ones, that are read
+_WHOLE: Final = ("int", "uint")  # kinds of dtypes
 _SUMS: Final = ("Add", "Sub", "Sum", "QLinearAdd")
 
 
@@ -32,15 +33,18 @@ class RoundedNode:
         module: Site of the module that it lies in, in the reference's names.
         name: Its name within that.
         step: In the unit of the values.
+        zero: The number that stands for 0, if whole numbers were recorded, else 0.
         record: What it makes.
-        sum: Facts of the sum that it rounds, or is; None if it is of another kind.
+        operands: Of the sum that it rounds, or is, those that are computed, with the largest magnitude of
+            each; none if it is no sum.
     """
 
     module: str
     name: str
     step: float
+    zero: float
     record: Record
-    sum: Mapping[str, Any] | None
+    operands: tuple[tuple[Record, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ def rounded_nodes(target: Archive) -> Iterator[RoundedNode]:
     """Yield the nodes of a target that round what they make, as facts of its ops say (CAP-331)."""
     names = target.names if isinstance(target, MappedArchive) else {}
     facts = {text: value for text, value in target.values.items() if is_fact(text, value)}
+    if not any("step" in value for value in facts.values()):
+        return
     makers = {
         output["record"]: value
         for value in facts.values()
@@ -70,14 +76,13 @@ def rounded_nodes(target: Archive) -> Iterator[RoundedNode]:
         step, key = value.get("step"), f"{text.rpartition('/')[0]}/output"
         if not isinstance(step, float) or not step > 0 or key not in target:
             continue
-        given = [entry.get("record") for entry in value.get("inputs", ()) if isinstance(entry, Mapping)]
-        made = value if _base(value) != "QuantizeLinear" else makers.get(given[0] if given else None)
-        site = Key.parse(text).site
-        module = module_of(site)
-        is_sum = made is not None and _base(made) in _SUMS
-        yield RoundedNode(
-            names.get(module, module), site.partition(":")[2], step, target.get(key), made if is_sum else None
-        )
+        made: Any = value
+        if _base(value) == "QuantizeLinear":
+            made = next((makers[text] for text in _inputs(value) if text in makers), {})
+        operands = tuple(_operands(target, made, makers)) if _base(made) in _SUMS else ()
+        record, (module, _, name) = target.get(key), Key.parse(text).site.partition(":")
+        zero = _number(value, "zero") if record.dtype.kind in _WHOLE else 0.0
+        yield RoundedNode(names.get(module, module), name, step, zero, record, operands)
 
 
 def inner_roundings(target: Archive, nodes: Iterable[RoundedNode]) -> dict[str, float]:
@@ -93,7 +98,8 @@ def inner_roundings(target: Archive, nodes: Iterable[RoundedNode]) -> dict[str, 
             values = target.load(node.record).astype(np.float64)
         except (OSError, ReadError):  # the comparison says so
             continue
-        rows = values.reshape(-1, values.shape[-1])[:_MOST_ROWS]
+        unit = node.step if node.record.dtype.kind in _WHOLE else 1.0
+        rows = (values.reshape(-1, values.shape[-1])[:_MOST_ROWS] - node.zero) * unit
         sizes = np.sqrt(np.square(rows).mean(axis=1))
         sizes = sizes[(sizes > 0) & np.isfinite(sizes)]
         if sizes.size:
@@ -105,8 +111,7 @@ def inner_roundings(target: Archive, nodes: Iterable[RoundedNode]) -> dict[str, 
 def lost_operands(target: Archive, nodes: Iterable[RoundedNode]) -> Iterator[LostOperand]:
     """Yield the operands that are lost in sums: none of their values is half a step of the sum."""
     for node in nodes:
-        operands = [] if node.sum is None else list(_operands(target, node.sum))
-        for record, size in operands:
+        for record, size in node.operands:
             if size <= node.step / 2:
                 text = (
                     f"{node.name} rounds a sum to steps of {node.step:.3g}, in which its operand of at most "
@@ -115,16 +120,34 @@ def lost_operands(target: Archive, nodes: Iterable[RoundedNode]) -> Iterator[Los
                 yield LostOperand(node.module, text)
 
 
-def _operands(target: Archive, facts: Mapping[str, Any]) -> Iterator[tuple[Record, float]]:
-    """The operands of a sum that vary, each with its largest magnitude."""
-    for entry in facts.get("inputs", ()):
-        text = entry.get("record") if isinstance(entry, Mapping) else None
-        record = target.get(text) if isinstance(text, str) and text in target else None
+def _operands(
+    target: Archive, facts: Mapping[str, Any], makers: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[Record, float]]:
+    """The operands of a sum that are computed and vary, each with its largest magnitude."""
+    for text in _inputs(facts):
+        record, maker = target.get(text) if text in target else None, makers.get(text)
         statistics = None if record is None else record.statistics
-        if record is None or statistics is None or statistics.minimum is None or statistics.maximum is None:
+        if record is None or maker is None or not _inputs(maker) or statistics is None:
             continue
-        if statistics.minimum != statistics.maximum:
-            yield record, float(max(statistics.maximum, -statistics.minimum))
+        if statistics.minimum is None or statistics.maximum is None:
+            continue
+        step, zero = 1.0, 0.0
+        if record.dtype.kind in _WHOLE:
+            step, zero = _number(maker, "step"), _number(maker, "zero")
+        ends = [(float(end) - zero) * step for end in (statistics.minimum, statistics.maximum)]
+        if ends[0] != ends[1]:
+            yield record, max(abs(end) for end in ends)
+
+
+def _inputs(facts: Mapping[str, Any]) -> list[str]:
+    """Key texts of the records that an op takes."""
+    entries = [entry.get("record") for entry in facts.get("inputs", ()) if isinstance(entry, Mapping)]
+    return [text for text in entries if isinstance(text, str)]
+
+
+def _number(facts: Mapping[str, Any], name: str) -> float:
+    value = facts.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _base(facts: Mapping[str, Any]) -> str:

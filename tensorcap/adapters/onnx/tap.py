@@ -372,7 +372,7 @@ class _RunRecord:
         }
         grid = own_grid(self._loaded.grids, node)
         if grid is not None:
-            facts |= {"step": grid.step, "range": grid.ends}
+            facts |= {"step": grid.step, "zero": grid.zero}
         names = [name for name in node.outputs if name]
         outputs = []
         for number, name in enumerate(names):

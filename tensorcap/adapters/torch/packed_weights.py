@@ -63,8 +63,9 @@ def packed_settings(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> d
 
     `one_scale` of all its weights; `input_bits` if inputs are rounded at each call, to one grid from their
     smallest to their largest value, or to one for each row (`input_rows`), which may be symmetric around 0
-    (`input_symmetric`); `output_step` if results are rounded to whole steps, and `output_range`. A dynamic module of
-    torch.ao leaves out a bit of its inputs so that products do not overflow on processors without VNNI.
+    (`input_symmetric`); `output_step` and `output_range` if results are rounded to whole steps. A dynamic
+    module of torch.ao leaves out a bit of its inputs so that products do not overflow on processors without
+    VNNI.
     """
     weight = tensors.get("weight")
     settings: dict[str, Any] = {}
