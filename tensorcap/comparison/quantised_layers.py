@@ -305,9 +305,9 @@ def measure_layers(
             results[key] = error
             predicted[site] = max(error.predicted, predicted.get(site, 0.0))
     measured = set(predicted)
-    for site, error in _errors_by_statistics(reference, target, given):
+    for site, estimate in _errors_by_statistics(reference, target, given):
         if site not in measured:
-            predicted[site] = max(error, predicted.get(site, 0.0))
+            predicted[site] = max(estimate, predicted.get(site, 0.0))
     for site, step in steps.items():
         if all(site != other for other, _ in packed):
             for key, error in _rounded_results(

@@ -129,7 +129,7 @@ def compare_weights(
         links = aligned.target.links.values()
         free = _free(ours, links, 0), _free(theirs, links, 1)
         named = list(_pairs_of_partners(*free, links))
-        entries = tuple(Entry((place_of(o),), (place_of(t),), {}, (), "names", _PARTNERS) for o, t in named)
+        entries = tuple(Entry((place_of(o),), (place_of(t),), {}, (), "name", _PARTNERS) for o, t in named)
         taken = {record.key for pair in named for record in pair}
         free = _without_keys(free[0], taken), _without_keys(free[1], taken)
         entries += tuple(expert_entries(ours, theirs, free=free))
