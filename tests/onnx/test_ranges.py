@@ -72,17 +72,19 @@ def linear(x: Array, largest: float, folder: Path, result: float = 60.0) -> Path
     return captured(nodes, last, {"x": x}, weights, folder)
 
 
-def captured(nodes: Any, output: str, given: dict[str, Array], weights: Any, folder: Path) -> Path:
+def captured(
+    nodes: Any, output: str, given: dict[str, Array], weights: Any, folder: Path, params: Any = True
+) -> Path:
     inputs = [(name, TensorProto.FLOAT, list(value.shape)) for name, value in given.items()]
     path = save(model(nodes, inputs, [output], weights), folder / "net.onnx")
     workload = tensorcap.Workload(tensorcap.OnnxModel(path), given)
-    capture_workload(workload, folder / "tgt.h5", params=True)
+    capture_workload(workload, folder / "tgt.h5", params=params)
     return folder / "tgt.h5"
 
 
-def reference(net: nn.Module, given: dict[str, Array], folder: Path) -> Path:
+def reference(net: nn.Module, given: dict[str, Array], folder: Path, params: Any = True) -> Path:
     inputs = {name: torch.from_numpy(value) for name, value in given.items()}
-    capture_workload(tensorcap.Workload(net.eval(), inputs), folder / "ref.h5", params=True)
+    capture_workload(tensorcap.Workload(net.eval(), inputs), folder / "ref.h5", params=params)
     return folder / "ref.h5"
 
 
@@ -103,7 +105,7 @@ def one_channel() -> Array:
     return x
 
 
-@pytest.mark.spec("POL-285", "ONX-41")
+@pytest.mark.spec("POL-620", "ONX-41")
 @pytest.mark.parametrize(
     ("x", "largest", "status", "words"),
     [
@@ -175,7 +177,7 @@ def masked(fill: float, folder: Path) -> tuple[Path, Path, tensorcap.Workload]:
     return reference(Masked(), given, folder), target, tensorcap.Workload(Masked().eval(), inputs)
 
 
-@pytest.mark.spec("POL-286")
+@pytest.mark.spec("POL-621")
 def test_scores_that_are_lost_beside_a_mask_are_named(tmp_path: Path) -> None:
     ours, theirs, trusted = masked(-3e38, tmp_path)
     result = compare(ours, theirs)
@@ -189,8 +191,59 @@ def test_scores_that_are_lost_beside_a_mask_are_named(tmp_path: Path) -> None:
     assert words in found.suspects[0].reason
 
 
-@pytest.mark.spec("POL-286")
+@pytest.mark.spec("POL-621")
 def test_a_sum_in_steps_that_keep_its_operands_is_as_rounding_predicts(tmp_path: Path) -> None:
     ours, theirs, trusted = masked(-8.0, tmp_path)
     assert compare(ours, theirs).exit_status == 0
     assert localize(ours, theirs, reference_model=trusted).exit_status == 0
+
+
+def with_outliers() -> Array:
+    """Inputs of which one row sets the step of all."""
+    x = X.copy()
+    x[3] *= 40
+    return x
+
+
+def dynamic(x: Array, folder: Path, *, off: int = 0) -> Path:
+    """The layer with a scale for each row, whose inputs are rounded at each call."""
+    steps = np.abs(WEIGHT).max(axis=1) / 127
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "qs", "qz"], "/fc/q"),
+        helper.make_node(
+            "MatMulInteger", ["q", "fc.weight_quantized", "qz", "z"], ["/fc/i"], "/fc/MatMulInteger"
+        ),
+        helper.make_node("Cast", ["/fc/i"], ["/fc/c"], "/fc/Cast", to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["qs", "s"], ["/fc/f"], "/fc/Mul"),
+        helper.make_node("Mul", ["/fc/c", "/fc/f"], ["/fc/y"], "/fc/Mul_1"),
+    ]
+    numbers = np.ascontiguousarray(np.rint(WEIGHT / steps[:, None]).astype(np.int8).T)
+    weights = {"fc.weight_quantized": numbers, "s": steps.astype(np.float32), "z": np.int8(off)}
+    return captured(nodes, "/fc/y", {"x": x}, weights, folder, params=None)
+
+
+@pytest.mark.spec("POL-623")
+def test_a_row_of_outliers_is_allowed_for_where_no_weights_were_recorded(tmp_path: Path) -> None:
+    x = with_outliers()
+    ours, theirs = reference(Net(), {"x": x}, tmp_path, params=None), dynamic(x, tmp_path)
+    assert compare(ours, theirs).exit_status == 0
+    trusted = tensorcap.Workload(Net().eval(), {"x": torch.from_numpy(x)})
+    assert localize(ours, theirs, reference_model=trusted).suspects == ()
+
+
+@pytest.mark.spec("LCL-620", "VER-620")
+@pytest.mark.parametrize("off", [0, 1])
+def test_verify_accuses_a_layer_of_its_weight_alone(off: int, tmp_path: Path) -> None:
+    x = with_outliers()
+    dynamic(x, tmp_path, off=off)
+    given = {"x": torch.from_numpy(x)}
+    target = tensorcap.Workload(tensorcap.OnnxModel(tmp_path / "net.onnx"), {"x": x})
+    found = tensorcap.verify(tensorcap.Workload(Net().eval(), given), target, tmp_path / "out")
+    assert found.exit_status == off
+    suspects = found.localization.suspects
+    assert [(suspect.module, suspect.by, suspect.cause) for suspect in suspects] == [
+        ("fc", ("weights",), "weight-zero-point")
+    ] * off
+    if off:
+        assert suspects[0].diagnosis is not None
+        assert "in its parameter weight: its zero point is 1 off" in suspects[0].diagnosis.text
