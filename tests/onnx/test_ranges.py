@@ -191,7 +191,7 @@ def test_scores_that_are_lost_beside_a_mask_are_named(tmp_path: Path) -> None:
     assert words in found.suspects[0].reason
 
 
-@pytest.mark.spec("POL-621")
+@pytest.mark.spec("POL-621", "POL-622", "ONX-60")
 def test_a_sum_in_steps_that_keep_its_operands_is_as_rounding_predicts(tmp_path: Path) -> None:
     ours, theirs, trusted = masked(-8.0, tmp_path)
     assert compare(ours, theirs).exit_status == 0
