@@ -2,7 +2,8 @@
 
 Read `find_weights` first: in which forms a weight in few bits is written. `QuantisedWeight` makes floats of
 one. `find_grids` has the values that are whole numbers, and `separate_quantisers` gives each product whose
-inputs are rounded at each run a node of its own that rounds them.
+inputs are rounded at each run a node of its own that rounds them. `quantised_constants` are weights that the
+graph rounds itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from tensorcap_formats.dtypes import Array
 
@@ -35,6 +36,7 @@ _KEPT: Final = (
     "Expand",
 )
 _BYTE: Final = 8  # bits
+_ZERO_PLACE: Final = 2  # of the zero point that a QuantizeLinear takes
 _STATIC: Final = ("QuantizeLinear", "DequantizeLinear")
 _TAKE_ROUNDED: Final = ("MatMul", "Gemm", "Conv", "ConvTranspose", "QLinearMatMul", "QLinearConv", "QGemm")
 _STEPS_OF: Final[Mapping[str, tuple[int, int]]] = {  # places of step and zero point of the result
@@ -553,3 +555,40 @@ def _scaling(nodes: list[Any], takers: Mapping[str, list[int]], product: int, st
         behind = [place, *takers.get(nodes[place].output[0], ())]
         if nodes[place].op_type == "Mul" and any(results & set(nodes[other].input) for other in behind):
             yield place
+
+
+def quantised_constants(model: Any, graph: OnnxGraph) -> dict[str, Array]:
+    """The numbers of constants that a graph rounds itself (`QuantizeLinear`), by name."""
+    folded = {}
+    for node in model.graph.node:
+        taken = [name for name in node.input if name]
+        is_rounder = node.op_type == "QuantizeLinear" and len(taken) > _ZERO_PLACE
+        if not is_rounder or not all(map(graph.is_constant, taken)):
+            continue
+        values, zeros = graph.floats(taken[0]), graph.elements(taken[_ZERO_PLACE])
+        own = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        limits = np.iinfo(zeros.dtype) if zeros.dtype in (np.int8, np.uint8) else None
+        if (
+            limits is None
+            or own.get("block_size")
+            or graph.number_format(taken[_ZERO_PLACE]) != zeros.dtype.name
+        ):
+            continue
+        shape = [1] * values.ndim
+        if graph.floats(taken[1]).size > 1:
+            shape[int(own.get("axis", 1))] = -1
+        steps, zero = (side.reshape(shape) for side in (graph.floats(taken[1]), zeros.astype(np.float32)))
+        numbers = np.clip(np.rint(values / steps) + zero, limits.min, limits.max).astype(zeros.dtype)
+        folded[node.output[0]] = numbers
+    return folded
+
+
+def with_constants(model: Any, constants: Mapping[str, Array]) -> Any:
+    """A model that holds constants in the place of the nodes that make them, as its last initialisers."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    kept = [node for node in model.graph.node if not constants.keys() & set(node.output)]
+    del copy.graph.node[:]
+    copy.graph.node.extend(kept)
+    copy.graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in constants.items())
+    return copy

@@ -84,13 +84,14 @@ class LoadedModel:
         session = None if is_profiled else self._plain
         if session is None:
             graph, model = self.graph, self._model
+            own = {stored.name for stored in graph.plain.graph.initializer}
             session = Session(
                 str(model.source),
                 graph.plain.SerializeToString(),
                 providers=model.providers,
                 optimization=model.optimization,
                 folder=graph.path.parent.resolve(),
-                weights=graph.apart,
+                weights={name: value for name, value in graph.apart.items() if name in own},
                 is_profiled=is_profiled,
             )
             self._plain = self._plain if is_profiled else session
