@@ -17,7 +17,6 @@ from tensorcap_formats.dtypes import Array
 
 _MOST: Final = 0.01  # of the values may be cut by choice: percentiles and entropies cut fewer
 _WHOLE: Final = 0.5  # of the values of a channel, to be cut as a whole
-_FEW: Final = 4  # channels that are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +60,12 @@ def find_cut(values: Array, ends: object, step: object, what: str) -> CutValues 
     at = np.unravel_index(np.argmax(np.abs(error)), error.shape)
     share = float(is_cut.mean())
     channels = np.flatnonzero(is_cut.mean(axis=tuple(range(is_cut.ndim - 1))) >= _WHOLE)
-    whole = tuple(channels.tolist()) if len(channels) <= _FEW and is_cut[..., channels].sum() else ()
+    whole = tuple(channels.tolist())
     text = (
         f"{100 * share:.2g} % of {what} lie beyond the calibrated range {low:.3g} to {high:.3g} and are cut, "
         f"{values[at]:.3g} to {min(max(values[at], low), high):.3g}"
     )
-    text += f"; nearly all of channel {some(list(map(str, whole)))}" if whole else ""
+    text += f"; most of channel {some(list(map(str, whole)))}" if whole else ""
     return CutValues(error, share, text, whole)
 
 
