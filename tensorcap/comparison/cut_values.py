@@ -16,6 +16,7 @@ from tensorcap.wording import some
 from tensorcap_formats.dtypes import Array
 
 _MOST: Final = 0.01  # of the values may be cut by choice: percentiles and entropies cut fewer
+_ROWS: Final = 8  # that a channel has, to be told from one value
 _WHOLE: Final = 0.5  # of the values of a channel, to be cut as a whole
 
 
@@ -59,8 +60,9 @@ def find_cut(values: Array, ends: object, step: object, what: str) -> CutValues 
         return None
     at = np.unravel_index(np.argmax(np.abs(error)), error.shape)
     share = float(is_cut.mean())
-    channels = np.flatnonzero(is_cut.mean(axis=tuple(range(is_cut.ndim - 1))) >= _WHOLE)
-    whole = tuple(channels.tolist())
+    by_channel = is_cut.reshape(-1, is_cut.shape[-1]) if is_cut.ndim else is_cut.reshape(1, 1)
+    channels = np.flatnonzero(by_channel.mean(axis=0) >= _WHOLE)
+    whole = tuple(channels.tolist()) if len(by_channel) >= _ROWS else ()
     text = (
         f"{100 * share:.2g} % of {what} lie beyond the calibrated range {low:.3g} to {high:.3g} and are cut, "
         f"{values[at]:.3g} to {min(max(values[at], low), high):.3g}"
