@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 from tensorcap.adapters import adapter_for
 from tensorcap.alignment import MappingSource, Order, align, order_between, sides
 from tensorcap.alignment.names import read_rules
-from tensorcap.comparison import Comparison, compare
+from tensorcap.comparison import Comparison, compare, holds_packed_weights, packed_weights
 from tensorcap.comparison.preflight import Preflight, preflight
 from tensorcap.localization import (
     GatheredEvidence,
@@ -27,6 +27,7 @@ from tensorcap.localization import (
 )
 from tensorcap.reports.verification_files import replace_folder, write_files
 from tensorcap.rerun import is_compiled
+from tensorcap.runs import is_parameter
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
 from tensorcap_formats.archive import Archive
@@ -112,8 +113,16 @@ def verify(
         if target_run is not None:
             weights = _compare_weights(trusted, reference_run, target_run, rules, progress)
         progress.stage("opening the target" if target_run is None else "capturing the target")
+        has_values = any(is_parameter(record.key) and record.stored for record in trusted.records)
         tested = stack.enter_context(
-            _open_side(target_model, target_run, folder / TARGET, trusted, injectable=("input",))
+            _open_side(
+                target_model,
+                target_run,
+                folder / TARGET,
+                trusted,
+                injectable=("input",),
+                params=True if has_values and _has_few_bits(target_model, target_run) else None,
+            )
         )
         compared = _compare_runs(
             stack,
@@ -258,20 +267,36 @@ def _open_reference(
 ) -> tuple[Archive, _Run | None]:
     """Capture the reference, and make the target, which may be made of the reference's run.
 
-    If the target is compiled from an exported graph, the reference is captured once more, as the same graph:
-    its nodes are what the target has values of.
+    1. If the target is compiled from an exported graph, the reference is captured once more, as the same
+       graph: its nodes are what the target has values of.
+    2. If the target has weights in few bits, the reference is captured once more with the values of its own,
+       which the target's results are held against.
     """
     with _open_side(side, run, path, None) as trusted:
         target_run, first = _make(target, trusted), trusted.path
     decompositions = "" if target_run is None else adapter_for(target_run.workload.model).decompositions
-    if run is not None and decompositions:
-        progress.stage("capturing the reference's graph")
-        again = capture_workload(
-            run.workload, path, run=run.metadata, level="export", decompositions=decompositions
-        )
+    stage = ""
+    options: dict[str, Any] = {}
+    if decompositions:
+        stage = "capturing the reference's graph"
+        options = {"level": "export", "decompositions": decompositions}
+    elif _has_few_bits(target, target_run):
+        stage, options = "capturing the reference with its weights", {"params": True}
+    if run is not None and stage:
+        progress.stage(stage)
+        again = capture_workload(run.workload, path, run=run.metadata, **options)
         return stack.enter_context(opened(again.path or path)), target_run
     source = cast("Source", side) if run is None else first
     return stack.enter_context(opened(source)), target_run
+
+
+def _has_few_bits(target: Side, run: _Run | None) -> bool:
+    """Whether a target has weights in few bits, whose values can be had."""
+    if run is not None:
+        model = run.workload.model
+        return bool(packed_weights(RunInfo.of(adapter_for(model).describe(model))))
+    with opened(cast("Source", target)) as tested:
+        return holds_packed_weights(tested)
 
 
 def _make(side: Side, reference: Archive | None) -> _Run | None:
@@ -289,12 +314,12 @@ def _make(side: Side, reference: Archive | None) -> _Run | None:
 
 
 def _open_side(
-    side: Side, run: _Run | None, path: Path, reference: Archive | None, injectable: Sequence[str] = ()
+    side: Side, run: _Run | None, path: Path, reference: Archive | None, **options: Any
 ) -> AbstractContextManager[Archive]:
-    """Open the archive of a side, after capturing it if it is to be run."""
+    """Open the archive of a side, after capturing it, with further arguments, if it is to be run."""
     if run is None:
         return opened(cast("Source", side), reference=reference)
-    captured = capture_workload(run.workload, path, run=run.metadata, injectable=injectable)
+    captured = capture_workload(run.workload, path, run=run.metadata, **options)
     return opened(captured.path or path)
 
 

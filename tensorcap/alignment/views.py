@@ -44,6 +44,7 @@ class MappedArchive(ArchiveView):
         links: The link that made a record, by key text.
         alignment: The mapping as it is written; None for a view by links alone.
         left_over: What the mapping says has no counterpart.
+        names: The reference's names of the target's sites, of those that are one of its.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class MappedArchive(ArchiveView):
         self._summed_up = partial(
             summary_of, links, self.left_over, reference, target, path=map_path, tokens=tokens
         )
-        self._names = names = _names(links)
+        self.names = names = _names(links)
         self.links: dict[str, Link] = {}
         self._parts: dict[str, int] = {}
         records, sources = self._linked(links)
@@ -87,7 +88,7 @@ class MappedArchive(ArchiveView):
     @cached_property
     def info(self) -> RunInfo:
         """What the target's metadata say, with the reference's names for sites that are one of its."""
-        info, names = self.source.info, self._names
+        info, names = self.source.info, self.names
         return replace(
             info,
             modules={
@@ -213,13 +214,21 @@ def _renamed_key(text: str, names: Mapping[str, str]) -> str:
 
 
 def _names(links: Sequence[Link]) -> dict[str, str]:
-    """The reference's names of the target's sites, of those whose results are those of one of its sites."""
+    """The reference's names of the target's sites, of those whose results are those of one of its sites.
+
+    Without any results, as where weights alone are compared, of those whose parameters are.
+    """
     names: dict[str, set[str]] = {}
-    for link in links:
+    made = [link for link in links if any(_is_made(record.key) for record in link.target)]
+    for link in made or links:
         for source in link.target:
-            if source.key.is_bare or source.key.slot.startswith("output"):
+            if _is_made(source.key) or (not made and is_parameter(source.key)):
                 names.setdefault(source.key.site, set()).update(r.key.site for r in link.reference)
     return {name: sites.pop() for name, sites in names.items() if len(sites) == 1}
+
+
+def _is_made(key: Key) -> bool:
+    return key.is_bare or key.slot.startswith("output")
 
 
 def apply_mapping(mapping: ResolvedMapping, *, path: str = "") -> tuple[GatheredArchive, MappedArchive]:

@@ -66,8 +66,18 @@ from tensorcap.comparison.policy_tests import (
     judge_own_error,
     without_estimates,
 )
-from tensorcap.comparison.quantised_layers import LayerError, QuantisedLayers, measure_layers
-from tensorcap.comparison.quantised_weights import QuantisedModule, quantised_modules
+from tensorcap.comparison.quantised_layers import (
+    LayerError,
+    QuantisedLayers,
+    QuantisedWeight,
+    measure_layers,
+)
+from tensorcap.comparison.quantised_weights import (
+    QuantisedModule,
+    holds_packed_weights,
+    packed_weights,
+    quantised_modules,
+)
 from tensorcap.comparison.ranking import SHADES, Shade, by_error, by_module, contents, error_of, shade, worst
 from tensorcap.comparison.ranks import given_unlike_on_ranks, rank_text, ranks_that_add, rule_of_ranks
 from tensorcap.comparison.robust_errors import RobustErrors, sample
@@ -125,6 +135,7 @@ __all__ = [
     "Precision",
     "QuantisedLayers",
     "QuantisedModule",
+    "QuantisedWeight",
     "Ratio",
     "RobustErrors",
     "RunSummary",
@@ -156,6 +167,7 @@ __all__ = [
     "first_divergence",
     "given_unlike_on_ranks",
     "has_sync_points",
+    "holds_packed_weights",
     "injection_text",
     "is_better_if_higher",
     "is_circumstance",
@@ -169,6 +181,7 @@ __all__ = [
     "measure_layers",
     "metric_named",
     "metric_values",
+    "packed_weights",
     "paired",
     "peak_of",
     "points_of",

@@ -201,7 +201,7 @@ class _Run:
                 target.info,
                 precision,
                 reference.records if reference.is_ordered else (),
-                predicted=layers.predicted,
+                predicted=layers.own_errors,
             )
         if self.calibration is not None:
             _require_precision(self.calibration, precision)
@@ -242,6 +242,7 @@ class _Run:
                 *matching_warnings(target),
                 *value_warnings(target),
                 *pair_warnings(pairs),
+                *layers.warnings,
                 *digest_warnings(pairs),
             ),
             is_of_archives=selection is not None,

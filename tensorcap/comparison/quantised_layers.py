@@ -15,11 +15,18 @@ from typing import Any, Final
 
 import numpy as np
 
+from tensorcap.comparison.cut_values import CutValues, cut_inputs, cut_results
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.pair import Decision, Finding, Pair, decide
 from tensorcap.comparison.policy import POLICY, Precision
-from tensorcap.comparison.quantised_weights import output_steps, packed_weights
-from tensorcap.comparison.weight_mistakes import alternatives, describe_mistake
+from tensorcap.comparison.quantised_weights import (
+    output_steps,
+    packed_weights,
+    quantised_bits,
+    weight_errors,
+)
+from tensorcap.comparison.rounded_nodes import RoundedNode, inner_roundings, lost_operands, rounded_nodes
+from tensorcap.comparison.weight_mistakes import WeightMistake, alternatives, find_weight_mistake
 from tensorcap.comparison.weight_rounding import (
     Rounding,
     WeightNumbers,
@@ -31,7 +38,7 @@ from tensorcap.comparison.weight_rounding import (
     measure_wide,
     unit_of,
 )
-from tensorcap.runs import contents_of, is_parameter, is_result
+from tensorcap.runs import contents_of, enclosing_sites, is_parameter, is_result
 from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -49,6 +56,8 @@ _FOLDED: Final = "each column times a number that its input is divided by"
 _WIDE: Final = ("int16", "uint16", "int32")  # formats of numbers that are too many to be told apart by values
 _BIAS: Final = "param.bias"
 _WEIGHT_STEP: Final = "param.weight_step"
+_CUT: Final = 2.0  # times what rounding makes, that cutting values may make by choice of a calibration
+_CUT_OF_RESULT: Final = 0.05  # of a result's norm, likewise
 _NAMED: Final = 0.5  # of the error that another reading may leave, to be what is wrong
 
 
@@ -59,12 +68,12 @@ class QuantisedWeight:
     Attributes:
         text: Its numbers in words.
         rounding: Its errors beside those of rounding to the nearest number.
-        mistake: What is wrong with it, in words; "" if nothing is, or if it is not known.
+        mistake: What is wrong with it, if that is known.
     """
 
     text: str
     rounding: Rounding
-    mistake: str = ""
+    mistake: WeightMistake = field(default_factory=WeightMistake)
 
     @property
     def rounded_to(self) -> str:
@@ -79,8 +88,8 @@ class QuantisedWeight:
         text = f"the reference's, rounded to {self.text}"
         if POLICY.quantised.status(rounding.value) != "within-rounding":
             text = f"not {text}"
-            if self.mistake:
-                text += f": {self.mistake}"
+            if self.mistake.text:
+                text += f": {self.mistake.text}"
             elif math.isfinite(rounding.value):
                 text += f": errors are {rounding.value:.3g} times those of rounding"
         elif not rounding.is_nearest:
@@ -105,6 +114,8 @@ class LayerError:
         text: The numbers of its weight in words.
         mistake: What is wrong with it, in words; "" if nothing is, or if it is not known.
         chance: What chance allows the ratio, if the prediction is one of chance.
+        cut: What ranges of a calibration cut of inputs or results.
+        with_cut: As `predicted`, with what that makes.
     """
 
     own: float
@@ -113,6 +124,8 @@ class LayerError:
     text: str
     mistake: str = ""
     chance: float = 1.0
+    cut: tuple[CutValues, ...] = ()
+    with_cut: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -120,10 +133,24 @@ class LayerError:
         return self.own / self.predicted if self.predicted else math.inf if self.own else 0.0
 
     @property
+    def is_cut_by_choice(self) -> bool:
+        """Whether it is more than rounding makes, and what ranges cut as a calibration may choose."""
+        if not self.cut:
+            return False
+        is_more = POLICY.quantised.status(self.ratio / self.chance) != "within-rounding"
+        is_explained = self.own <= self.with_cut * POLICY.quantised.green * self.chance
+        taken = math.sqrt(max(0.0, self.with_cut**2 - self.predicted**2))
+        is_small = taken <= max(_CUT * self.predicted, _CUT_OF_RESULT)
+        return is_more and is_explained and is_small and all(cut.is_choice for cut in self.cut)
+
+    @property
     def finding(self) -> Finding:
         """The finding of the pair of its result."""
         value = max(self.ratio / self.chance, self.worst)
         text = f"own error {self.own:.2g}, {self.ratio:.3g} times what rounding to {self.text} predicts"
+        text += "".join(f"; {cut.text}" for cut in self.cut)
+        if self.is_cut_by_choice:
+            value = self.own / self.with_cut / self.chance
         finding = POLICY.quantised.finding("quantisation", value, text)
         if finding.status == "within-rounding":
             return finding
@@ -146,6 +173,8 @@ class QuantisedLayers:
         folded: Key texts of the results of such layers.
         rounded_to: What each weight is the reference's rounded to, by key text, whatever its columns were
             multiplied by: see `QuantisedWeight`.
+        inner: By site, what rounding between the nodes of a module does to its results, relative.
+        lost: What is lost in a sum of the module that makes a result, by the key text of that.
     """
 
     weights: Mapping[str, QuantisedWeight] = field(default_factory=dict)
@@ -154,6 +183,32 @@ class QuantisedLayers:
     undone: Mapping[str, str] = field(default_factory=dict)
     folded: frozenset[str] = frozenset()
     rounded_to: Mapping[str, str] = field(default_factory=dict)
+    inner: Mapping[str, float] = field(default_factory=dict)
+    lost: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def own_errors(self) -> Mapping[str, float]:
+        """The largest error that rounding predicts of a module's results, by site, relative."""
+        sites = {*self.predicted, *self.inner}
+        return {site: max(self.predicted.get(site, 0.0), self.inner.get(site, 0.0)) for site in sites}
+
+    def findings(self, key: str) -> list[Finding]:
+        """What is known of the own error of a result in few bits."""
+        found = [self.results[key].finding] if key in self.results else []
+        if key in self.lost:
+            found.append(POLICY.quantised.finding("quantisation", math.inf, self.lost[key]))
+        return found
+
+    @property
+    def warnings(self) -> Iterator[str]:
+        """What was taken for the choice of a calibration, a sentence or none."""
+        chosen = {key: error for key, error in self.results.items() if error.is_cut_by_choice}
+        if chosen:
+            key, error = max(chosen.items(), key=lambda entry: entry[1].ratio)
+            yield (
+                f"Ranges cut values of {counted(len(chosen), 'layer')}, as a calibration may choose: {key}: "
+                f"{error.finding.text}."
+            )
 
     def explain(self, pairs: Iterable[Pair]) -> list[Pair]:
         """Make `explained` what differs and is undone by the layer that is given it."""
@@ -189,8 +244,10 @@ def measure_layers(
     """
     packed = packed_weights(target.info)
     steps = output_steps(target.info)
-    if not packed and not steps:
+    nodes = list(rounded_nodes(target))
+    if not packed and not steps and not nodes:
         return QuantisedLayers()
+    lost = dict(_lost_in_results(reference, target, nodes))
     ours, theirs = (_parameters(archive, {site for site, _ in packed}) for archive in (reference, target))
     sites = {site for site, _ in packed} | set(steps)
     given, made = (_calls(archive, sites) for archive in (reference, target))
@@ -249,16 +306,83 @@ def measure_layers(
             error = _row_error(places, values, trusted, weight, module, is_right=is_right)
             results[key] = error
             predicted[site] = max(error.predicted, predicted.get(site, 0.0))
+    measured = set(predicted)
+    for site, estimate in _errors_by_statistics(reference, target, given):
+        if site not in measured:
+            predicted[site] = max(estimate, predicted.get(site, 0.0))
     for site, step in steps.items():
         if all(site != other for other, _ in packed):
             for key, error in _rounded_results(
-                reference, target, step, given.get(site, {}), made.get(site, {}), injected
+                reference,
+                target,
+                step,
+                target.info.modules[site].settings,
+                given.get(site, {}),
+                made.get(site, {}),
+                injected,
             ):
                 results[key] = error
                 predicted[site] = max(error.predicted, predicted.get(site, 0.0))
             if predicted.get(site) is None and (size := _least_size(reference, target, site)):
                 predicted[site] = step / math.sqrt(12) / size
-    return QuantisedLayers(weights, results, predicted, undone, frozenset(folded), rounded_to)
+    inner = {site: error for site, error in inner_roundings(target, nodes).items() if site not in measured}
+    return QuantisedLayers(
+        weights, results, predicted, undone, frozenset(folded), rounded_to, inner=inner, lost=lost
+    )
+
+
+def _lost_in_results(
+    reference: Archive, target: Archive, nodes: Iterable[RoundedNode]
+) -> Iterator[tuple[str, str]]:
+    """Yield the results of modules that lose an operand of a sum, or of the nearest ones around them."""
+    results: dict[str, list[str]] = defaultdict(list)
+    for record in reference.records:
+        if is_result(record.key) and record.key.slot in ("output", "output.0"):
+            results[record.key.site].append(record.key.text)
+    for lost in lost_operands(target, nodes):
+        site = next((s for s in (lost.module, *enclosing_sites(lost.module)) if s in results), "")
+        for text in results.get(site, ()):
+            yield text, lost.text
+
+
+def _errors_by_statistics(
+    reference: Archive,
+    target: Archive,
+    given: Mapping[str, Mapping[tuple[int, int, int], _Call]],
+) -> Iterator[tuple[str, float]]:
+    """Yield sites of linear layers that round inputs, and the row error that rounding predicts.
+
+    Weights are known by statistics alone: the squared error of a row is `e^2 |W|^2 + d^2 m |x|^2`, for m
+    outputs and e and d the RMS of the errors of inputs and weights.
+    """
+    recorded: dict[str, list[Record]] = defaultdict(list)
+    for record in reference.records:
+        if is_parameter(record.key):
+            recorded[record.key.site].append(record)
+    for site, bits in quantised_bits(reference.info, target.info):
+        settings, ours = target.info.modules[site].settings, reference.info.modules.get(site)
+        has_one_scale = settings.get("one_scale") is not False
+        weight = weight_errors(recorded[site], ours, bits, has_one_scale=has_one_scale)
+        if weight is None or not isinstance(settings.get("input_bits"), int):
+            continue
+        for call in given.get(site, {}).values():
+            try:
+                x, y = (None if side is None else _rows(side) for side in call.values(reference))
+            except (OSError, ReadError):  # the comparison says so
+                continue
+            if x is None or y is None or len(x) != len(y) or x.shape[1] != weight.shape[1]:
+                continue
+            squares = _input_variances(x, settings) * weight.norm**2
+            squares += weight.error**2 * weight.shape[0] * np.square(x).sum(axis=1)
+            sizes = np.linalg.norm(y, axis=1)
+            rows = np.sqrt(squares[sizes > 0]) / sizes[sizes > 0]
+            if rows.size:
+                yield site, max(float(np.median(rows)), float(np.quantile(rows, 0.95)) / POLICY.replayed_tail)
+
+
+def _rows(values: Array) -> Array:
+    """The first rows along the last axis."""
+    return values.reshape(-1, values.shape[-1])[:_MOST_ROWS]
 
 
 def _is_right(weights: Mapping[str, QuantisedWeight], record: Record | None) -> bool:
@@ -309,7 +433,8 @@ def _with_unit(weight: WeightNumbers, precision: Precision | None) -> WeightNumb
 def _judge_weight(reference: Array, weight: WeightNumbers, inputs: Array | None) -> QuantisedWeight:
     rounding = measure_rounding(reference, weight, inputs)
     is_right = POLICY.quantised.status(rounding.value) == "within-rounding"
-    return QuantisedWeight(weight.text, rounding, "" if is_right else describe_mistake(reference, weight))
+    mistake = WeightMistake() if is_right else find_weight_mistake(reference, weight)
+    return QuantisedWeight(weight.text, rounding, mistake)
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,9 +474,7 @@ def _products(
         if other is None:
             continue
         sides = (*call.values(reference), *other.values(target))
-        x, y, x_target, y_target = (
-            None if side is None else side.reshape(-1, side.shape[-1])[:_MOST_ROWS] for side in sides
-        )
+        x, y, x_target, y_target = (None if side is None else _rows(side) for side in sides)
         if x is None or y is None or x_target is None or y_target is None:
             continue
         if len(x) != len(y) or len(x_target) != len(y_target) or x.shape[1] != x_target.shape[1]:
@@ -464,6 +587,7 @@ def _rounded_results(
     reference: Archive,
     target: Archive,
     step: float,
+    settings: Mapping[str, Any],
     ours: Mapping[tuple[int, int, int], _Call],
     theirs: Mapping[tuple[int, int, int], _Call],
     injected: Injected | None,
@@ -482,13 +606,17 @@ def _rounded_results(
         wanted = x if injected else x_target
         size = max(float(np.linalg.norm(wanted)), 1e-300)
         errors = float(np.linalg.norm(y_target - wanted)), math.sqrt(wanted.size / 12) * step
-        chance = chance_of(wanted.size)
-        cut = int((np.abs(y_target - wanted) > step).sum())
-        mistake = f"{counted(cut, 'value', 'lie')} beyond the range of its numbers" if cut else ""
-        yield (
-            call.output.key.text,
-            LayerError(errors[0] / size, errors[1] / size, 0.0, f"steps of {step:.3g}", mistake, chance),
+        error = LayerError(
+            errors[0] / size, errors[1] / size, 0.0, f"steps of {step:.3g}", chance=chance_of(wanted.size)
         )
+        cut = cut_results(wanted, {**settings, "output_step": step})
+        if cut is not None:
+            with_cut = math.hypot(errors[1], float(np.linalg.norm(cut.error))) / size
+            error = replace(error, cut=(cut,), with_cut=with_cut)
+        far = int((np.abs(y_target - wanted) > step).sum())
+        if far and cut is None:
+            error = replace(error, mistake=f"{counted(far, 'value', 'lie')} beyond the range of its numbers")
+        yield call.output.key.text, error
 
 
 def _least_size(reference: Archive, target: Archive, site: str) -> float:
@@ -550,7 +678,18 @@ def _layer_error(
         ratios = np.sqrt(squares / np.maximum(made, 1e-300)) / by_chance
         worst = float(ratios.max(initial=0.0))
     own_error, predicted = (math.sqrt(float(side.sum())) / size for side in (squares, made))
-    error = LayerError(own_error, predicted, worst, weight.text, chance=chance if is_of_chance else 1.0)
+    cut = [(c, c.error @ weight.values.T) for c in (cut_inputs(x, settings),) if c is not None]
+    cut += [(c, c.error) for c in (cut_results(product.wanted, settings),) if c is not None]
+    with_cut = math.hypot(predicted, *(float(np.linalg.norm(off)) / size for _, off in cut))
+    error = LayerError(
+        own_error,
+        predicted,
+        worst,
+        weight.text,
+        chance=chance if is_of_chance else 1.0,
+        cut=tuple(c for c, _ in cut),
+        with_cut=with_cut,
+    )
     if error.finding.status == "within-rounding":
         return error
     return replace(error, mistake=_describe_result(product, weight, has_rounded_inputs=bool(inputs.any())))

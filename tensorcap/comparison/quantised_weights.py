@@ -6,12 +6,13 @@ A module may round its inputs to whole numbers too, at each call, as dynamic qua
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.runs import BESIDE_WEIGHT
+from tensorcap_formats.archive import Archive
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.keys import escape
 from tensorcap_formats.records import Record
@@ -104,7 +105,7 @@ def quantised_modules(
     """
     modules = {}
     calls: dict[str, list[Record]] = {}
-    bits_by_site = dict(_quantised_bits(reference, target))
+    bits_by_site = dict(quantised_bits(reference, target))
     for record in records if bits_by_site else ():
         if record.key.site in bits_by_site:
             calls.setdefault(record.key.site, []).append(record)
@@ -161,6 +162,12 @@ def packed_weights(run: RunInfo) -> set[tuple[str, str]]:
     return packed
 
 
+def holds_packed_weights(archive: Archive) -> bool:
+    """Whether an archive has values of weights that are kept in few bits, in floats."""
+    slots = {(site, f"param.{escape(name)}") for site, name in packed_weights(archive.info)}
+    return any(record.stored and (record.key.site, record.key.slot) in slots for record in archive.records)
+
+
 def kept_beside(run: RunInfo) -> set[tuple[str, str]]:
     """Return site and slot of what is recorded of weights in few bits beside their floats (CAP-290)."""
     return {
@@ -177,13 +184,8 @@ def _product_errors(
     and `D` those of the weight W of m outputs, the mean of `|EW + XD|^2` over them is
     `e^2 rows |W|^2 + d^2 m |X|^2`, for e and d the RMS of each, `step / sqrt(12)`.
     """
-    held = module.parameters.get("weight") if module is not None else None
-    weight = held.statistics if held is not None else None
-    for record in records:
-        if record.key.slot == "param.weight" and record.statistics is not None:
-            weight = record.statistics
-    shape = held.shape if held is not None else None
-    if weight is None or shape is None or len(shape) != _MATRIX:
+    weight = weight_errors(records, module, bits, has_one_scale=has_one_scale)
+    if weight is None:
         return
     inputs = {_call(r): r for r in records if r.key.slot.startswith("input")}
     for record in records:
@@ -193,17 +195,58 @@ def _product_errors(
         x, y = fed.statistics, record.statistics
         if x is None or y is None:
             continue
-        numbers = (x.minimum, x.maximum, x.l2, y.l2, weight.minimum, weight.maximum, weight.l2)
+        numbers = (x.minimum, x.maximum, x.l2, y.l2)
         if None in numbers or not y.l2:
             continue
-        low, high, x_norm, y_norm, least, most, w_norm = (float(number or 0) for number in numbers)
+        low, high, x_norm, y_norm = (float(number or 0) for number in numbers)
         e = (max(high, 0.0) - min(low, 0.0)) / ((2**input_bits - 1) * math.sqrt(12))
-        largest = max(most, -least)
-        if not has_one_scale:
-            largest = min(largest, _PEAK * w_norm / math.sqrt(math.prod(shape)))
-        d = 2 * largest / ((2**bits - 1) * math.sqrt(12))
-        rows = math.prod(fed.shape) / shape[1]
-        yield math.sqrt(e**2 * rows * w_norm**2 + d**2 * shape[0] * x_norm**2) / y_norm
+        rows = math.prod(fed.shape) / weight.shape[1]
+        squares = e**2 * rows * weight.norm**2 + weight.error**2 * weight.shape[0] * x_norm**2
+        yield math.sqrt(squares) / y_norm
+
+
+@dataclass(frozen=True, slots=True)
+class WeightErrors:
+    """What is known of a weight in few bits by statistics of the reference's.
+
+    Attributes:
+        shape: `[outputs, inputs]`.
+        norm: Of all its elements.
+        error: RMS of what rounding an element is off by.
+    """
+
+    shape: tuple[int, int]
+    norm: float
+    error: float
+
+
+def weight_errors(
+    records: Iterable[Record], module: ModuleInfo | None, bits: int, *, has_one_scale: bool
+) -> WeightErrors | None:
+    """What rounding the weight of a linear layer makes, by its statistics; None if they are not known.
+
+    Args:
+        records: The module's, its weight among them if that was recorded.
+        module: What the reference's metadata say of it.
+        bits: Of a weight.
+        has_one_scale: Whether all rows share a scale; if not, 4 times the RMS stands for the largest value
+            of each.
+    """
+    held = module.parameters.get("weight") if module is not None else None
+    weight = held.statistics if held is not None else None
+    for record in records:
+        if record.key.slot == "param.weight" and record.statistics is not None:
+            weight = record.statistics
+    shape = held.shape if held is not None else None
+    if weight is None or shape is None or len(shape) != _MATRIX:
+        return None
+    if weight.minimum is None or weight.maximum is None or weight.l2 is None:
+        return None
+    largest = max(float(weight.maximum), -float(weight.minimum))
+    if not has_one_scale:
+        largest = min(largest, _PEAK * weight.l2 / math.sqrt(math.prod(shape)))
+    error = 2 * largest / ((2**bits - 1) * math.sqrt(12))
+    return WeightErrors((shape[0], shape[1]), weight.l2, error)
 
 
 def _call(record: Record) -> tuple[int, int, int]:
@@ -221,8 +264,10 @@ def _first_results(records: Collection[Record], sites: Collection[str]) -> tuple
     return tuple(first.items()) if all(site in called for site in sites) else ()
 
 
-def _quantised_bits(reference: RunInfo, target: RunInfo) -> Iterator[tuple[str, int]]:
-    """Yield site and bits of each weight of the target that holds whole numbers in the place of floats.
+def quantised_bits(reference: RunInfo, target: RunInfo) -> Iterator[tuple[str, int]]:
+    """Yield site and bits of each module of the target that holds whole numbers in the place of floats.
+
+    It is the fewest bits of its weights.
 
     A table of indices beside a weight is none, nor is one in a module that has no weight.
     """

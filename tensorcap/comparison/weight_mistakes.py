@@ -7,7 +7,8 @@ small, rounding that is none, scales, and the order of packed numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -29,17 +30,30 @@ _AWQ: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 _CUT: Final = 0.5  # share of the squared error that clipped elements make, to be what is wrong
 
 
-def describe_mistake(reference: Array, weight: WeightNumbers) -> str:
-    """Say what is wrong with a weight, in words; "" if no mistake explains it."""
+@dataclass(frozen=True, slots=True)
+class WeightMistake:
+    """What is wrong with a weight.
+
+    Attributes:
+        kind: What such a mistake is called; "" if nothing is wrong, or if it is not known.
+        text: The same in words.
+    """
+
+    kind: str = ""
+    text: str = ""
+
+
+def find_weight_mistake(reference: Array, weight: WeightNumbers) -> WeightMistake:
+    """Find the mistake that explains why a weight is not the reference's, rounded."""
     rows = max(1, _LARGEST * len(reference) // max(1, reference.size))
     if rows < len(reference):  # the first rows stand for all
         _, weight = next(weight.in_parts(rows))
         reference = reference[: len(weight.values)]
-    for describe in (_zero_points, _signs, _clipping, _truncation, _scales, _orders):
+    for kind, describe in _MISTAKES.items():
         text = describe(reference, weight)
         if text:
-            return text
-    return ""
+            return WeightMistake(kind, text)
+    return WeightMistake()
 
 
 def _is_right(reference: Array, weight: WeightNumbers, values: Array, steps: Array | None = None) -> bool:
@@ -295,3 +309,13 @@ def _truncation(reference: Array, weight: WeightNumbers) -> str:
     if (off * sign >= -slack * np.maximum(below, above))[sign != 0].mean() > 1 - _LEFT_OUT:
         return "its numbers are cut off towards zero, not rounded to the nearest"
     return ""
+
+
+_MISTAKES: Final[Mapping[str, Callable[[Array, WeightNumbers], str]]] = {  # in the order of trials
+    "weight-zero-point": _zero_points,
+    "weight-sign": _signs,
+    "weight-clipped": _clipping,
+    "weight-truncated": _truncation,
+    "weight-scales": _scales,
+    "weight-order": _orders,
+}

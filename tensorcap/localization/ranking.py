@@ -24,6 +24,7 @@ from tensorcap.localization.curves import ChangePoint, CurvePoint, change_points
 from tensorcap.localization.evidence import Evidence, EvidenceSource, is_within
 from tensorcap.localization.grouping import group_suspects, kind_of_place
 from tensorcap.localization.nonfinite import find_nonfinite_origin
+from tensorcap.localization.quantised_weights import evidence_of_weights, explain_by_weights
 from tensorcap.localization.suspect import By, Localization, Noise, Precise, Suspect, Undone, find_mistake
 from tensorcap.rerun import CallThrough, OwnError
 from tensorcap.runs import (
@@ -65,10 +66,11 @@ def rank_suspects(
 ) -> Localization:
     """Rank the modules against which there is evidence, and say what is known of each.
 
-    1. Evidence of all sources is merged, a module once.
+    1. Evidence of all sources is merged, a module once; last are those whose weights in few bits are wrong.
     2. Of the first three places, up to three suspects in as many layers are diagnosed; each suspect is given
-       its inherited, total and run-to-run error. One that its values do not explain is explained by its
-       parameters, if these are known not to be the same numbers. Those with one explanation are one.
+       its inherited, total and run-to-run error. One with a weight in few bits of which a mistake is known is
+       explained by that; one that its values do not explain by its parameters, if these are known not to be
+       the same numbers. Those with one explanation are one.
     3. Those whose error is noise come last.
     4. Around them: composites that a suspect explains, where both error curves change, the origin of values
        that are not finite; and if there is no suspect, what is wrong nevertheless.
@@ -87,17 +89,21 @@ def rank_suspects(
     suspects: list[Suspect] = []
     diagnosed = Counter[tuple[object, ...]]()  # suspects of each place
     by_makers: set[tuple[object, ...]] = set()  # places of which the first suspect was given something wrong
-    for merged in _merge(sources):
-        suspect = _suspect(merged, None, free_errors, calls, called, noise)
+    weights = evidence_of_weights(reference, target, free)
+    for merged in _merge([*sources, *([weights] if weights else [])]):
+        module = merged.evidence.module
+        examined = explain_by_weights(free, module)
+        suspect = _suspect(merged, examined, free_errors, calls, called, noise)
         place = kind_of_place(suspect)
-        if diagnosed[place] < _DIAGNOSED and (place in +diagnosed or len(+diagnosed) < _DIAGNOSED):
+        has_room = diagnosed[place] < _DIAGNOSED and (place in +diagnosed or len(+diagnosed) < _DIAGNOSED)
+        if has_room and examined is None and merged.source is not weights:
             diagnosed[place] += 1
             has_makers = diagnosed[place] == 1 or place in by_makers
             examined = _diagnose(merged, compute_dtype, has_makers=has_makers)
             if examined is not None and _is_of_maker(examined):
                 by_makers.add(place)
             if explain_weights is not None and find_mistake(examined) is None:
-                examined = explain_weights(merged.evidence.module) or examined
+                examined = explain_weights(module) or examined
             suspect = _suspect(merged, examined, free_errors, calls, called, noise)
         same = next((at for at, other in enumerate(suspects) if other.module == suspect.module), None)
         if same is None:
@@ -186,21 +192,30 @@ class _Merged:
     evidence: Evidence
     source: EvidenceSource
 
+    @property
+    def is_of_parameter(self) -> bool:
+        """Whether what speaks most against the module is a parameter."""
+        return is_parameter(Key.parse(self.evidence.keys[0]))
+
 
 def _merge(sources: Sequence[EvidenceSource]) -> list[_Merged]:
     """Merge the evidence of all sources, a module once.
 
     What a later source alone has counts unless it is against a module around or within one that an earlier
-    source has evidence against: that is the same mistake, seen less exactly.
+    source has evidence against: that is the same mistake, seen less exactly. A weight is proven wrong itself.
     """
     merged: dict[str, _Merged] = {}
     for source in sources:
         earlier = list(merged)
         for evidence in source.evidence:
             module = evidence.module
-            if module in merged:
+            if source.by == "weights" and module in merged and merged[module].is_of_parameter:
+                merged[module] = _Merged((source.by,), evidence, source)
+            elif module in merged:
                 merged[module] = replace(merged[module], by=(*merged[module].by, source.by))
-            elif not any(is_within(module, one) or is_within(one, module) for one in earlier):
+            elif source.by == "weights" or not any(
+                is_within(module, one) or is_within(one, module) for one in earlier
+            ):
                 merged[module] = _Merged((source.by,), evidence, source)
     return list(merged.values())
 

@@ -16,7 +16,7 @@ from tensorcap.wording import FEW, name_pattern, product_name, some
 from tensorcap_formats.json_values import json_value
 from tensorcap_formats.notebook import card
 
-By = Literal["replay", "injection", "archives"]
+By = Literal["replay", "injection", "archives", "weights"]
 _MOST_OPERATIONS: Final = 5  # of a side that a sentence lists
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ _NOT_FOUND: Final = "the target has none of that name, shape or values"
 _ONLY_TARGET: Final = "only the target has it"
 _PARAMETERS: Final = "*/param.*"
 _LONE: Final = "the only ones of their shape that are left; values agree"
+_PARTNERS: Final = "of one name and shape, in modules whose other parameters belong together"
 _CLOSE: Final = 2.0**-6  # of bfloat16's rounding and some more
 _DIAGNOSED: Final = 3  # names: diagnosing takes longer than all else
 _MOST: Final = 1 << 27  # elements of others of these names, by the few hypotheses that explain the worst
@@ -132,7 +133,11 @@ def compare_weights(
         known = aligned.alignment
         links = aligned.target.links.values()
         free = _free(ours, links, 0), _free(theirs, links, 1)
-        entries = tuple(expert_entries(ours, theirs, free=free))
+        named = list(_pairs_of_partners(*free, links))
+        entries = tuple(Entry((place_of(o),), (place_of(t),), {}, (), "name", _PARTNERS) for o, t in named)
+        taken = {record.key for pair in named for record in pair}
+        free = _without_keys(free[0], taken), _without_keys(free[1], taken)
+        entries += tuple(expert_entries(ours, theirs, free=free))
         lone = [(_distance(ours.load(o), theirs.load(t)), o, t) for o, t in _lone_pairs(*free)]
         equal = [(one, other) for error, one, other in lone if error <= _CLOSE]
         entries += tuple(Entry((place_of(o),), (place_of(t),), {}, (), "values", _LONE) for o, t in equal)
@@ -172,6 +177,30 @@ def _exchanged(links: Iterable[Link]) -> dict[str, str]:
     single = [link for link in links if len(link.reference) == len(link.target) == 1]
     sites = [(link.reference[0].key.site, link.target[0].key.site) for link in single]
     return {ours: theirs for ours, theirs in sites if are_exchanged(ours, theirs)}
+
+
+def _without_keys(records: Iterable[Record], keys: Collection[Key]) -> list[Record]:
+    return [record for record in records if record.key not in keys]
+
+
+def _pairs_of_partners(
+    ours: Iterable[Record], theirs: Iterable[Record], links: Collection[Link]
+) -> Iterator[tuple[Record, Record]]:
+    """Pair parameters of one name and shape in modules all of whose linked parameters are each other's."""
+    partners: list[dict[str, set[str]]] = [{}, {}]
+    for link in links:
+        sites = {r.key.site for r in link.reference}, {r.key.site for r in link.target}
+        for side in (0, 1):
+            for site in sites[side]:
+                partners[side].setdefault(site, set()).update(sites[1 - side])
+    left = {(record.key.site, record.key.slot): record for record in theirs}
+    for record in ours:
+        others = partners[0].get(record.key.site, set())
+        other = next((left.get((site, record.key.slot)) for site in others), None)
+        if len(others) != 1 or other is None or other.shape != record.shape:
+            continue
+        if partners[1].get(other.key.site) == {record.key.site}:
+            yield record, other
 
 
 def _error(pair: Pair) -> float:

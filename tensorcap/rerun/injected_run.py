@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tensorcap.alignment import MappingSource, sides
-from tensorcap.comparison import Comparison, Decision, Injected, compare, decide, explain_as, first_divergence
+from tensorcap.comparison import (
+    Comparison,
+    Decision,
+    Injected,
+    compare,
+    decide,
+    explain_as,
+    first_divergence,
+    holds_packed_weights,
+)
 from tensorcap.rerun.compensation import Dependencies, settle
 from tensorcap.rerun.injection import inject
 from tensorcap.rerun.injection_judge import InjectionJudge
@@ -60,7 +69,7 @@ def run_injected(
 ) -> InjectedRun:
     """Run a target on the reference's arguments, and judge what each module makes of them.
 
-    1. All arguments are replaced.
+    1. All arguments are replaced. Of weights in few bits values are kept if they are of the run without.
     2. If several modules are wrong, it is run again with arguments left in place whose error is undone by
        what is computed of them, see `compensation.settle`; that run is the one that is kept.
 
@@ -95,6 +104,7 @@ def run_injected(
             leaves_misfits=True,
             source_path=source_path,
             progress=progress,
+            params=True if holds_packed_weights(target) else None,
         )
         return judge(released, at)
 

@@ -115,7 +115,7 @@ class ReplayJudge:
         self._quantised = (
             {}
             if runs.compute_dtype
-            else quantised_sites(runs.exact, runs.target, pairs, self._layers.predicted)
+            else quantised_sites(runs.exact, runs.target, pairs, self._layers.own_errors)
         )
         self._padding = Padding(runs.exact, runs.target)
         self._near_ties = NearTies.of(runs.exact, runs.target, pairs, noise=self._noise)
@@ -194,8 +194,7 @@ class ReplayJudge:
             for finding in pair.findings
             if finding.test in _NO_ROUNDINGS
         ]
-        if pair.key in self._layers.results:
-            own = list(without_estimates([*own, self._layers.results[pair.key].finding]))
+        own = list(without_estimates([*own, *self._layers.findings(pair.key)]))
         is_precise = ratio is not None and ratio < POLICY.twin_precise
         has_own_tensors = self._calls.has_own_tensors(reference.key.site)
         if not (is_precise and (self._is_forward or has_own_tensors)):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison.weight_mistakes import describe_mistake
+from tensorcap.comparison.weight_mistakes import find_weight_mistake
 from tensorcap.comparison.weight_rounding import (
     WeightNumbers,
     find_numbers,
@@ -64,7 +64,7 @@ def test_a_group_that_alone_is_wrong_is_seen() -> None:
     weight = WeightNumbers("int4", values, right.steps)
     inputs = RNG.normal(size=(64, 256))
     assert measure_rounding(WEIGHT, weight, inputs).value > 1.5
-    assert "1 off in 1 of 2048 groups" in describe_mistake(WEIGHT, weight)
+    assert "1 off in 1 of 2048 groups" in find_weight_mistake(WEIGHT, weight).text
 
 
 @pytest.mark.spec("POL-280")
@@ -108,7 +108,7 @@ def test_other_values_are_no_numbers_of_few_bits(values: Array) -> None:
     ],
 )
 def test_mistakes_of_numbers_are_named(weight: WeightNumbers, text: str) -> None:
-    assert text in describe_mistake(WEIGHT, weight)
+    assert text in find_weight_mistake(WEIGHT, weight).text
 
 
 @pytest.mark.spec("POL-282")
@@ -125,7 +125,7 @@ def test_mistakes_of_scales_are_named(move: Any, text: str) -> None:
     right = quantised(8, 32)
     steps = move(right.steps)
     values = right.numbers * np.repeat(steps, 32, axis=1)
-    assert text in describe_mistake(WEIGHT, WeightNumbers("int8", values, steps))
+    assert text in find_weight_mistake(WEIGHT, WeightNumbers("int8", values, steps)).text
 
 
 @pytest.mark.spec("POL-280")

@@ -29,6 +29,12 @@ class Model(nn.Module):
     def forward(self, x: Tensor) -> Any:
         return self.down(torch.relu(self.up(x)))
 
+    @staticmethod
+    def layer(seed: int) -> nn.Linear:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return nn.Linear(24, 24)
+
 
 class Product(nn.Module):
     """A product that holds its weight the other way round."""
@@ -94,6 +100,20 @@ def test_a_weight_without_a_counterpart_is_counted_and_no_failure() -> None:
     found = compare_weights(port, model())
     assert found is not None
     assert (found.comparison.records, found.comparison.compared, found.exit_status) == (4, 3, 0)
+
+
+@pytest.mark.spec("VER-621")
+def test_a_wrong_weight_is_that_of_the_module_whose_bias_belongs_there() -> None:
+    def layers() -> nn.ModuleList:
+        return nn.ModuleList(Model.layer(seed) for seed in range(3))
+
+    port = nn.ModuleDict({"0": nn.ModuleDict({"core": layers()})})
+    with torch.no_grad():
+        port.get_parameter("0.core.1.weight").copy_(port.get_parameter("0.core.2.weight").flip(0))
+    found = compare_weights(nn.ModuleDict({"blocks": layers()}), port)
+    assert found is not None
+    assert [pair.key for pair in found.unlike] == ["0/blocks.1/param.weight"]
+    assert found.not_compared == {}
 
 
 @pytest.mark.spec("VER-6", "VER-31")

@@ -13,7 +13,8 @@ from onnx import numpy_helper
 import tensorcap
 from tensorcap.comparison import compare
 from tensorcap_cli.main import main
-from tensorcap_formats.errors import CorruptArchiveError, ReadError
+from tensorcap_formats.errors import CorruptArchiveError, ReadError, UnsafeFileError
+from tensorcap_formats.open import open_archive
 from tests.onnx.graphs import X, mlp, mlp_values, save
 
 
@@ -35,6 +36,22 @@ def test_a_run_on_its_inputs_agrees_with_its_outputs(name: str, tmp_path: Path) 
     comparison = compare(folder, tmp_path / "tgt.h5")
     assert comparison.exit_status == 0
     assert {p.key for p in comparison.pairs if p.is_compared and p.is_green} >= {"0/@root/output"}
+
+
+@pytest.mark.spec("ONX-50")
+def test_what_else_is_in_the_folder_is_listed_and_links_out_of_it_are_refused(tmp_path: Path) -> None:
+    folder = data_set(tmp_path, X)
+    (folder / "notes.txt").write_text("of a test")
+    (folder / "older").mkdir()
+    with open_archive(folder) as archive:
+        assert archive.skipped == {
+            "notes.txt": "no input_N.pb or output_N.pb",
+            "older/": "a folder with nothing that is read: no input_N.pb or output_N.pb",
+        }
+    (folder / "input_0.pb").rename(tmp_path / "outside.pb")
+    (folder / "input_0.pb").symlink_to(tmp_path / "outside.pb")
+    with pytest.raises(UnsafeFileError, match=r"input_0\.pb: is a link to a file outside of"):
+        open_archive(folder)
 
 
 def test_another_output_is_found(tmp_path: Path) -> None:

@@ -55,6 +55,14 @@ FORMS = {
         ],
         DEQUANTISED,
     ),
+    "rounded in the graph": (
+        [
+            node("QuantizeLinear", ["fc.weight", "s", "z"], ["q"], "q", axis=1),
+            node("DequantizeLinear", ["q", "s", "z"], ["w"], "d", axis=1),
+            node("MatMul", ["x", "w"], ["/fc/y"], "/fc/MatMul"),
+        ],
+        {"fc.weight": (W.T + 0.4 * S).astype(np.float32), "s": S, "z": Z},
+    ),
     "QDQ, transposed": (
         [
             node("DequantizeLinear", ["fc.weight_quantized", "s", "z"], ["w"], "d", axis=0),

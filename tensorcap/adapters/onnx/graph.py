@@ -18,7 +18,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from tensorcap.adapters.input_arrays import InputKind
 from tensorcap.adapters.onnx.engine import PACKED, from_stored, type_name
-from tensorcap.adapters.onnx.quantisation import separate_quantisers
+from tensorcap.adapters.onnx.quantisation import quantised_constants, separate_quantisers, with_constants
 from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.errors import CorruptArchiveError, UsageError, abbreviate
 from tensorcap_formats.foreign.onnx_file import foreign_tensor, load_onnx
@@ -75,7 +75,8 @@ class OnnxGraph:
     Attributes:
         path: The file.
         plain: The model without the weights that are kept apart.
-        proto: The same, each integer product with a node of its own that rounds its inputs.
+        proto: The same, each integer product with a node of its own that rounds its inputs, and weights that
+            the graph rounds itself as numbers.
         nodes: All but constants, in an order of execution: that of the file, if it is one.
         constants: Nodes that make a constant, by the name of that.
         weights: Initialisers by name.
@@ -105,14 +106,18 @@ class OnnxGraph:
         for stored in graph.initializer:
             self._take(stored)
         self.proto = separate_quantisers(self.plain)
+        self.constants = {
+            node.output[0]: node for node in graph.node if node.op_type == "Constant" and node.output
+        }
+        if folded := quantised_constants(self.proto, self):
+            self.proto = with_constants(self.proto, folded)
+            for stored in self.proto.graph.initializer[-len(folded) :]:
+                self._take(stored)
         graph = self.proto.graph
         self.inputs = {
             each.name: _input_kind(path, each) for each in graph.input if each.name not in self.weights
         }
         self.outputs = tuple(output.name for output in graph.output)
-        self.constants = {
-            node.output[0]: node for node in graph.node if node.op_type == "Constant" and node.output
-        }
         ordered = self._ordered([node for node in graph.node if node.op_type != "Constant"])
         self.nodes = tuple(_node(index, proto) for index, proto in enumerate(ordered))
         self.makers = {name: node for node in self.nodes for name in node.outputs if name}

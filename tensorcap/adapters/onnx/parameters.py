@@ -12,7 +12,7 @@ from tensorcap.adapters.onnx.quantisation import (
     QuantisedWeight,
     input_rounders,
     read_floats,
-    result_step,
+    result_grid,
     rounded_result,
     rounds_inputs,
 )
@@ -63,13 +63,9 @@ def module_settings(loaded: LoadedModel, path: str) -> dict[str, Any]:
     for node in nodes if weights else ():
         settings |= rounds_inputs(loaded.graph, node, within)
     if weights:
-        step = rounded_result(loaded.grids, nodes, input_rounders(loaded.graph))
-    else:
-        results = [list(b.outputs.values()) for call, b in loaded.boundaries.items() if call.path == path]
-        step = result_step(loaded.graph, loaded.grids, [names[0] for names in results if names])
-    if step:
-        settings["output_step"] = step
-    return settings
+        return settings | rounded_result(loaded.grids, nodes, input_rounders(loaded.graph))
+    results = [list(b.outputs.values()) for call, b in loaded.boundaries.items() if call.path == path]
+    return settings | result_grid(loaded.graph, loaded.grids, [names[0] for names in results if names])
 
 
 def describe_parameters(loaded: LoadedModel, path: str, *, digests: bool) -> dict[str, dict[str, Any]]:

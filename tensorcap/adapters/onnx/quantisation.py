@@ -2,7 +2,8 @@
 
 Read `find_weights` first: in which forms a weight in few bits is written. `QuantisedWeight` makes floats of
 one. `find_grids` has the values that are whole numbers, and `separate_quantisers` gives each product whose
-inputs are rounded at each run a node of its own that rounds them.
+inputs are rounded at each run a node of its own that rounds them. `quantised_constants` are weights that the
+graph rounds itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from tensorcap_formats.dtypes import Array
 
@@ -35,6 +36,7 @@ _KEPT: Final = (
     "Expand",
 )
 _BYTE: Final = 8  # bits
+_ZERO_PLACE: Final = 2  # of the zero point that a QuantizeLinear takes
 _STATIC: Final = ("QuantizeLinear", "DequantizeLinear")
 _TAKE_ROUNDED: Final = ("MatMul", "Gemm", "Conv", "ConvTranspose", "QLinearMatMul", "QLinearConv", "QGemm")
 _STEPS_OF: Final[Mapping[str, tuple[int, int]]] = {  # places of step and zero point of the result
@@ -337,10 +339,22 @@ def attributes(node: GraphNode) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What whole numbers of a value stand for: less `zero`, times `step`."""
+    """What whole numbers of a value stand for: less `zero`, times `step`.
+
+    Attributes:
+        step: What they are multiplied by.
+        zero: The number that stands for 0.
+        limits: The least and the largest number; none of floats in few bits.
+    """
 
     step: float
     zero: float
+    limits: tuple[int, ...] = ()
+
+    @property
+    def ends(self) -> list[float]:
+        """What the least and the largest number stand for: values beyond are cut."""
+        return [(limit - self.zero) * self.step for limit in self.limits]
 
     def floats(self, numbers: Array) -> Array:
         """The floats of numbers, float32."""
@@ -378,30 +392,45 @@ def _grid(graph: OnnxGraph, steps: str, zeros: str = "") -> Grid | None:
     if not steps or not all(graph.is_constant(name) for name in (steps, zeros) if name):
         return None
     step, zero = (graph.floats(name) if name else np.zeros(1, np.float32) for name in (steps, zeros))
-    return Grid(float(step.reshape(())), float(zero.reshape(()))) if step.size == zero.size == 1 else None
+    number = graph.elements(zeros).dtype if zeros else np.dtype(np.uint8)
+    if step.size != 1 or zero.size != 1:
+        return None
+    limits = (np.iinfo(number).min, np.iinfo(number).max) if number.kind in "iu" else ()
+    return Grid(float(step.reshape(())), float(zero.reshape(())), limits)
 
 
-def rounded_result(grids: Mapping[str, Grid], nodes: Iterable[GraphNode], rounders: Collection[int]) -> float:
-    """The step that a result is rounded to if nodes round values after one another: in quadrature.
+def own_grid(grids: Mapping[str, Grid], node: GraphNode) -> Grid | None:
+    """The grid that a node itself rounds what it makes to; None if it makes floats, or moves numbers."""
+    is_rounder = node.op.rpartition(".")[2] in _STEPS_OF and bool(node.outputs)
+    return grids.get(node.outputs[0]) if is_rounder else None
 
-    0 if none does. Nodes that round inputs of products are none.
+
+def rounded_result(
+    grids: Mapping[str, Grid], nodes: Iterable[GraphNode], rounders: Collection[int]
+) -> dict[str, Any]:
+    """How nodes round a result that round values after one another, as settings: steps in quadrature.
+
+    Nothing if none does. Nodes that round inputs of products are none. The range is that of the last.
     """
-    steps = [
-        grids[node.outputs[0]].step
-        for node in nodes
-        if node.op.rpartition(".")[2] in _STEPS_OF and node.outputs[0] in grids and node.index not in rounders
-    ]
-    return math.sqrt(sum(step**2 for step in steps))
+    found = [own_grid(grids, node) for node in nodes if node.index not in rounders]
+    own = [grid for grid in found if grid is not None]
+    return _of_result(math.sqrt(sum(grid.step**2 for grid in own)), own[-1]) if own else {}
 
 
-def result_step(graph: OnnxGraph, grids: Mapping[str, Grid], names: Iterable[str]) -> float:
-    """The largest step that some values are rounded to; 0 if one of them is not rounded."""
-    steps = []
+def result_grid(graph: OnnxGraph, grids: Mapping[str, Grid], names: Iterable[str]) -> dict[str, Any]:
+    """How some values are rounded, as settings: by the largest step. Nothing if one of them is not."""
+    found = []
     for name in names:
         maker = graph.makers.get(name)
         source = maker.inputs[0] if maker is not None and maker.op == "DequantizeLinear" else name
-        steps.append(grids[source].step if source in grids else 0.0)
-    return max(steps) if steps and all(steps) else 0.0
+        found.append(grids.get(source))
+    own = [grid for grid in found if grid is not None]
+    widest = max(own, key=lambda grid: grid.step, default=None)
+    return _of_result(widest.step, widest) if widest is not None and len(own) == len(found) else {}
+
+
+def _of_result(step: float, grid: Grid) -> dict[str, Any]:
+    return {"output_step": step, "output_range": grid.ends}
 
 
 def rounds_inputs(graph: OnnxGraph, node: GraphNode, within: Collection[int]) -> dict[str, Any]:
@@ -425,7 +454,7 @@ def rounds_inputs(graph: OnnxGraph, node: GraphNode, within: Collection[int]) ->
     if op in _INPUTS_ROUNDED and maker.op == _DYNAMIC:
         return {"input_bits": _BYTE}
     grid = _grid(graph, *maker.inputs[1:3]) if maker.op == "QuantizeLinear" and op in _TAKE_ROUNDED else None
-    return {"input_step": grid.step} if grid is not None else {}
+    return {"input_step": grid.step, "input_range": grid.ends} if grid is not None else {}
 
 
 def input_rounders(graph: OnnxGraph) -> frozenset[int]:
@@ -526,3 +555,40 @@ def _scaling(nodes: list[Any], takers: Mapping[str, list[int]], product: int, st
         behind = [place, *takers.get(nodes[place].output[0], ())]
         if nodes[place].op_type == "Mul" and any(results & set(nodes[other].input) for other in behind):
             yield place
+
+
+def quantised_constants(model: Any, graph: OnnxGraph) -> dict[str, Array]:
+    """The numbers of constants that a graph rounds itself (`QuantizeLinear`), by name."""
+    folded = {}
+    for node in model.graph.node:
+        taken = [name for name in node.input if name]
+        is_rounder = node.op_type == "QuantizeLinear" and len(taken) > _ZERO_PLACE
+        if not is_rounder or not all(map(graph.is_constant, taken)):
+            continue
+        values, zeros = graph.floats(taken[0]), graph.elements(taken[_ZERO_PLACE])
+        own = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        limits = np.iinfo(zeros.dtype) if zeros.dtype in (np.int8, np.uint8) else None
+        if (
+            limits is None
+            or own.get("block_size")
+            or graph.number_format(taken[_ZERO_PLACE]) != zeros.dtype.name
+        ):
+            continue
+        shape = [1] * values.ndim
+        if graph.floats(taken[1]).size > 1:
+            shape[int(own.get("axis", 1))] = -1
+        steps, zero = (side.reshape(shape) for side in (graph.floats(taken[1]), zeros.astype(np.float32)))
+        numbers = np.clip(np.rint(values / steps) + zero, limits.min, limits.max).astype(zeros.dtype)
+        folded[node.output[0]] = numbers
+    return folded
+
+
+def with_constants(model: Any, constants: Mapping[str, Array]) -> Any:
+    """A model that holds constants in the place of the nodes that make them, as its last initialisers."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    kept = [node for node in model.graph.node if not constants.keys() & set(node.output)]
+    del copy.graph.node[:]
+    copy.graph.node.extend(kept)
+    copy.graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in constants.items())
+    return copy

@@ -20,7 +20,7 @@ from tensorcap.adapters.onnx.engine import (
 from tensorcap.adapters.onnx.graph import GraphNode, OnnxGraph
 from tensorcap.adapters.onnx.model import OnnxModel
 from tensorcap.adapters.onnx.op_facts import arguments_of, constant_value, input_names
-from tensorcap.adapters.onnx.quantisation import find_grids
+from tensorcap.adapters.onnx.quantisation import find_grids, own_grid
 from tensorcap.adapters.onnx.scopes import ModuleCall, Scopes
 from tensorcap.adapters.onnx.sections import TappedGraph
 from tensorcap.adapters.onnx.switches import Feed, Switches, feed_inputs, feed_switches
@@ -84,13 +84,14 @@ class LoadedModel:
         session = None if is_profiled else self._plain
         if session is None:
             graph, model = self.graph, self._model
+            own = {stored.name for stored in graph.plain.graph.initializer}
             session = Session(
                 str(model.source),
                 graph.plain.SerializeToString(),
                 providers=model.providers,
                 optimization=model.optimization,
                 folder=graph.path.parent.resolve(),
-                weights=graph.apart,
+                weights={name: value for name, value in graph.apart.items() if name in own},
                 is_profiled=is_profiled,
             )
             self._plain = self._plain if is_profiled else session
@@ -370,6 +371,9 @@ class _RunRecord:
             "arguments": arguments,
             "node": node.name,
         }
+        grid = own_grid(self._loaded.grids, node)
+        if grid is not None:
+            facts |= {"step": grid.step, "zero": grid.zero}
         names = [name for name in node.outputs if name]
         outputs = []
         for number, name in enumerate(names):

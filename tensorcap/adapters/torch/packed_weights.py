@@ -18,6 +18,7 @@ from tensorcap.adapters.torch.tensors import PLAIN_CLASSES, dtype_name
 
 _DYNAMIC: Final = "torch.ao.nn.quantized.dynamic."  # beginning of the modules whose inputs are floats
 _QUANTISERS: Final = "torch.ao.nn.quantized.modules"  # of the module that rounds what enters a model
+_LIMITS: Final = {torch.quint8: (0, 255), torch.qint8: (-128, 127)}
 _REDUCED_RANGE: Final = 4  # version of a module from which on it leaves out a bit of its inputs
 _BLOCKS: Final = "_blocks"
 _MXFP4: Final = "MXFP4"
@@ -62,8 +63,9 @@ def packed_settings(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> d
 
     `one_scale` of all its weights; `input_bits` if inputs are rounded at each call, to one grid from their
     smallest to their largest value, or to one for each row (`input_rows`), which may be symmetric around 0
-    (`input_symmetric`); `output_step` if results are rounded to whole steps. A dynamic module of torch.ao
-    leaves out a bit of its inputs so that products do not overflow on processors without VNNI.
+    (`input_symmetric`); `output_step` and `output_range` if results are rounded to whole steps. A dynamic
+    module of torch.ao leaves out a bit of its inputs so that products do not overflow on processors without
+    VNNI.
     """
     weight = tensors.get("weight")
     settings: dict[str, Any] = {}
@@ -75,14 +77,23 @@ def packed_settings(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> d
                 is_reduced = version is None or version >= _REDUCED_RANGE
                 settings["input_bits"] = 7 if is_reduced else 8
         elif isinstance(step := getattr(module, "scale", None), float):
-            settings["output_step"] = step
+            settings |= _rounded_results(module, step)
     if type(module).__module__ == _QUANTISERS and isinstance(
         step := getattr(module, "scale", None), torch.Tensor
     ):
-        settings["output_step"] = float(step)
+        settings |= _rounded_results(module, float(step))
     for parameter in module._parameters.values():
         settings |= _rounded_inputs(parameter)
     return settings
+
+
+def _rounded_results(module: nn.Module, step: float) -> dict[str, Any]:
+    """How a module rounds its result: by its step, and the range of its numbers, quint8 if it says none."""
+    number = getattr(module, "dtype", torch.quint8)
+    if number not in _LIMITS:
+        return {"output_step": step}
+    zero = int(getattr(module, "zero_point", 0))
+    return {"output_step": step, "output_range": [(limit - zero) * step for limit in _LIMITS[number]]}
 
 
 def _rounded_inputs(weight: object) -> dict[str, Any]:

@@ -36,6 +36,5 @@ class QuantisationTest(PolicyTest):
     def judge(self, context: Context) -> Iterator[tuple[str, Finding]]:
         """Judge the results of quantised layers."""
         for pair in context.open_floats():
-            error = context.layers.results.get(pair.key)
-            if error is not None:
-                yield pair.key, error.finding
+            for finding in context.layers.findings(pair.key):
+                yield pair.key, finding

@@ -1,0 +1,81 @@
+"""Values that a static quantisation cuts: those beyond what its least and largest numbers stand for.
+
+Ranges come of a calibration, whose choice it is to cut a few values for smaller steps. A channel that is cut
+as a whole, or many values, are no such choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from tensorcap.wording import some
+from tensorcap_formats.dtypes import Array
+
+_MOST: Final = 0.01  # of the values may be cut by choice: percentiles and entropies cut fewer
+_ROWS: Final = 8  # that a channel has, to be told from one value
+_WHOLE: Final = 0.5  # of the values of a channel, to be cut as a whole
+
+
+@dataclass(frozen=True, slots=True)
+class CutValues:
+    """What a range cuts of a tensor.
+
+    Attributes:
+        error: What was taken off each value, in the tensor's shape.
+        share: Of the values that were cut.
+        text: The same in words, as the end of a sentence.
+        channels: Those of the last axis that are cut as a whole.
+    """
+
+    error: Array
+    share: float
+    text: str
+    channels: tuple[int, ...]
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether it is as a calibration may choose: few values, and no channel as a whole."""
+        return self.share <= _MOST and not self.channels
+
+
+def find_cut(values: Array, ends: object, step: object, what: str) -> CutValues | None:
+    """Find what a range cuts of values; None if that is nothing, or if the range is not known.
+
+    Args:
+        values: What they are without rounding, `[rows, channels]`.
+        ends: The least and the largest value of the range.
+        step: What numbers are multiplied by: a value half a step beyond is only rounded.
+        what: What the values are of, in words.
+    """
+    if not isinstance(ends, list) or len(ends) != 2 or not isinstance(step, float):
+        return None
+    low, high = (float(end) for end in ends)
+    error = np.clip(values, low, high) - values
+    is_cut = np.abs(error) > step / 2
+    if not is_cut.any():
+        return None
+    at = np.unravel_index(np.argmax(np.abs(error)), error.shape)
+    share = float(is_cut.mean())
+    by_channel = is_cut.reshape(-1, is_cut.shape[-1]) if is_cut.ndim else is_cut.reshape(1, 1)
+    channels = np.flatnonzero(by_channel.mean(axis=0) >= _WHOLE)
+    whole = tuple(channels.tolist()) if len(by_channel) >= _ROWS else ()
+    text = (
+        f"{100 * share:.2g} % of {what} lie beyond the calibrated range {low:.3g} to {high:.3g} and are cut, "
+        f"{values[at]:.3g} to {min(max(values[at], low), high):.3g}"
+    )
+    text += f"; most of channel {some(list(map(str, whole)))}" if whole else ""
+    return CutValues(error, share, text, whole)
+
+
+def cut_inputs(x: Array, settings: Mapping[str, Any]) -> CutValues | None:
+    """What the range of a layer's inputs cuts of them."""
+    return find_cut(x, settings.get("input_range"), settings.get("input_step"), "its inputs")
+
+
+def cut_results(wanted: Array, settings: Mapping[str, Any]) -> CutValues | None:
+    """What the range of a layer's results cuts of them."""
+    return find_cut(wanted, settings.get("output_range"), settings.get("output_step"), "its results")
