@@ -243,6 +243,8 @@ LEAST = float(np.finfo(np.float32).min)
         ([0.0, LEAST], torch.bool, [True, False], "float32 to bool, as a mask"),
         (np.array([True, False]), torch.float16, [0.0, -65504.0], "bool to float16, as a mask"),
         (np.array([3, -1], np.int64), torch.int32, [3, -1], "int64 to int32"),
+        (np.array([1, 0], np.int32), torch.bool, [True, False], "int32 to bool"),
+        (np.array([True, False]), torch.int64, [1, 0], "bool to int64"),
     ],
 )
 def test_values_take_the_natural_dtype_and_the_cast_is_kept(
@@ -273,6 +275,7 @@ def test_values_take_the_natural_dtype_and_the_cast_is_kept(
         (np.array([1.0], np.float32), torch.int64, "float32 in the archive, int64 in the model"),
         (np.array([0.5], np.float32), torch.bool, "float32 in the archive, bool in the model"),
         (np.array([1]), torch.float32, "int64 in the archive, float32 in the model"),
+        (np.array([2]), torch.bool, "int64 in the archive, bool in the model"),
     ],
 )
 def test_values_that_do_not_fit_are_an_error(

@@ -194,7 +194,8 @@ def cast_to(archived: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, s
     """Cast archived values to another dtype; and how, "" if nothing was done.
 
     Floats are rounded. A mask sentinel beyond the range becomes the least finite value, not minus infinity.
-    A bool mask becomes one of 0 and the least finite value, and the other way round (POL-24).
+    A bool mask becomes one of 0 and the least finite value, and the other way round (POL-24), or one of the
+    whole numbers 0 and 1, and the other way round.
 
     Raises:
         UsageError: A finite value would not be finite any more, a whole number would change, or only one
@@ -218,6 +219,8 @@ def cast_to(archived: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, s
         ):
             raise UsageError(f"whole numbers of {names} change")
         return values, names
+    if set(kinds) == {"int", "bool"} and bool(((archived == 0) | (archived == 1)).all()):
+        return archived.to(dtype), names
     if kinds[0] != kinds[1] or kinds[0] not in ("float", "complex"):
         raise UsageError(f"{dtype_name(archived.dtype)} in the archive, {dtype_name(dtype)} in the model")
     values = archived.to(dtype)
