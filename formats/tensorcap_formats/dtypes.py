@@ -177,7 +177,8 @@ def cast(bits: Array, logical: DType, wanted: DType) -> tuple[Array, str]:
     """Convert stored elements to another dtype, and say how (INJ-5).
 
     Floats are rounded to nearest, ties to even. A mask sentinel beyond the range becomes the least finite
-    value. A bool mask becomes one of 0 and the least finite value, and the other way round.
+    value. A bool mask becomes one of 0 and the least finite value, or one of the whole numbers 0 and 1, and
+    the other way round.
 
     Args:
         bits: Stored elements of `logical`, any shape.
@@ -206,6 +207,9 @@ def cast(bits: Array, logical: DType, wanted: DType) -> tuple[Array, str]:
             return attends, f"{names}, as a mask"
     elif kinds == ("bool", "float") and wanted.name in LEAST_FINITE:
         return encode(np.where(values, 0.0, LEAST_FINITE[wanted.name]), wanted), f"{names}, as a mask"
+    elif "bool" in kinds and {*kinds} <= {"bool", "int", "uint"} and wanted.is_native:
+        if bool(((values == 0) | (values == 1)).all()):
+            return values.astype(wanted.storage), names
     elif {*kinds} <= {"int", "uint"}:
         whole = values.astype(wanted.storage)
         if wanted.is_native and bool(((whole == values) & ((whole < 0) == (values < 0))).all()):

@@ -133,18 +133,22 @@ class Totals:
         self._explained = {pair.key for pair in free.pairs if pair.is_compared and pair.status == "explained"}
         self.exceeded: dict[str, None] = {}
 
-    def are_exceeded_by(self, own: OwnError) -> bool:
-        """Whether an own error lies far above the total one; if so, it is noted."""
-        total = self._errors.get(own.key)
-        if total is None or own.error is None or own.error <= _FAR_ABOVE * total:
+    def are_exceeded_by(self, key: str, error: float | None) -> bool:
+        """Whether an error lies far above the total one of the same tensor; if so, it is noted."""
+        total = self._errors.get(key)
+        if total is None or error is None or error <= _FAR_ABOVE * total:
             return False
-        self.exceeded[own.key] = None
+        self.exceeded[key] = None
         return True
 
     def explain(self, own: OwnError) -> bool:
         """Whether a result or a state differs in the free run too, and is undone there by what follows it."""
         is_result = own.made != "argument" or Key.parse(own.key).slot.startswith("output")
-        return is_result and own.key in self._explained
+        return is_result and self.has_explained(own.key)
+
+    def has_explained(self, key: str) -> bool:
+        """Whether a tensor differs in the free run too, and is undone there by what follows it."""
+        return key in self._explained
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -276,7 +280,7 @@ def evidence_of_replay(opened_replay: OpenReplay, free: Comparison) -> EvidenceS
     result, totals = opened_replay.replay, Totals(free)
     bad: dict[str, list[OwnError]] = {}
     for own in result.bad:
-        if not totals.explain(own) and not totals.are_exceeded_by(own):
+        if not totals.explain(own) and not totals.are_exceeded_by(own.key, own.error):
             bad.setdefault(own.module, []).append(own)
     return EvidenceSource(
         "replay",
@@ -294,7 +298,8 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
     """What a target shows that was run on the reference's arguments.
 
     Results are natural, so that an error goes on into what the code around a module makes of it: evidence
-    against a module that has an earlier suspect within it adds nothing.
+    against a module that has an earlier suspect within it adds nothing. Nobody is accused of what the free
+    runs excuse, nor who hands it on (LCL-301), nor in low precision of what stands out a little (LCL-300).
 
     Args:
         run: The injected run.
@@ -305,11 +310,15 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
     free_pairs = {pair.key: pair for pair in free.pairs}
     makers = _makers_of_arguments(run)
     bad: dict[str, list[OwnError]] = {}
+    excused: set[str] = set()
     for own in run.own_errors:
-        if own.is_bad and (totals.explain(own) or totals.are_exceeded_by(own)):
+        if own.is_bad and (totals.explain(own) or totals.are_exceeded_by(own.key, own.error)):
+            excused.add(own.module)
             continue
         made_by = makers.get(own.key, ()) if own.is_bad else ()
-        if any(is_within(module, maker) for maker in made_by for module in bad):
+        if not excused.isdisjoint(made_by) or any(
+            is_within(module, maker) for maker in made_by for module in bad
+        ):
             continue
         pair = free_pairs.get(own.key)
         if own.is_bad and pair is not None:
@@ -320,13 +329,26 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
             bad.setdefault(own.module, []).append(own)
     evidence = _ranked(bad, Calls(run.reference), "is wrong though it was given the reference's tensors")
     if not evidence:
-        first = _of_divergence(run.reference, run.comparison.divergence, run.comparison.pairs)
+
+        def accuses(pair: Pair) -> bool:
+            free_pair = free_pairs.get(pair.key)
+            if totals.has_explained(pair.key) or (free_pair is not None and origins.is_undone(free_pair)):
+                return False
+            return not (pair.is_compared and totals.are_exceeded_by(pair.key, pair.row_error))
+
+        counted = [pair for pair in run.comparison.pairs if pair.is_green or accuses(pair)]
+        divergence = first_divergence(run.reference, counted)
+        first = _of_divergence(run.reference, divergence, run.comparison.pairs)
         evidence = tuple(
             _at_maker(one, origins, free_pairs, free.pairs)
             for one in first
             if not totals.exceeded.keys() & set(one.keys)
         )
-    notes = totals.notes
+    precision = POLICY.precision_of_runs(run.reference.info, run.target.info)
+    is_wide = precision is None or precision.is_wide
+    unclear = [one for one in evidence if not is_wide and not _is_clear(one)]
+    evidence = tuple(one for one in evidence if one not in unclear)
+    notes = (*totals.notes, *map(_note_of_unclear, unclear))
     if run.unknown:
         notes += (
             "Arguments that were left as they were and are not known in the reference: "
@@ -340,7 +362,7 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
         None,
         evidence,
         run.own_errors,
-        unjudged=tuple(totals.exceeded),
+        unjudged=(*totals.exceeded, *(one.keys[0] for one in unclear)),
         notes=notes,
     )
 
@@ -410,8 +432,7 @@ def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) 
     first = _of_first_error(reference, origins, pairs)
     suspected = {one.module: one for one in first if _is_clear(one)}
     unclear = [one for one in first if one.module not in suspected]
-    for one in unclear:
-        notes.append(f"{one.keys[0]} stands out a little, as now and then in a correct port: {one.reason}")
+    notes += map(_note_of_unclear, unclear)
     inputs, takers = Inputs(reference, free.pairs), _Takers(free.pairs)
     for pair in pairs if first else ():
         finding = _excessive_gain(pair)
@@ -560,6 +581,10 @@ def _is_clear(evidence: Evidence) -> bool:
     is_other_function = any(f.test == "input_dependence" and f.status in BAD for f in evidence.findings)
     is_much = any(f.test in EVIDENCE_TESTS and f.status == "diverged" for f in evidence.findings)
     return evidence.status != "suspect" or is_other_function or is_much
+
+
+def _note_of_unclear(evidence: Evidence) -> str:
+    return f"{evidence.keys[0]} stands out a little, as now and then in a correct port: {evidence.reason}"
 
 
 def _of_pair(module: str, pair: Pair, reason: str) -> Evidence:

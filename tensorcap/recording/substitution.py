@@ -166,7 +166,7 @@ class Substitution:
             for glob in globs or ():
                 if not any(fits_key(glob, record.key) for record in self._records(kind)):
                     raise no_such_tensor(str(archive.path), glob, {r.key.site for r in archive.records})
-        if not self._planned:
+        if not self._planned and not self._left:  # all of them may be left in place
             raise UsageError(
                 f"{archive.path}: holds no {' or '.join(self._kinds)} of modules that were chosen",
                 hint="Capture it with the inputs of modules, or choose other steps and calls.",
@@ -205,7 +205,7 @@ class Substitution:
             if archived is not None:
                 self._sites[site] = archived
         known = set(self._sites.values())
-        if not known:
+        if not known and wanted:
             some = ", ".join(list(wanted)[:3]) + (", …" if len(wanted) > 3 else "")
             raise UsageError(
                 f"{self.archive.path}: none of its {len(wanted)} sites is a module of the model: {some}",

@@ -56,6 +56,7 @@ def test_a_mask_sentinel_beyond_the_range_becomes_the_least_finite_value() -> No
         pytest.param([300], "int64", "int8", "whole numbers of int64 to int8 change", id="narrow"),
         pytest.param([-1], "int64", "uint64", "whole numbers of int64 to uint64 change", id="sign"),
         pytest.param([1.5], "float32", "bool", "float32 in the archive, bool in the model", id="no-mask"),
+        pytest.param([0, 2], "int64", "bool", "int64 in the archive, bool in the model", id="not-true"),
         pytest.param([1], "int64", "float32", "int64 in the archive, float32 in the model", id="kind"),
     ],
 )
@@ -68,5 +69,7 @@ def test_what_would_change_is_an_error(values: Any, name: str, wanted: str, mess
 def test_whole_numbers_and_masks_go_into_other_forms() -> None:
     assert casted([1, -2], "int64", "int32")[0].tolist() == [1, -2]
     assert casted([True, False], "bool", "float16")[0].tolist() == [0.0, -65504.0]
+    assert casted([0, 1], "int32", "bool")[0].tolist() == [False, True]
+    assert casted([True, False], "bool", "int64")[0].tolist() == [1, 0]
     assert casted([0.0, -1e9], "float32", "bool")[0].tolist() == [True, False]
     assert casted([True, False], "bool", "bfloat16")[0].tolist() == [0x0000, 0xFF7F]

@@ -272,6 +272,41 @@ def test_an_outlier_from_a_rounded_argument_makes_no_suspect(tmp_path: Path) -> 
     assert [one.module for one in found.suspects] == ["2"]
 
 
+class NoisyNorm(nn.LayerNorm):
+    """A norm with an error of its own, as of a few roundings more."""
+
+    size = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        signs = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).sign()
+        return (super().forward(x).float() * (1 + self.size * signs)).to(x.dtype)
+
+
+@pytest.mark.spec("LCL-300")
+@pytest.mark.parametrize(
+    ("dtype", "size", "suspects"),
+    [
+        pytest.param(torch.bfloat16, 0.003, [], id="a-little-in-bfloat16"),
+        pytest.param(torch.bfloat16, 0.009, ["1"], id="more-in-bfloat16"),
+        pytest.param(torch.float32, 5e-5, ["1"], id="a-little-in-float32"),
+    ],
+)
+def test_a_little_above_a_limit_of_low_precision_is_a_note(
+    tmp_path: Path, dtype: Any, size: float, suspects: list[str]
+) -> None:
+    def model(norm: type[nn.LayerNorm]) -> Any:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 256), norm(256), nn.Linear(256, 64)).eval()
+
+    capture_workload(Workload(model(nn.LayerNorm), (X,)), tmp_path / "ref.h5")
+    target = model(NoisyNorm).to(dtype)
+    target[1].size = size
+    found = localize(tmp_path / "ref.h5", target_model=Workload(target, (X.to(dtype),)))
+    assert ([one.module for one in found.suspects], found.exit_status) == (suspects, 1)
+    said = [note for note in found.notes if "stands out a little, as now and then in a correct port" in note]
+    assert len(said) == (not suspects)
+
+
 class WithFunction(nn.Module):
     """The same as a block under names of its own, with the quick GELU as a function."""
 
