@@ -126,6 +126,7 @@ def test_what_one_side_alone_has_of_a_right_pipeline_is_explained_in_each_comman
     assert "not in the archive" not in injection.stderr
     comparison = tcap(tmp_path, "compare", "own.reference.h5", "own.h5")
     assert "EXPLAINED" in comparison.stdout
+    assert "Every reference tensor" in tcap(tmp_path, "align", "own.reference.h5", "own.h5").stdout
 
 
 @pytest.mark.slow
