@@ -22,7 +22,7 @@ from tensorcap.diagnosis.code_mutations import (
 )
 from tensorcap.diagnosis.constants import hint_for_factor, name_factor
 from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.golden_section import minimize_over_logarithm
+from tensorcap.diagnosis.golden_section import RATIO, minimize_over_logarithm
 from tensorcap.diagnosis.hypothesis import LESSENED, Hypothesis
 from tensorcap.diagnosis.mutations import (
     SMALLEST_FITTED,
@@ -40,6 +40,8 @@ from tensorcap.diagnosis.values import Values, evenly_spaced, listed, number_tex
 
 _LARGEST: Final = 1 << 26  # elements of a tensor that is put in another order
 _STEPS: Final = 32  # of the golden section for a setting: 1e-6 of its logarithm
+_FIRST_STEPS: Final = 8  # of them, after which one that leaves too much is given up
+_NEARLY: Final = 0.5  # of the error that it may leave then
 _FACTORS: Final = (*(2.0**power for power in range(-8, 9) if power), 2**-0.5, 2**0.5)
 _NAME_TOLERANCE: Final = 1e-3  # by which a fitted factor is named
 _MOST_EXPERTS: Final = 128  # each costs a call
@@ -297,8 +299,10 @@ def _fit_number(
     """Fit another number in the place of one.
 
     1. The best of some powers of two times the number; it has to leave less than the number itself.
-    2. Golden section over the logarithm between half and twice that.
-    3. It is proposed if it leaves at most a tenth of the squared error.
+    2. Golden section over the logarithm between half and twice that, to some hundredths; it has to leave at
+       most half of what the number itself does, of which a right one so near leaves little.
+    3. Golden section between those that were next to it.
+    4. It is proposed if it leaves at most a tenth of the squared error.
     """
     before = call.distance(call.values) if context.is_same_shape else 1.0
 
@@ -310,7 +314,12 @@ def _fit_number(
     best = min(errors, key=lambda factor: errors[factor])
     if errors[best] >= before:
         return
-    fitted = minimize_over_logarithm(error, math.log(best / 2), math.log(best * 2), _STEPS)
+    near = minimize_over_logarithm(error, math.log(best / 2), math.log(best * 2), _FIRST_STEPS)
+    if min(error(near), errors[best]) > _NEARLY * before:
+        return
+    width = math.log(4) * RATIO**_FIRST_STEPS
+    centre = math.log(near)
+    fitted = minimize_over_logarithm(error, centre - width, centre + width, _STEPS - _FIRST_STEPS)
     factor = min((fitted, best), key=error)
     values = run(value * factor)
     if values is None or call.distance(values) > LESSENED * before:

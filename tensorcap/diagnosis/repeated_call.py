@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from tensorcap.adapters import CallMutation, Operation, Rerun
+from tensorcap.adapters import CallMutation, Edit, Filled, Operation, Rerun
 from tensorcap.diagnosis.values import Values, classes, finite_or_marked, relative_error
 from tensorcap_formats.float_formats import FLOAT_FORMATS, rounded
 
@@ -16,6 +18,9 @@ _REPEATS: Final = 1e-5  # relative error that a call made again may have, by the
 _NARROW: Final = ("bfloat16", "float16")
 _WORK: Final = 1 << 36  # elements of tensors, arguments and results that all calls together may have
 _OPERATION: Final = 1 << 15  # elements that an operation counts as: it takes some 30 microseconds at least
+_FILLED: Final = (math.nan, -1.0, 1.0)  # what is not used may hold; comparisons take NaN for a small number
+
+Part = tuple[str, str]  # of a call: which of its edits has it, and its name there
 
 
 def repeat_call(
@@ -41,7 +46,7 @@ def repeat_call(
     Returns:
         The call; None if it does not make the reference's value again.
     """
-    values = rerun.run(CallMutation())
+    made = values = rerun.run(CallMutation())
     if values is None or values.shape != reference.shape:
         return None
     if ignored is not None:
@@ -56,7 +61,7 @@ def repeat_call(
     if is_of_choices:
         in_order = np.sort(values, axis=-1), np.sort(target, axis=-1)
         is_of_choices = values.shape == target.shape and relative_error(*in_order) > _REPEATS
-    return RepeatedCall(rerun, values, target, target_dtype, ignored, is_of_choices=is_of_choices)
+    return RepeatedCall(rerun, made, values, target, target_dtype, ignored, is_of_choices=is_of_choices)
 
 
 class RepeatedCall:
@@ -72,6 +77,7 @@ class RepeatedCall:
     def __init__(
         self,
         rerun: Rerun,
+        made: Values,
         values: Values,
         target: Values,
         target_dtype: str,
@@ -79,8 +85,19 @@ class RepeatedCall:
         *,
         is_of_choices: bool = False,
     ) -> None:
-        """Take the call over directly after it was made without a mutation."""
+        """Take the call over directly after it was made without a mutation.
+
+        Args:
+            rerun: The call.
+            made: What it made.
+            values: Likewise, with 0 where elements are ignored.
+            target: As for `repeat_call`, as are all others.
+            target_dtype: Likewise.
+            ignored: Likewise.
+            is_of_choices: Whether rows mean nothing by their order.
+        """
         self.rerun = rerun
+        self._made = made
         self._is_sorted = is_of_choices
         self.values = values = np.sort(values, axis=-1) if is_of_choices else values
         target = np.sort(target, axis=-1) if is_of_choices else target
@@ -107,6 +124,8 @@ class RepeatedCall:
             cannot be the target, since its shape or the places of NaN and infinities are others, or the
             mutation makes no difference.
         """
+        if self._is_without_effect(mutation):
+            return None
         values = self.rerun.run(mutation)
         if values is not None and self._is_sorted and values.ndim:
             values = np.sort(values, axis=-1)
@@ -121,6 +140,38 @@ class RepeatedCall:
             return None
         is_same = values.shape == self.values.shape and np.array_equal(values, self.values, equal_nan=True)
         return None if is_same else values
+
+    def _is_without_effect(self, mutation: CallMutation) -> bool:
+        """Whether it edits only what the call does not use before it has made the tensor."""
+        edited = _edited(mutation)
+        rest = replace(mutation, tensors={}, arguments={}, results={})
+        return bool(edited) and rest == CallMutation() and edited <= self._unused
+
+    @cached_property
+    def _unused(self) -> Set[Part]:
+        """Tensors, arguments and results of calls within that have no effect on what the call makes.
+
+        All of a sort are filled with a number at once; if that has an effect, halves of them are.
+        """
+        arguments = [name for name, argument in self.rerun.arguments.items() if argument.kind == "float"]
+        sorts = ("tensors", self.rerun.tensors), ("arguments", arguments), ("results", self.rerun.results)
+        groups: list[Sequence[Part]] = [[(sort, name) for name in names] for sort, names in sorts if names]
+        unused: set[Part] = set()
+        while groups:
+            group = groups.pop()
+            if all(self._is_unaffected(group, number) for number in _FILLED):
+                unused.update(group)
+            elif len(group) > 1:
+                groups += [group[: len(group) // 2], group[len(group) // 2 :]]
+        return unused
+
+    def _is_unaffected(self, parts: Sequence[Part], number: float) -> bool:
+        edits: dict[str, dict[str, Edit]] = {"tensors": {}, "arguments": {}, "results": {}}
+        for sort, name in parts:
+            edits[sort][name] = Filled(number)
+        filled = CallMutation(edits["tensors"], {}, edits["arguments"], edits["results"])
+        values = self.rerun.run(filled)
+        return values is not None and np.array_equal(values, self._made, equal_nan=True)
 
     @property
     def observed(self) -> Values:
@@ -159,6 +210,11 @@ class RepeatedCall:
     def _marked(self, values: Values) -> Values:
         """Put marks of a usual size for what is not finite, so that other places of it are a difference."""
         return finite_or_marked(values, self._usual_size)
+
+
+def _edited(mutation: CallMutation) -> Set[Part]:
+    sorts = {"tensors": mutation.tensors, "arguments": mutation.arguments, "results": mutation.results}
+    return {(sort, name) for sort, edits in sorts.items() for name in edits}
 
 
 def _repeated(values: Values, shape: tuple[int, ...]) -> Values | None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from tensorcap.adapters import Argument, CallMutation, Operation, Replaced, Rerun
 from tensorcap_formats.dtypes import Array
-
-MOST_CALLS: Final = 1 << 12  # that are made to find out what is wrong in them
 
 
 class CallThrough:
@@ -25,7 +23,7 @@ class CallThrough:
         self.outer, self.inner = outer, inner
         self._first = next(iter(inner.values()))
         self._natural: dict[str, Array] = {}  # what the inner calls make without a mutation
-        self._left = MOST_CALLS
+        self._result: Array | None = None  # what the outer one makes of that
 
     @property
     def site(self) -> str:
@@ -78,14 +76,7 @@ class CallThrough:
         return self._first.read_tensor(name)
 
     def run(self, mutation: CallMutation) -> Array | None:
-        """Make the inner calls with a mutation, and the outer one of what they make.
-
-        None if that is what they make without it, and beyond the most calls.
-        """
-        is_natural = mutation == CallMutation()
-        self._left -= 1
-        if self._left < 0:
-            return None
+        """Make the inner calls with a mutation, and of what they make the outer one, unless that is the same."""
         made: dict[str, Replaced] = {}
         for name, call in self.inner.items():
             values = call.run(mutation)
@@ -93,11 +84,12 @@ class CallThrough:
                 return None
             made[name] = Replaced(values)
         values_by_name = {name: one.values for name, one in made.items()}
-        if is_natural:
-            self._natural = values_by_name
-        elif all(_is_same(value, self._natural.get(name)) for name, value in values_by_name.items()):
-            return None
-        return self.outer.run(CallMutation(arguments=made))
+        if self._natural and all(_is_same(v, self._natural.get(n)) for n, v in values_by_name.items()):
+            return self._result
+        result = self.outer.run(CallMutation(arguments=made))
+        if mutation == CallMutation():
+            self._natural, self._result = values_by_name, result
+        return result
 
 
 def _is_same(values: Array, others: Array | None) -> bool:

@@ -6,7 +6,6 @@ within it return what they returned then.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,6 +16,7 @@ from torch import nn
 
 from tensorcap.adapters.edits import Argument, CallMutation, Edit, OfModel, Operation, Replaced
 from tensorcap.adapters.protocol import further_names
+from tensorcap.adapters.torch.call_inputs import CallInputs, Inputs
 from tensorcap.adapters.torch.injector import inject
 from tensorcap.adapters.torch.low_precision import RoundedOperations
 from tensorcap.adapters.torch.module_mutations import (
@@ -85,7 +85,7 @@ class ModuleRerun:
         self._tensor: torch.Tensor | None = None  # the one of the key
         self._mutator = OperationMutator(CallMutation())
         self._listed: Mapping[str, OperationCall] = {}  # operations of a call without mutations
-        self._inputs: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self._inputs = CallInputs()
 
     @property
     def class_name(self) -> str:
@@ -113,7 +113,7 @@ class ModuleRerun:
     @property
     def arguments(self) -> Mapping[str, Argument]:
         """Those that are tensors themselves, and those within tuples and mappings."""
-        args, kwargs = self._inputs
+        args, kwargs = self._inputs.kept
         return {
             f"{slot}.{leaf.name}" if leaf.name else slot: self._describe_argument(leaf.value)
             for slot, value in self._name_slots(self._module, args, kwargs)
@@ -260,7 +260,7 @@ class ModuleRerun:
         """
         if not isinstance(module, nn.RNNBase) or id(module) in self._replaced:
             return None
-        inputs = self._inputs if module is self._module else self._given.get(id(module))
+        inputs = self._inputs.kept if module is self._module else self._given.get(id(module))
         return None if inputs is None else write_out(module, *inputs)
 
     def _note_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -284,7 +284,9 @@ class ModuleRerun:
     def _is_on_cpu(self) -> bool:
         """Whether whole numbers may change: an index out of range spoils other devices for the process."""
         tensors = [slot.registry[slot.name] for slot in self._find_slots().values()]
-        inputs = [leaf.value for leaf in walk(self._inputs, KINDS) if isinstance(leaf.value, torch.Tensor)]
+        inputs = [
+            leaf.value for leaf in walk(self._inputs.kept, KINDS) if isinstance(leaf.value, torch.Tensor)
+        ]
         return all(tensor.device.type == "cpu" for tensor in (*tensors, *inputs))
 
     def _count_step(self, *_: Any) -> None:
@@ -302,7 +304,7 @@ class ModuleRerun:
             slots = [slot for slot, _ in self._name_slots(module, args, kwargs)]
             values = self._inject(module, number, "input", slots, [*args, *kwargs.values()])
             args, kwargs = tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
-            self._inputs, self._returned, self._depth = copy.deepcopy((args, kwargs)), {}, 1
+            self._inputs, self._returned, self._depth = CallInputs(args, kwargs), {}, 1
             self._replaced = set()
             before = _read_attributes(self._module)
             try:
@@ -353,9 +355,9 @@ class ModuleRerun:
 
         return call
 
-    def _edit_inputs(self, edits: Mapping[str, Edit | str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Copy the inputs of the call, and edit some tensors of them."""
-        args, kwargs = copy.deepcopy(self._inputs)
+    def _edit_inputs(self, edits: Mapping[str, Edit | str]) -> Inputs:
+        """Give the inputs of the call again, with some tensors of them edited."""
+        args, kwargs = self._inputs.give()
         if not edits:
             return args, kwargs
         leaves = {
