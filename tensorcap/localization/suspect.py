@@ -82,6 +82,8 @@ class Suspect:
         examined: The diagnosis of its tensors; None if there was none, or it was not possible.
         others: Suspects of the same place in other layers that have the same explanation.
         operation: The operation that it is, of a compiled target; None of a module.
+        tried: How many possible causes of what it makes were tried by a replay.
+        possible: How many were found; more than were tried if the search ended at its bound.
     """
 
     module: str
@@ -100,6 +102,8 @@ class Suspect:
     examined: Diagnosis | None
     others: tuple[Suspect, ...] = ()
     operation: Operation | None = None
+    tried: int = 0
+    possible: int = 0
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -149,6 +153,7 @@ class Suspect:
                 "before": json_value(mistake.before),
                 "after": json_value(mistake.after),
             },
+            "causes": {"tried": self.tried, "possible": self.possible},
             "examined": None if self.examined is None else self.examined.to_json(),
             "others": [
                 {"module": other.module, "key": other.key, "own": json_value(other.own)}

@@ -76,7 +76,7 @@ class CallThrough:
         return self._first.read_tensor(name)
 
     def run(self, mutation: CallMutation) -> Array | None:
-        """Make the inner calls with a mutation, and of what they make the outer one, unless that is the same."""
+        """Make the inner calls with a mutation; the outer one of what they make, unless it is the same."""
         made: dict[str, Replaced] = {}
         for name, call in self.inner.items():
             values = call.run(mutation)
