@@ -296,14 +296,20 @@ class _Examination:
 def _diagnose(examination: _Examination, *, has_makers: bool) -> Diagnosis | None:
     """Diagnose a suspect's tensors: return the first diagnosis that names a mistake, else the first.
 
-    1. Its first tensors are diagnosed in turn, until one diagnosis names a mistake.
+    1. Its first tensors are diagnosed in turn, until one diagnosis names a mistake. Calls are made of each
+       tensor once: in another call the same code made it, which nothing that was tried explains.
     2. If something is missing there, those behind it are, too: what is done at one of them is done in
        another order.
     3. If none names one, and `has_makers`, the first is diagnosed by who made what the suspect was given.
     """
     first = missing = None
+    search = examination.search
+    searched: set[tuple[str, str]] = set()  # sites and slots
     for key in examination.evidence.keys[:_DIAGNOSED]:
-        diagnosis = _diagnose_tensor(examination, key)
+        parsed, tried = Key.parse(key), search.tried
+        tensor = parsed.site, parsed.slot
+        diagnosis = _diagnose_tensor(examination, key, makes_calls=tensor not in searched)
+        searched |= {tensor} if search.tried > tried else set()
         mistake = find_mistake(diagnosis)
         if diagnosis is not None and missing is not None:
             if mistake is not None and mistake.kind in _DONE_THERE:
@@ -332,21 +338,21 @@ def _in_another_order(missing: Diagnosis, done: Explanation, key: str) -> Diagno
     return replace(missing, explanations=(order, *missing.explanations))
 
 
-def _diagnose_tensor(examination: _Examination, key: str) -> Diagnosis | None:
+def _diagnose_tensor(examination: _Examination, key: str, *, makes_calls: bool) -> Diagnosis | None:
     """Diagnose one tensor by the call of the suspect, or of the code that hands its result on.
 
     That code is what is wrong if it explains the tensor, as by another one that it hands on, and the suspect
     itself does not without numbers that were fitted.
     """
     module, parsed = examination.evidence.module, Key.parse(key)
-    diagnosis = _diagnose_by(examination, module, key)
+    diagnosis = _diagnose_by(examination, module, key, makes_calls=makes_calls)
     is_result = parsed.slot.startswith("output")
     caller = parsed.site if is_result else caller_of(parsed.site, called_sites(examination.source.reference))
     mistake = find_mistake(diagnosis)
     if mistake is not None and not mistake.parameters:
         return diagnosis
     if caller != module and is_within(module, caller):
-        other = _diagnose_by(examination, caller, key)
+        other = _diagnose_by(examination, caller, key, makes_calls=makes_calls)
         mistake = find_mistake(other)
         if other is not None and mistake is not None and not mistake.parameters:
             return _made_by(other, mistake, caller)
@@ -443,13 +449,14 @@ def _diagnose_call(examination: _Examination, key: str, call: CallThrough) -> Di
         return None
 
 
-def _diagnose_by(examination: _Examination, module: str, key: str) -> Diagnosis | None:
+def _diagnose_by(examination: _Examination, module: str, key: str, *, makes_calls: bool) -> Diagnosis | None:
     source = examination.source
     if key not in source.reference or key not in source.target:
         return None
     reference, rerun = source.reference, None
     if source.rerun_call is not None:
-        reference, rerun = _until(reference, key), source.rerun_call(module, key)
+        reference = _until(reference, key)
+        rerun = source.rerun_call(module, key) if makes_calls else None
     if _is_folded(module, key):
         reference = _without_inputs(reference, key)
     try:
