@@ -29,7 +29,7 @@ from tensorcap.runs import (
     is_telling,
     ops_of,
 )
-from tensorcap.wording import name_pattern, some
+from tensorcap.wording import some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key, module_of, unescape
 from tensorcap_formats.records import Record
@@ -172,7 +172,6 @@ class _Agreement:
     def __init__(self, reference: Archive, target: Archive, pairs: Sequence[Pair]) -> None:
         self._reference, self._target = reference, target
         self._orders: dict[str, ElementOrder | None] = {}  # of pairs by key, once asked for
-        self._reordered: dict[tuple[int, str], int] = {}  # first step of states in another order, by name
         self._reference_modules = reference.info.modules
         self._reference_calls = calls_of(reference)
         self._classes = {site: module.short_class for site, module in reference.info.modules.items()}
@@ -193,11 +192,15 @@ class _Agreement:
         self._absences = Absences(reference, ops_of(reference), target, ops)
         self._results: dict[_Place, list[Pair]] = {}
         self._of_call: dict[str, list[Pair]] = {}
+        self._states: dict[tuple[object, ...], list[Pair]] = {}  # of an object, and of any step
         self._takers: dict[tuple[object, ...], list[Pair]] = {}  # arguments that hold a record's contents
         for pair in self._pairs:
             record = pair.reference
             assert record is not None
             key = record.key
+            if is_state(key):
+                for place in (_holder(key), _of_any_step(key)):
+                    self._states.setdefault(place, []).append(pair)
             if is_result(key):
                 self._results.setdefault((key.rank, key.step, key.site), []).append(pair)
                 self._of_call.setdefault(key.where, []).append(pair)
@@ -241,8 +244,8 @@ class _Agreement:
            eighth of its own.
         2. A tensor that a later argument holds, too, which agrees: the target has another one in its place.
         3. A tensor that holds the same in another order, as rows of tokens side by side do, though not of
-           channels, along the last axis: the module around
-           it has results with an error at most an eighth of its own, or that are explained themselves.
+           channels, along the last axis: the nearest module around it that has a result which is green has
+           results with an error at most an eighth of its own, and what lies between is explained.
         4. Any other one: the nearest module around it agrees, with an error at most 1e-4 of its own.
 
         Each holds only if the module around it, and the model, have results that agree. Beside a mistake, by
@@ -274,11 +277,10 @@ class _Agreement:
             return why
         if (later := self._agreeing_later(pair)) and all(f.test != "pass_through" for f in pair.findings):
             return f"it differs, and {later}, which holds the same in the reference, agrees"
-        differing = [result for result in around[1] if result.status != "explained"]
-        is_undone = not differing or _is_much_smaller(differing, error, _UNDONE)
-        order = self._order_of(pair) if is_undone else None
-        if order is not None and len(record.shape) - 1 not in order.moved:  # which is that of channels
-            return f"{_in_words(order)}, and what {_name(around[0])} makes of it agrees"
+        proof = self._nearest_green(key, around, besides=contents_of(record))
+        order = self._order_of(pair) if proof and _is_much_smaller(proof[1], error, _UNDONE) else None
+        if proof and order is not None and len(record.shape) - 1 not in order.moved:  # which is of channels
+            return f"{_in_words(order)}, and what {_name(proof[0])} makes of it agrees"
         if not is_inner(key) and _is_much_smaller(around[1], error, _UNDONE_AROUND):
             return f"it differs, and what {_name(around[0])} makes of it agrees"
         return ""
@@ -286,24 +288,15 @@ class _Agreement:
     def _why_state_reordered(self, pair: Pair) -> str:
         """By which later steps it is harmless that a state is in another order (CMP-250); "" if by none.
 
-        A ring has the oldest token's place taken by the newest; whoever reads it has to know.
+        A ring has the oldest token's place taken by the newest; whoever reads it has to know. Nothing reads
+        that of the last step, so that this very state has to have been in another order before.
         """
-        own, order = pair.reference, self._order_of(pair)
-        if own is None or order is None:
+        order = self._order_of_state(pair)
+        if pair.reference is None or order is None:
             return ""
-        key = own.key
-        holder = key.slot.rpartition(".")[0]
-        for other in self._pairs:
-            record = other.reference
-            if record is None or not other.is_compared or record.key.slot.rpartition(".")[0] != holder:
-                continue
-            if (record.key.rank, record.key.step, record.key.site) != (key.rank, key.step, key.site):
-                continue
-            of_other = self._order_of(other)
-            if record.shape == own.shape and (of_other is None or of_other.orders != order.orders):
-                return ""
-        name = key.rank, name_pattern(f"{key.site}/{key.slot}")
-        first = self._reordered.setdefault(name, key.step)
+        key = pair.reference.key
+        of_any_step = self._states[_of_any_step(key)]
+        first = min(p.reference.key.step for p in of_any_step if p.reference and self._order_of_state(p))
         later = [
             [p for p in results if p.reference is not None and not is_state(p.reference.key)]
             for (rank, step, site), results in self._results.items()
@@ -312,6 +305,15 @@ class _Agreement:
         agrees = bool(later) and all(map(_agree, later))
         agrees = agrees and _is_much_smaller([*chain.from_iterable(later)], error_of(pair), _UNDONE)
         return f"{_in_words(order)}, and what later steps make of it agrees" if agrees else ""
+
+    def _order_of_state(self, pair: Pair) -> ElementOrder | None:
+        """The other order of a state, if all of its shape in the object beside it have it too; else None."""
+        own, order = pair.reference, self._order_of(pair)
+        if own is None or order is None:
+            return None
+        beside = (p for p in self._states[_holder(own.key)] if p.is_compared)
+        orders = (self._order_of(p) for p in beside if p.reference and p.reference.shape == own.shape)
+        return order if all(other and other.orders == order.orders for other in orders) else None
 
     def _order_of(self, pair: Pair) -> ElementOrder | None:
         """The order in which a tensor holds the reference's elements, another one; None if it does not.
@@ -331,7 +333,7 @@ class _Agreement:
         if not is_read:
             return None
         order = find_order(self._reference.load(record), self._target.load(tested))
-        if order is None or not order.moved or order.error > limit:
+        if order is None or not order.moved or not order.is_proven or order.error > limit:
             return None
         return order if order.error <= (error_of(pair) or 0.0) / _UNDONE else None
 
@@ -613,6 +615,23 @@ class _Agreement:
                 return module, [pair for pair in others if not _is_spare(pair)]
         return None
 
+    def _nearest_green(
+        self, key: Key, around: tuple[str, list[Pair]], besides: tuple[object, ...]
+    ) -> tuple[str, list[Pair]] | None:
+        """The nearest module from one on of whose results, which agree, one at least is green; None if none.
+
+        Args:
+            key: Whose rank and step count.
+            around: The first module that may be it, and its results.
+            besides: See `_nearest`.
+        """
+        found: tuple[str, list[Pair]] | None = around
+        while found is not None and _agree(found[1]):
+            if any(pair.is_green for pair in found[1]):
+                return found
+            found = self._nearest(key, _enclosing(found[0]), besides) if found[0] != ROOT_SITE else None
+        return None
+
 
 def _is_spare(pair: Pair) -> bool:
     """Whether a result is one that the target's call does not return, and need not."""
@@ -636,6 +655,16 @@ def _is_much_smaller(results: Sequence[Pair], error: float | None, factor: float
     errors = [error_of(result) or 0.0 for result in results if result.status != "explained"]
     largest = max(errors, default=math.inf)
     return largest <= (_EXACT if error is None else error / factor)
+
+
+def _of_any_step(key: Key) -> tuple[object, ...]:
+    """What a state is in each step."""
+    return key.rank, key.site, key.call, key.slot
+
+
+def _holder(key: Key) -> tuple[object, ...]:
+    """The object of one step that a state lies in: its path but for its last name."""
+    return key.where, key.slot.rpartition(".")[0]
 
 
 def _in_words(order: ElementOrder) -> str:

@@ -25,6 +25,7 @@ from tensorcap.comparison.weight_rounding import (
     WeightNumbers,
     chance_of,
     find_numbers,
+    is_wide_step,
     levels_of,
     measure_rounding,
     measure_wide,
@@ -48,6 +49,7 @@ _FOLDED: Final = "each column times a number that its input is divided by"
 _WHOLE: Final = ("int", "uint")  # kinds of dtypes
 _WIDE: Final = ("int16", "uint16", "int32")  # formats of numbers that are too many to be told apart by values
 _BIAS: Final = "param.bias"
+_WEIGHT_STEP: Final = "param.weight_step"
 _NAMED: Final = 0.5  # of the error that another reading may leave, to be what is wrong
 
 
@@ -259,7 +261,7 @@ def measure_layers(
             ):
                 results[key] = error
                 predicted[site] = max(error.predicted, predicted.get(site, 0.0))
-            if predicted.get(site) is None and (size := _least_size(target, site)):
+            if predicted.get(site) is None and (size := _least_size(reference, target, site)):
                 predicted[site] = step / math.sqrt(12) / size
     return QuantisedLayers(weights, results, predicted, undone, frozenset(folded), rounded_to)
 
@@ -393,8 +395,7 @@ def _looked_up(
             continue
         if values.shape[-1] != weight.shape[1] or values.size != rows.size * weight.shape[1]:
             continue
-        values, theirs = (side.reshape(-1, weight.shape[1])[:_MOST_ROWS] for side in (values, theirs))
-        rows = rows[:_MOST_ROWS]
+        values, theirs = (side.reshape(-1, weight.shape[1]) for side in (values, theirs))
         if rows.min() >= 0 and rows.max() < len(weight) and np.array_equal(values, weight[rows]):
             yield record.key.text, rows, theirs
 
@@ -409,15 +410,16 @@ def _row_error(
     is_right: bool,
 ) -> LayerError:
     """The own error of a table's result beside what rounding the table predicts, which is known exactly."""
-    wanted = reference[rows]
-    made = np.square(weight.values[rows] - wanted) if is_right else weight.variances[rows]
-    squares = float(made.sum())
+    used, places = np.unique(rows, return_inverse=True)
+    errors = np.square(weight.values[used] - reference[used]) if is_right else weight.variances[used]
+    squares = float(errors.sum(axis=1)[places].sum())
     step = module.settings.get("output_step") if module is not None else None
     if isinstance(step, float):
-        squares += wanted.size * step**2 / 12
+        squares += values.size * step**2 / 12
+    wanted = reference[rows]
     size = max(float(np.linalg.norm(wanted)), 1e-300)
     own = float(np.linalg.norm(values - wanted)) / size
-    chance = 1.0 if is_right and step is None else chance_of(wanted.size)
+    chance = 1.0 if is_right and step is None else chance_of(values.size)
     return LayerError(own, math.sqrt(squares) / size, 0.0, weight.text, chance=chance)
 
 
@@ -494,15 +496,22 @@ def _rounded_results(
         )
 
 
-def _least_size(target: Archive, site: str) -> float:
-    """The least RMS of a module's results of floats; 0 if it is not known."""
-    sizes = [
-        record.statistics.l2 / math.sqrt(record.size)
-        for record in target.records
-        if record.key.site == site and is_result(record.key) and record.dtype.kind == "float"
-        if record.statistics is not None and record.statistics.l2
-    ]
-    return min(sizes, default=0.0)
+def _least_size(reference: Archive, target: Archive, site: str) -> float:
+    """The least RMS of a module's results of floats; 0 if the reference has none.
+
+    Of each the larger one of both sides: one that the target loses does not widen its own limit.
+    """
+    sizes: list[float] = []
+    for record in reference.records:
+        if record.key.site == site and is_result(record.key) and record.dtype.kind == "float":
+            other = target.get(record.key.text) if record.key.text in target else None
+            sizes.append(max(_rms(each) for each in (record, other) if each is not None))
+    return min(filter(None, sizes), default=0.0)
+
+
+def _rms(record: Record) -> float:
+    """The RMS of a tensor by its statistics; 0 if it is not known."""
+    return (record.statistics.l2 or 0.0) / math.sqrt(max(1, record.size)) if record.statistics else 0.0
 
 
 def _layer_error(
@@ -597,7 +606,7 @@ def _wide_rounding(
     module: ModuleInfo | None,
     reference: Array,
 ) -> QuantisedWeight | None:
-    """A bias of 16 or 32 bits held against the reference's; None if it is none."""
+    """A bias of 16 or 32 bits held against the reference's; None if it is none, or has no step of one."""
     name = unescape(record.key.slot.partition(".")[2])
     named = module.settings.get("numbers") if module is not None else None
     number = named.get(name) if isinstance(named, Mapping) else None
@@ -606,6 +615,13 @@ def _wide_rounding(
         return None
     values, steps = _floats(target, record), _floats(target, beside)
     if values is None or steps is None or steps.ndim != values.ndim:
+        return None
+    step = module.settings.get("input_step") if module is not None else None
+    of_weight = parameters.get((record.key.site, _WEIGHT_STEP))
+    products = _floats(target, of_weight) if of_weight is not None and isinstance(step, float) else None
+    if products is not None:
+        products = products.reshape(-1) * step
+    if not is_wide_step(reference, values, steps, products):
         return None
     return QuantisedWeight(f"{number}", measure_wide(reference, values, steps))
 

@@ -82,13 +82,26 @@ class RobustErrors:
         Args:
             pair: Of stored tensors of one shape, all of whose elements are measured.
         """
+        return max((float(outliers.max()) for outliers in self._outliers(pair)), default=0.0)
+
+    def outliers(self, pair: Pair) -> Array:
+        """Measure what `outlier` is the largest of, of each element.
+
+        Returns:
+            Rows along the last axis, `[rows, elements]`, float64; 0 of what is not finite.
+        """
+        assert pair.reference is not None
+        flat = np.concatenate([np.zeros(0), *self._outliers(pair)])
+        rows: Array = np.where(np.isfinite(flat), flat, 0).reshape(-1, (1, *pair.reference.shape)[-1])
+        return rows
+
+    def _outliers(self, pair: Pair) -> Iterator[Array]:
+        """Yield `outlier` of each element, some rows at a time."""
         sizes = np.concatenate([rms for _, _, rms, _ in self._row_blocks(pair)])
         least = POLICY.least_row * float(np.median(sizes[sizes > 0])) if sizes.any() else 0.0
-        largest = 0.0
         for x, y, rms, lengths in self._row_blocks(pair):
             scales = np.abs(x) + np.repeat(np.maximum(rms, least), lengths)
-            largest = max(largest, float(_ratio(np.abs(y - x), scales).max()))
-        return largest
+            yield _ratio(np.abs(y - x), scales)
 
     def _row_blocks(self, pair: Pair) -> Iterator[tuple[Array, Array, Array, Array]]:
         """Read both sides of a pair, some rows at a time, with the RMS and the length of each row."""

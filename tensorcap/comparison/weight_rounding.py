@@ -25,6 +25,8 @@ _SPREAD: Final = 4.5  # standard deviations of a sum of n squared errors, times 
 _BLOCK: Final = 1 << 21  # elements that are measured at a time
 _FEW: Final = 64  # groups of values that are looked at before all
 _SAMPLE: Final = 4096  # values of each, the same
+_BYTE: Final = 127  # the largest number of 8 bits with a sign
+_EQUAL_STEPS: Final = 1e-4  # by which products of steps in float32 may be off, relative
 _PART: Final = 16  # neighbours in a row, as the smallest usual group
 _NF4: Final = (  # quantiles of the normal distribution (Dettmers et al., QLoRA, 2023, appendix E)
     -1.0,
@@ -276,6 +278,39 @@ def measure_rounding(reference: Array, weight: WeightNumbers, inputs: Array | No
         ratios = np.sqrt(outputs / np.maximum(expected, 1e-300)) / allowed
         feedback = max(_ratio(outputs.sum(), expected.sum()), float(ratios.max(initial=0.0)))
     return Rounding(_ratio(*totals), worst, beyond, is_nearest, feedback)
+
+
+def is_wide_step(reference: Array, values: Array, steps: Array, products: Array | None = None) -> bool:
+    """Whether these are the steps of numbers of 16 bits or more that stand for a tensor.
+
+    The target's values are whole numbers of them. And they are finer than those of 8 bits, for which nobody
+    takes wide numbers; or, of a bias, each is that of the sums it is added to: that of inputs times weights.
+
+    Args:
+        reference: float64.
+        values: The target's, likewise.
+        steps: What its numbers are multiplied by, one for each block.
+        products: The step of inputs times those of weights, `[outputs]` or `[1]`; None if it is not known.
+
+    Example:
+        >>> bias = np.array([0.5, -0.25])
+        >>> [is_wide_step(bias, np.rint(bias / s) * s, np.array([s])) for s in (1e-3, 0.1, 10.0)]
+        [True, False, False]
+        >>> is_wide_step(bias, np.array([0.5, -0.2]), np.array([0.1]), products=np.array([0.1]))
+        True
+    """
+    wide = spread(steps, values.shape)
+    if not (wide > 0).all():
+        return False
+    numbers = values / wide
+    slack = _SLACK + 2 * UNIT_ROUNDOFFS["float32"] * np.abs(numbers)
+    if not (np.abs(numbers - np.rint(numbers)) <= slack).all():
+        return False
+    if wide.max(initial=0.0) <= np.abs(reference).max(initial=0.0) / _BYTE:
+        return True
+    if products is None or products.size not in (1, wide.size):
+        return False
+    return bool(np.allclose(wide.reshape(-1), products, rtol=_EQUAL_STEPS, atol=0))
 
 
 def measure_wide(reference: Array, values: Array, steps: Array) -> Rounding:

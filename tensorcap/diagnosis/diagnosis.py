@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -126,6 +126,7 @@ class Diagnosis:
         tried: Kinds that were tried, and the smallest share of the error that each left, no unit.
         notes: What else a reader should know, as sentences.
         failed: Which hypotheses could not be tried because of a fault in their own code, as sentences.
+        families: Names of the families of which a hypothesis holds; saved results lack them.
     """
 
     key: str
@@ -139,6 +140,7 @@ class Diagnosis:
     tried: dict[str, float]
     notes: tuple[str, ...]
     failed: tuple[str, ...] = ()
+    families: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def exit_status(self) -> int:
@@ -147,10 +149,12 @@ class Diagnosis:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to the members that `tcap diagnose --json` prints (DIA-50)."""
+        members = json_object(self)
+        del members["families"]
         return {
             "format": "tensorcap-diagnosis",
             "version": 1,
-            **json_object(self),
+            **members,
             "exit_status": self.exit_status,
         }
 
@@ -208,7 +212,7 @@ def diagnose(
         context.reference_values, context.target_values, equal_nan=True
     )
     scorer = Scorer(context.rounding, 0.0 if is_identical else context.inherited)
-    scores = _Scores((), ()) if is_identical else _score_families(context, scorer, without, further)
+    scores = _Scores() if is_identical else _score_families(context, scorer, without, further)
     explanations = tuple(_as_argument(one, context) for one in rank_explanations(scores.explanations))
     notes = [*_dtype_notes(context.reference, context.target)]
     if not is_identical:
@@ -225,6 +229,7 @@ def diagnose(
         tried=dict(sorted(scorer.tried.items(), key=lambda item: item[1])),
         notes=tuple(notes),
         failed=tuple(scores.failed),
+        families=tuple(scores.families),
     )
 
 
@@ -255,10 +260,12 @@ class _Scores:
     Attributes:
         explanations: One for each hypothesis.
         failed: Families that could not be tried to their end, a sentence each.
+        families: Names of those of which a hypothesis holds.
     """
 
-    explanations: Sequence[Explanation]
-    failed: Sequence[str]
+    explanations: Sequence[Explanation] = ()
+    failed: Sequence[str] = ()
+    families: Sequence[str] = ()
 
 
 def _score_families(
@@ -267,6 +274,7 @@ def _score_families(
     """Score the hypotheses of all families, in their order; a family that fails loses its own alone."""
     explanations: list[Explanation] = []
     failed: list[str] = []
+    families: list[str] = []
     is_final = False
     for family in FAMILIES if further is None else (further, *FAMILIES):
         is_explained = scorer.is_explained or any(_is_exchanged(one, context) for one in explanations)
@@ -274,6 +282,7 @@ def _score_families(
             continue
         if is_final and not family.makes_nonfinite:
             continue
+        known = len(explanations)
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 for hypothesis in family.propose(context):
@@ -282,11 +291,13 @@ def _score_families(
             raise
         except Exception as error:  # a fault of ours, which no suspect may be lost by
             failed.append(f"Hypotheses about {family.name} could not be tried: {fault_text(error)}.")
+        if any(explanation.is_within for explanation in explanations[known:]):
+            families.append(family.name)
         if family.is_final and any(explanation.is_within for explanation in explanations):
             if np.isfinite(context.target_values).all():
                 break
             is_final = True
-    return _Scores(explanations, failed)
+    return _Scores(explanations, failed, families)
 
 
 def _as_argument(explanation: Explanation, context: PairContext) -> Explanation:

@@ -26,7 +26,15 @@ from tensorcap.localization.grouping import group_suspects, kind_of_place
 from tensorcap.localization.nonfinite import find_nonfinite_origin
 from tensorcap.localization.suspect import By, Localization, Noise, Precise, Suspect, Undone, find_mistake
 from tensorcap.rerun import CallThrough, OwnError
-from tensorcap.runs import Calls, PartialArchive, is_inner, is_parameter, is_result
+from tensorcap.runs import (
+    Calls,
+    PartialArchive,
+    contents_of,
+    is_inner,
+    is_parameter,
+    is_result,
+    is_telling,
+)
 from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError
@@ -412,17 +420,21 @@ def _find_makers(source: EvidenceSource, module: str, key: str) -> Sequence[tupl
     """Find who made the arguments of a module's first call in a step that the target has nowhere.
 
     Of each module the arguments that it made, with the key text of the tensor that each was at first: a
-    result of a call, or else what the code of a caller hands on.
+    result of a call, or else what the code of a caller hands on. Of a tensor that others are equal to by
+    chance, as one of zeros, nobody else is known to have made it.
     """
     own, run = Key.parse(key), source.reference
     called = called_sites(run)
-    of_step = [r for r in run.records if (r.key.step, r.key.rank) == (own.step, own.rank) and r.digest]
+    of_step = [r for r in run.records if (r.key.step, r.key.rank) == (own.step, own.rank)]
     of_step = [r for r in of_step if not is_inner(r.key) and r.key.slot.startswith(("input", "output"))]
     makers: dict[str, dict[str, str]] = {}
     for record in of_step:
         if (record.key.site, record.key.call) != (module, 0) or not record.key.slot.startswith("input"):
             continue
-        same = [r for r in of_step if r.digest == record.digest and r.order <= record.order]
+        same = [record]
+        if is_telling(record):
+            alike = (r for r in of_step if contents_of(r) == contents_of(record))
+            same = [r for r in alike if r.order <= record.order]
         if any(r.key.text in source.target for r in same):
             continue
         first = min(same, key=lambda r: r.order).key

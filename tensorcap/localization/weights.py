@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -15,7 +16,8 @@ from tensorcap.adapters import adapter_for
 from tensorcap.alignment import Entry, Link, align, place_of
 from tensorcap.alignment.names import Rules
 from tensorcap.comparison import ABSENT, Comparison, Pair, compare
-from tensorcap.diagnosis import Diagnosis, diagnose
+from tensorcap.diagnosis import FAMILIES, Diagnosis, diagnose
+from tensorcap.diagnosis.diagnosis import LIMIT
 from tensorcap.localization.expert_weights import expert_entries
 from tensorcap.runs import PartialArchive, is_parameter
 from tensorcap.session import capture
@@ -33,6 +35,7 @@ _PARAMETERS: Final = "*/param.*"
 _LONE: Final = "the only ones of their shape that are left; values agree"
 _CLOSE: Final = 2.0**-6  # of bfloat16's rounding and some more
 _DIAGNOSED: Final = 3  # names: diagnosing takes longer than all else
+_MOST: Final = 1 << 27  # elements of others of these names, by the few hypotheses that explain the worst
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,8 @@ class WeightComparison:
     Attributes:
         comparison: Of the parameters alone, by a mapping of their own.
         unlike: Those that were compared and are not the same numbers, the worst first.
-        diagnoses: Which kind of mistake the worst one of each name is, numbers of layers aside, by key; and
-            what explains parameters that alone have no counterpart in their layer.
+        diagnoses: What explains them, and parameters that alone have no counterpart in their layer, by key:
+            of a few names, and of so many as a bound on the work allows.
     """
 
     comparison: Comparison
@@ -56,15 +59,13 @@ class WeightComparison:
         return self.diagnoses.get(self.unlike[0].key) if self.unlike else None
 
     def explain(self, module: str) -> Diagnosis | None:
-        """The diagnosis of parameters of a module, whose texts name the parameter; None without one.
+        """The diagnosis of a parameter of a module, whose texts name the parameter; None without one.
 
         Args:
             module: Its site.
         """
-        wrong = {*self.diagnoses, *(pair.key for pair in self.unlike)}
-        own = {name_pattern(key) for key in wrong if Key.parse(key).site == module}
         for key, diagnosis in self.diagnoses.items():
-            if name_pattern(key) in own and diagnosis.explanations:
+            if Key.parse(key).site == module and diagnosis.explanations:
                 where = f"in its parameter {Key.parse(key).slot.partition('.')[2]} "
                 named = tuple(replace(e, text=where + e.text) for e in diagnosis.explanations)
                 return replace(diagnosis, explanations=named)
@@ -128,21 +129,21 @@ def compare_weights(
         links = aligned.target.links.values()
         free = _free(ours, links, 0), _free(theirs, links, 1)
         entries = tuple(expert_entries(ours, theirs, free=free))
-        lone = list(_lone_pairs(*free))
-        equal = [(one, other) for one, other in lone if _is_close(ours.load(one), theirs.load(other))]
+        lone = [(_distance(ours.load(o), theirs.load(t)), o, t) for o, t in _lone_pairs(*free)]
+        equal = [(one, other) for error, one, other in lone if error <= _CLOSE]
         entries += tuple(Entry((place_of(o),), (place_of(t),), {}, (), "values", _LONE) for o, t in equal)
         if entries:
             aligned = align(ours, theirs, mapping=replace(known, entries=(*known.entries, *entries)))
         comparison = compare(aligned.reference, aligned.target, mapping="none")
         unlike = [pair for pair in comparison.pairs if pair.is_compared and not pair.is_green]
         unlike.sort(key=_error, reverse=True)
-        diagnoses: dict[str, Diagnosis] = {}
-        for pair in _worst_of_each_name(unlike):
-            if pair.target is not None:
-                _diagnose(diagnoses, aligned.reference, aligned.target, pair.key, pair.target.key.text)
-        for one, other in lone:
-            if (one, other) not in equal:
-                _diagnose(diagnoses, ours, theirs, one.key.text, other.key.text)
+        differing = [(pair.reference, pair.target) for pair in unlike if pair.reference and pair.target]
+        lone.sort(key=lambda entry: entry[0], reverse=True)
+        others = [(one, other) for error, one, other in lone if error > _CLOSE]
+        diagnoses = {
+            **_diagnose_names(aligned.reference, aligned.target, differing),
+            **_diagnose_names(ours, theirs, others),
+        }
         return WeightComparison(comparison, tuple(unlike), diagnoses)
 
 
@@ -164,15 +165,7 @@ def _free(archive: Archive, links: Iterable[Link], side: int) -> list[Record]:
 
 def _error(pair: Pair) -> float:
     error = pair.difference.relative_frobenius if pair.difference else None
-    return float("inf") if error is None else error
-
-
-def _worst_of_each_name(unlike: Iterable[Pair]) -> list[Pair]:
-    """The first of the parameters that differ in numbers of their names alone, as of layers; a few."""
-    first: dict[str, Pair] = {}
-    for pair in unlike:
-        first.setdefault(name_pattern(pair.key), pair)
-    return [*first.values()][:_DIAGNOSED]
+    return math.inf if error is None else error
 
 
 def _lone_pairs(ours: Iterable[Record], theirs: Iterable[Record]) -> Iterator[tuple[Record, Record]]:
@@ -187,15 +180,47 @@ def _lone_pairs(ours: Iterable[Record], theirs: Iterable[Record]) -> Iterator[tu
             yield records[0], others[0]
 
 
-def _is_close(one: Array, other: Array) -> bool:
-    """Whether values are the same to the rounding of bfloat16."""
+def _distance(one: Array, other: Array) -> float:
+    """The relative Frobenius error of one tensor against another, no unit; infinite if it is not known."""
     wide = one.astype(np.float32)
-    return bool(np.linalg.norm(wide - other.astype(np.float32)) <= _CLOSE * np.linalg.norm(wide))
+    size, apart = float(np.linalg.norm(wide)), float(np.linalg.norm(wide - other.astype(np.float32)))
+    error = apart / size if size else apart and math.inf
+    return math.inf if math.isnan(error) else error
+
+
+def _diagnose_names(
+    reference: Archive, target: Archive, pairs: Iterable[tuple[Record, Record]]
+) -> dict[str, Diagnosis]:
+    """Diagnose parameters, the worst first, by key.
+
+    1. Names are the same but for numbers, as of layers. Of the first few the worst parameter is diagnosed by
+       all hypotheses.
+    2. The others of a name are diagnosed by hypotheses of the families that explain the worst one: what holds
+       of one layer need not of another.
+    3. No more is diagnosed when so many elements were looked at.
+    """
+    of_name: dict[str, list[tuple[Record, Record]]] = {}
+    for one, other in pairs:
+        of_name.setdefault(name_pattern(one.key.text), []).append((one, other))
+    few = [*of_name.values()][:_DIAGNOSED]
+    found = {alike[0][0].key.text: _diagnose(reference, target, *alike[0]) for alike in few}
+    elements = 0
+    for worst, *rest in few:
+        diagnosis = found[worst[0].key.text]
+        families = set() if diagnosis is None else set(diagnosis.families)
+        for one, other in rest if families else ():
+            elements += min(one.size, LIMIT)
+            if elements > _MOST:
+                break
+            without = frozenset(family.name for family in FAMILIES if family.name not in families)
+            found[one.key.text] = _diagnose(reference, target, one, other, without=without)
+    return {key: diagnosis for key, diagnosis in found.items() if diagnosis is not None}
 
 
 def _diagnose(
-    diagnoses: dict[str, Diagnosis], reference: Archive, target: Archive, key: str, target_key: str
-) -> None:
-    """Add the diagnosis of a parameter, if there is one."""
-    with suppress(UsageError, ReadError):  # complex values, or statistics alone
-        diagnoses[key] = diagnose(reference, target, key, target_key=target_key)
+    reference: Archive, target: Archive, one: Record, other: Record, *, without: frozenset[str] = frozenset()
+) -> Diagnosis | None:
+    """Diagnose a parameter; None of complex values, and of statistics alone."""
+    with suppress(UsageError, ReadError):
+        return diagnose(reference, target, one.key.text, target_key=other.key.text, without=without)
+    return None

@@ -349,14 +349,12 @@ class _Search(Generic[J]):
 
         All that may be made of them is right with the other side's in place and with this one's. That it
         depends on them shows where one alone is left in place: an error eight times as large is not green.
-        Of two that shows the other one as well; of more each is left in place by itself.
+        Each shows it, whatever their order: one that does not may hide the other.
         """
         groups = self._groups([text for text in self._unaffected if text not in undone])
         proofs: dict[str, str] = {}
         for number in range(max(map(len, groups), default=0)):
-            alone = [group[number] for group in groups if number < (len(group) if len(group) > 2 else 1)]
-            if not alone:
-                break
+            alone = [group[number] for group in groups if number < len(group)]
             owns = {
                 own.key: own for own in self._rejudge(frozenset(self._dependencies.equal(alone))).own_errors
             }
@@ -366,10 +364,7 @@ class _Search(Generic[J]):
                 if (by := next(wrong, None)) is not None:
                     proofs[text] = by
         return {
-            text: proofs[group[0]]
-            for group in groups
-            if all(one in proofs for one in (group if len(group) > 2 else group[:1]))
-            for text in group
+            text: proofs[text] for group in groups if all(one in proofs for one in group) for text in group
         }
 
     def _groups(self, texts: Sequence[str]) -> list[list[str]]:

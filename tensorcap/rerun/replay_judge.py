@@ -34,7 +34,6 @@ from tensorcap.comparison import (
     without_estimates,
     worst_status,
 )
-from tensorcap.metrics import measure
 from tensorcap.rerun.own_errors import (
     BAD,
     Makers,
@@ -51,7 +50,7 @@ from tensorcap.rerun.replay_tests import (
     judge_bits,
     judge_narrowing,
     judge_other_values,
-    judge_outlier_of_twin,
+    judge_outliers_of_twin,
     judge_replayed,
     judge_twin,
     rounds_less,
@@ -214,20 +213,21 @@ class ReplayJudge:
         return POLICY.sampled(limits, elements).green
 
     def _without_twins_outliers(self, finding: Finding, pair: Pair) -> Finding:
-        """Excuse an outlier that the model has as well in the target's precision (RPL-205)."""
+        """Excuse outliers that the model has as well in the target's precision (RPL-205)."""
         twin, text = self._runs.twin, pair.key
         if finding.test != "outlier_element" or finding.status not in BAD or twin is None:
             return finding
-        reference, _ = both_records(pair)
-        if text not in twin or twin.get(text).shape != reference.shape:
+        reference, tested = both_records(pair)
+        if text not in twin or not twin.get(text).shape == reference.shape == tested.shape:
             return finding
-        of_twin = Pair(text, "unjudged", reference, twin.get(text))
-        whole = of_twin.with_difference(measure(self._runs.exact, reference, twin, twin.get(text)))
-        difference = Padding(self._runs.exact, twin).without(whole).difference
-        if difference is None or difference.outlier is None:
-            return finding
-        outlier = min(difference.outlier, RobustErrors(self._runs.exact, twin).outlier(of_twin))
-        return judge_outlier_of_twin(finding, outlier)
+        exact, left_out = self._runs.exact, self._padding.left_out(reference)
+        own, of_twin = (
+            RobustErrors(exact, archive).outliers(Pair(text, "unjudged", reference, record))
+            for archive, record in ((self._runs.target, tested), (twin, twin.get(text)))
+        )
+        if left_out is not None:
+            own, of_twin = (np.where(left_out.reshape(side.shape), 0, side) for side in (own, of_twin))
+        return judge_outliers_of_twin(finding, own, of_twin)
 
     def _is_folded(self, key: Key) -> bool:
         """Whether something was left in place that the call was given which made a tensor."""

@@ -8,9 +8,11 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap.comparison import POLICY, Finding, Limits, Precision, count_tail, judge_own_error
+from tensorcap_formats.dtypes import Array
 
 _ROUNDING_SLACK: Final = 0.001  # of an ulp: what computing a distance in ulp may be off by
 _ROUNDED_ONCE: Final = 0.5 + _ROUNDING_SLACK  # ulp from the exact value
+_ROUNDED: Final = 1.001  # of values that are equal but for the order of sums
 _OTHER_NEIGHBOUR: Final = 2.0  # a unit in the last place, if the model rounds to the nearest: half of one
 
 
@@ -68,18 +70,34 @@ def judge_narrowing(dtype: str) -> Finding:
     return Finding("twin_ratio", math.inf, POLICY.twin_ratio.green, "suspect", text)
 
 
-def judge_outlier_of_twin(finding: Finding, outlier: float) -> Finding:
-    """Judge an outlier beside that of the model in the target's precision: the larger limit counts.
+def judge_outliers_of_twin(finding: Finding, own: Array, of_twin: Array) -> Finding:
+    """Judge elements that are far off beside those of the model in the target's precision.
+
+    An element has at least twice the twin's largest error in its row, and in its column: what is hopeless in
+    that precision, as angles of some positions and frequencies are, is so in many. One element that the twin
+    has wrong allows nothing elsewhere.
 
     Args:
-        finding: Of `outlier_element`.
-        outlier: The twin's largest error of an element relative to it and to its row, no unit.
+        finding: Of `outlier_element`, of the largest of them.
+        own: How far each element of the target is off, relative to it and to its row, `[rows, columns]`, no
+            unit. What is beyond the finding's value was not measured.
+        of_twin: The same of the twin.
+
+    Returns:
+        The finding of the element that is the farthest beyond its limit.
     """
-    if not math.isfinite(outlier):
+    measured = np.where(own <= finding.value * _ROUNDED, own, 0.0)
+    if not own.size or measured.max() < finding.value / _ROUNDED:
         return finding
-    limit = max(finding.limit, _OTHER_NEIGHBOUR * outlier)
-    text = f"{finding.text}, and by {outlier:.2g} in the model in that precision"
-    return Limits(limit, limit).finding("outlier_element", finding.value, text)
+    allowed = np.minimum(of_twin.max(axis=1, keepdims=True), of_twin.max(axis=0, keepdims=True))
+    limits = np.maximum(finding.limit, _OTHER_NEIGHBOUR * allowed)
+    worst = np.unravel_index(int((measured / limits).argmax()), own.shape)
+    value, limit, twins = (float(side[worst]) for side in (measured, limits, allowed))
+    text = (
+        finding.text if value >= finding.value / _ROUNDED else f"one element is off by {value:.2g} of its row"
+    )
+    text += f", and by {twins:.2g} in the model in that precision"
+    return Limits(limit, limit).finding("outlier_element", value, text)
 
 
 def rounds_less(ratio: float, elements: int) -> bool:

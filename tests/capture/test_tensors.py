@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 
 import tensorcap
 from tensorcap.adapters.protocol import NotCapturableError
-from tensorcap.adapters.torch.tensors import from_stored, stored
+from tensorcap.adapters.torch.tensors import equal_values, from_stored, stored
 from tensorcap_formats.dtypes import DTYPES
 from tensorcap_formats.errors import UsageError
 
@@ -279,3 +280,24 @@ def test_what_runs_inside_a_compiled_graph_is_not_capturable(path: Path) -> None
         ("1", "captured", None),
         ("1.0", "not-capturable", compiled),
     ]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2], ids=str
+)
+def test_values_are_equal_if_all_are_and_nan_to_nan(dtype: torch.dtype) -> None:
+    one, same, other, nan = (
+        torch.tensor([1.0, fill, -2.0]).to(dtype) for fill in (torch.nan, torch.nan, 0.5, torch.nan)
+    )
+    nan[0] = torch.tensor(2.0).to(dtype)
+    assert equal_values(one, same)
+    assert not any(equal_values(one, each) for each in (other, nan, one[:2], one.double()))
+    assert not equal_values(other, one)
+
+
+def test_whole_numbers_and_complex_values_are_equal_if_all_are() -> None:
+    whole, numbers = torch.tensor([1, 2]), torch.tensor([complex(1, math.nan), 2j])
+    assert equal_values(whole, whole.clone())
+    assert not equal_values(whole, whole + 1)
+    assert equal_values(numbers, numbers.clone())
+    assert not equal_values(numbers, numbers * 2)

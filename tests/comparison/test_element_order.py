@@ -51,6 +51,30 @@ class TestOrder:
     def test_nothing_is_said_of_zeros_of_what_is_not_finite_and_of_long_axes(self, reference: Any) -> None:
         assert find_order(reference, reference) is None
 
+    @pytest.mark.spec("CMP-250")
+    @pytest.mark.parametrize(("rows", "elements"), [(24, 1), (100, 1), (8, 2), (100, 2)])
+    def test_other_values_are_no_order_of_these(self, rows: int, elements: int) -> None:
+        found = find_order(*(RNG.normal(size=(rows, elements)) for _ in range(2)))
+        assert found is not None
+        assert not found.is_proven
+
+    @pytest.mark.spec("CMP-250")
+    def test_an_order_is_proven_by_more_elements_than_indices(self) -> None:
+        rows = RNG.normal(size=(100, 4))
+        proofs = {}
+        for elements in (1, 2, 4):
+            found = find_order(rows[:, :elements], rows[::-1, :elements] * (1 + 2.0**-9))
+            assert found is not None
+            proofs[elements] = found.is_proven, found.moved
+        assert proofs == {1: (False, (0,)), 2: (True, (0,)), 4: (True, (0,))}
+
+    @pytest.mark.spec("CMP-250")
+    def test_ones_and_zeros_have_an_order_of_their_counts_alone(self) -> None:
+        mask = (np.arange(64) % 3 > 0).astype(np.float64)
+        found = find_order(mask, np.roll(mask, 1))
+        assert found is not None
+        assert (found.error, found.is_proven) == (0.0, False)
+
 
 def block(make: MakeArchive, inner: Any, result: Any, dtype: str) -> Any:
     tensors = {
@@ -81,6 +105,62 @@ def test_another_order_is_explained_if_the_module_around_agrees(
         block(make_archive, ROWS, right, "float32"), block(make_archive, inner, almost, "bfloat16")
     )
     assert status(found, "0/block.norm/output") == expected
+
+
+@pytest.mark.spec("CMP-250")
+@pytest.mark.parametrize(("elements", "expected"), [(1, "diverged"), (4, "explained")])
+def test_numbers_of_tokens_in_another_order_are_explained_if_tokens_are_known_by_them(
+    make_archive: MakeArchive, elements: int, expected: str
+) -> None:
+    numbers = RNG.normal(size=(24, elements)).astype(np.float32)
+    right = RNG.normal(size=(6, 4)).astype(np.float32)
+    found = compare(
+        block(make_archive, numbers, right, "float32"),
+        block(make_archive, numbers[::-1], right * np.float32(1 + 2.0**-9), "bfloat16"),
+    )
+    assert status(found, "0/block.norm/output") == expected
+
+
+NESTED: Final = ("", "block", "block.inner", "block.inner.norm", "block.proj")
+
+
+@pytest.mark.spec("CMP-55", "CMP-250")
+@pytest.mark.parametrize(
+    ("spread", "expected"),
+    [
+        pytest.param(1.0, "explained", id="rows-are-unlike"),
+        pytest.param(0.02, "diverged", id="rows-are-nearly-alike"),
+    ],
+)
+def test_another_order_within_what_is_explained_needs_what_is_green_around_both(
+    make_archive: MakeArchive, spread: float, expected: str
+) -> None:
+    """Its order makes a difference of 1.4 times the spread; what is green around is off by 1 %."""
+    rng = np.random.default_rng(5)
+    mean, result = rng.normal(size=4), rng.normal(size=(8, 4)).astype(np.float32)
+    rows = (mean + spread * rng.normal(size=(8, 6, 4))).astype(np.float32)
+    inner, projected = (rng.normal(size=(8, 4)).astype(np.float32) for _ in range(2))
+
+    def nested(norm: Any, inner: Any, projected: Any, result: Any, dtype: str) -> Any:
+        tensors = {
+            "0/block/input.x": ROWS[0],
+            "0/block.inner.norm/output": norm,
+            "0/block.inner/output": inner,
+            "0/block.proj/input": inner,
+            "0/block.proj/output": projected,
+            "0/block/output": result,
+            "0/@root/output": result,
+        }
+        modules = [{"path": path, "class": "my.Module"} for path in NESTED]
+        return make_archive(tensors, run={"modules": modules, "scope": {"inputs": True}, "dtype": dtype})
+
+    found = compare(
+        nested(rows, inner, projected, result, "float32"),
+        nested(rows[::-1], inner * 3, projected, result * np.float32(1.01), "bfloat16"),
+    )
+    around = [status(found, f"0/{key}/output") for key in ("block.inner", "block", "@root")]
+    assert around == ["explained", "within-rounding", "within-rounding"]
+    assert status(found, "0/block.inner.norm/output") == expected
 
 
 def decoded(
@@ -135,6 +215,30 @@ def test_a_state_in_another_order_differs_if_nothing_shows_that_it_is_read_so(
     found = compare(reference, decoded(make_archive, keys, values, logits, steps=steps))
     assert status(found, "1/@root/output.cache.layers.0.keys") == "diverged"
     assert found.exit_status == 1
+
+
+@pytest.mark.spec("CMP-250")
+def test_a_state_in_another_order_in_the_last_step_alone_is_not_proven_by_other_layers(
+    make_archive: MakeArchive,
+) -> None:
+    rng = np.random.default_rng(6)
+    states = [[rng.normal(size=(1, 2, 7, 4)).astype(np.float32) for _ in range(3)] for _ in range(4)]
+
+    def layers(*rolls: tuple[int, int, int]) -> Any:
+        tensors: dict[str, Any] = {}
+        for step in range(3):
+            tensors[f"{step}/@root/output.logits"] = LOGITS[step]
+            for layer, roll in enumerate(rolls):
+                for at, name in enumerate(("keys", "values")):
+                    state = np.roll(states[2 * layer + at][step], roll[step], axis=2)
+                    tensors[f"{step}/@root/output.cache.layers.{layer}.{name}"] = state
+        return make_archive(tensors, run={"modules": MODULES, "scope": {"inputs": True}, "dtype": "float32"})
+
+    found = compare(layers((0, 0, 0), (0, 0, 0)), layers((0, 1, 2), (0, 0, 2)))
+    assert [status(found, f"2/@root/output.cache.layers.{layer}.keys") for layer in (0, 1)] == [
+        "explained",
+        "diverged",
+    ]
 
 
 @pytest.mark.spec("CMP-250")

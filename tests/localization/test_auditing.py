@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import tensorcap
-from tensorcap.localization import compare_weights, ranking
+from tensorcap.localization import compare_weights, ranking, weights
 from tensorcap.port_verification import Runnable, verify
 from tensorcap.workload import Workload
 from tests.support.progress import RecordedProgress
@@ -275,6 +275,63 @@ def test_what_is_wrong_with_weights_is_known_of_each_module_that_has_them() -> N
     same = compare_weights(ours, named_modules(("stages", "inward", "predict"), banks, head, norm))
     assert same is not None
     assert (same.unlike, same.not_compared, same.explain("layers.0")) == ((), {}, None)
+
+
+@pytest.mark.spec("VER-240")
+def test_what_is_wrong_with_a_layer_is_not_what_is_wrong_with_another_one() -> None:
+    """Both are in another order, each in its own; the third has other values, in no order."""
+    generator = torch.Generator().manual_seed(8)
+    banks = [torch.randn(6, 7, 5, generator=generator) for _ in range(4)]
+    wrong = [
+        banks[0].roll(1, 0),
+        banks[1].roll(2, 0),
+        torch.randn(6, 7, 5, generator=generator) / 4,
+        banks[3],
+    ]
+    head, norm = torch.randn(16, 6, generator=generator), torch.ones(6)
+    names = "layers", "experts", "head"
+    found = compare_weights(named_modules(names, banks, head, norm), named_modules(names, wrong, head, norm))
+    assert found is not None
+    assert len(found.unlike) == 3
+    explained = [found.explain(f"layers.{layer}") for layer in range(4)]
+    texts = [one.explanations[0].text.partition(" of the target ")[2] if one else "" for one in explained]
+    order = "are those of the reference in another order: rolled by"
+    assert texts == [f"{order} 1", f"{order} 2", "", ""]
+
+
+@pytest.mark.spec("VER-240")
+def test_a_few_parameters_are_diagnosed_by_all_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[str, bool]] = []
+    diagnose = weights.diagnose
+
+    def counted(ours: Any, theirs: Any, key: str, **options: Any) -> Any:
+        tried.append((key, not options.get("without")))
+        return diagnose(ours, theirs, key, **options)
+
+    def net(name: str, factor: float) -> nn.Module:
+        """Eight parts of a shape of their own, in each of two layers of the same shapes."""
+        generator = torch.Generator().manual_seed(9)
+        layers = nn.ModuleList(nn.Module() for _ in range(2))
+        for layer in layers:
+            for place in "abcdefgh":
+                part = nn.Module()
+                matrix = torch.randn(8, 10 + ord(place), generator=generator)
+                part.weight = nn.Parameter(matrix * factor)
+                layer.add_module(f"{name}_{place}", part)
+        return nn.Sequential(layers)
+
+    monkeypatch.setattr(weights, "diagnose", counted)
+    found = compare_weights(net("proj", 1.0), net("dense", 1.25))
+    assert found is not None
+    by_all = [key for key, is_by_all in tried if is_by_all]
+    assert len(by_all) == 3
+    assert len(tried) == 6  # and each in the other layer
+    for key, _ in tried:
+        explained = found.explain(key.split("/")[1])
+        assert explained is not None
+        assert (
+            explained.explanations[0].text == "in its parameter weight the target is the reference times 1.25"
+        )
 
 
 @pytest.mark.spec("VER-240")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tensorcap.localization import Localization, localize
+from tensorcap.localization import Localization, localize, ranking
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
+from tests.support.archives import new_archive
 
 PLACES, WIDTH = 12, 16
 
@@ -122,3 +124,31 @@ def test_what_the_suspect_does_itself_is_its_own(tmp_path: Path) -> None:
 @pytest.mark.spec("LCL-510")
 def test_a_port_that_makes_it_itself_is_not_accused(tmp_path: Path) -> None:
     assert not localized(of_the_reference, tmp_path).suspects
+
+
+@pytest.mark.spec("LCL-510")
+@pytest.mark.parametrize(
+    ("offsets", "maker"),
+    [
+        pytest.param(np.linspace(0, 1, 32, dtype=np.float32).reshape(4, 8), "noise", id="telling"),
+        pytest.param(np.zeros((4, 8), np.float32), "mixer", id="zeros"),
+        pytest.param(np.array([1, 2, 3], np.float32), "mixer", id="few"),
+    ],
+)
+def test_who_made_what_others_are_equal_to_by_chance_is_not_known(
+    tmp_path: Path, offsets: Any, maker: str
+) -> None:
+    """Before `mixer`, which gives `mixer.sum` offsets, `noise` made a tensor that is equal to them."""
+    x = np.random.default_rng(1).normal(size=(4, 8)).astype(np.float32)
+    given = {"0/mixer/input.x": x, "0/mixer.sum/input.x": x}
+    made = {"0/mixer.sum/output": x + 1, "0/mixer/output": x + 1}
+    sides = {"0/noise/output": offsets, **given, "0/mixer.sum/input.offsets": offsets, **made}
+    paths = "", "noise", "mixer", "mixer.sum"
+    run = {"modules": [{"path": path, "class": "my.Module"} for path in paths], "scope": {"inputs": True}}
+    source: Any = SimpleNamespace(
+        reference=new_archive(tmp_path / "ref.h5", sides, run=run),
+        target=new_archive(tmp_path / "tgt.h5", {**given, **made}, run=run),
+    )
+    found = ranking._find_makers(source, "mixer.sum", "0/mixer.sum/output")
+    first = "0/noise/output" if maker == "noise" else "0/mixer.sum/input.offsets"
+    assert found == [(maker, {"input.offsets": first})]

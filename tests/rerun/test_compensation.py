@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -17,9 +19,12 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from tensorcap.comparison import compare
 from tensorcap.localization import Localization, localize
+from tensorcap.rerun import OwnError
+from tensorcap.rerun.compensation import Dependencies, settle
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
 from tensorcap_cli.main import main as tcap
+from tests.support.archives import new_archive
 
 IMAGES = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
 STATES = torch.randn(2, 10, 16, generator=torch.Generator().manual_seed(2))
@@ -268,6 +273,60 @@ def test_what_nothing_shows_to_matter_makes_up_for_nothing(tmp_path: Path) -> No
             model.layers[2].v.weight.zero_()
     result = localized(tmp_path, reference, port, STATES, "replay", dtype=torch.bfloat16)
     assert {suspect.module for suspect in result.suspects} == {"layers.2.q", "layers.2.k"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A replay of a module of two others, `first` and `second`, of which the target has other results."""
+
+    errors: dict[str, float]
+
+    @property
+    def own_errors(self) -> list[OwnError]:
+        return [
+            OwnError(
+                f"0/{site}/output",
+                site,
+                "result",
+                True,
+                error,
+                None,
+                "diverged" if error > 0.01 else "within-rounding",
+                (),
+                False,
+            )
+            for site, error in self.errors.items()
+        ]
+
+
+@pytest.mark.spec("RPL-204")
+@pytest.mark.parametrize(
+    ("shows", "are_undone"),
+    [
+        pytest.param(("first", "second"), True, id="each-shows"),
+        pytest.param(("first",), False, id="the-first-alone"),
+        pytest.param(("second",), False, id="the-second-alone"),
+    ],
+)
+def test_of_two_that_make_up_for_each_other_each_shows_it_whatever_their_order(
+    tmp_path: Path, shows: tuple[str, ...], are_undone: bool
+) -> None:
+    """One that shows nothing where it is alone may hide the other, as a gate that is closed does."""
+    names = "first", "second"
+    rng = np.random.default_rng(2)
+    slots = [f"0/block.{name}/output" for name in names]
+    texts = ["0/block/input.x", *(f"0/block.{name}/input.x" for name in names), *slots, "0/block/output"]
+    values = {text: rng.normal(size=(8, 4)).astype(np.float32) for text in texts}
+    reference, target = (new_archive(tmp_path / f"{side}.h5", values) for side in ("ref", "tgt"))
+
+    def run(released: frozenset[str]) -> Run:
+        alone = [name for name, slot in zip(names, slots, strict=True) if slot in released]
+        is_wrong = len(alone) == 1 and alone[0] in shows
+        return Run({"block.first": 0.5, "block.second": 0.5, "block": 0.5 if is_wrong else 0.002})
+
+    settled = settle(run(frozenset()), run, Dependencies(reference), target)
+    assert set(settled.undone) == (set(slots) if are_undone else set())
+    assert {own.status for own in settled.own_errors[:2]} == {"explained" if are_undone else "diverged"}
 
 
 @pytest.mark.spec("RPL-100")

@@ -12,7 +12,7 @@ import pytest
 from tensorcap.comparison import POLICY, Finding
 from tensorcap.rerun import OwnError
 from tensorcap.rerun.replay_judge import ReplayRuns, judge_replay
-from tensorcap.rerun.replay_tests import judge_outlier_of_twin
+from tensorcap.rerun.replay_tests import judge_outliers_of_twin
 from tests.support.archives import new_archive
 
 ROUNDING: Final = 0.425 * 2.0**-8  # of bfloat16, relative
@@ -119,8 +119,50 @@ def test_an_outlier_that_the_model_has_itself_in_that_precision_is_no_mistake(
 
 
 @pytest.mark.spec("RPL-205")
+def test_one_element_that_the_model_has_wrong_excuses_no_other_one(judged: Judge) -> None:
+    exact = unit_rows((64, 64), seed=1)
+    target, twin = exact.copy(), exact.copy()
+    twin[5, 7] += 4.0
+    for place in ((9, 3), (5, 3), (9, 7)):
+        target[5, 7] = exact[5, 7] + 2.0
+        target[place] += 0.5
+        own = judged(exact, target, twin)
+        finding = next(f for f in own.findings if f.test == "outlier_element")
+        size = abs(exact[place]) + 1 / 8
+        assert (own.is_bad, finding.status) == (True, "diverged")
+        assert finding.value == pytest.approx(0.5 / size, rel=1e-3)
+        target[place] = exact[place]
+    assert not judged(exact, target, twin).is_bad
+
+
+@pytest.mark.spec("RPL-205")
+def test_what_the_model_has_wrong_in_a_part_it_may_have_right_in_an_element_of_that(judged: Judge) -> None:
+    """Positions in the thousands, of which bfloat16 keeps every tenth, by frequencies near 1."""
+    exact = unit_rows((64, 64), seed=1)
+    rng = np.random.default_rng(4)
+    target, twin = exact.copy(), exact.copy()
+    for side in (target, twin):
+        side[40:, :8] += 2 * rng.uniform(-1, 1, size=(24, 8))
+    twin[50, 3] = exact[50, 3]
+    assert not judged(exact, target, twin).is_bad
+    target[10, 20] += 2
+    assert judged(exact, target, twin).is_bad
+
+
+@pytest.mark.spec("RPL-205")
 def test_the_limit_of_an_outlier_is_twice_that_of_the_model() -> None:
     finding = Finding("outlier_element", 0.5, 0.04, "diverged", "one element is off by 0.5 of its row")
-    right, wrong = judge_outlier_of_twin(finding, 0.25), judge_outlier_of_twin(finding, 0.249)
+    right, wrong = (
+        judge_outliers_of_twin(finding, np.array([[0.0, 0.5]]), np.array([[0.0, twin]]))
+        for twin in (0.25, 0.249)
+    )
     assert (right.status, right.limit, wrong.status) == ("within-rounding", 0.5, "diverged")
     assert right.text.endswith("and by 0.25 in the model in that precision")
+
+
+@pytest.mark.spec("RPL-205")
+def test_what_was_not_measured_is_no_outlier() -> None:
+    finding = Finding("outlier_element", 0.5, 0.04, "diverged", "one element is off by 0.5 of its row")
+    own, twin = np.array([[3.0, 0.5]]), np.array([[0.0, 0.3]])
+    assert judge_outliers_of_twin(finding, own, twin).status == "within-rounding"
+    assert judge_outliers_of_twin(finding, own[:, :1], twin[:, :1]) is finding

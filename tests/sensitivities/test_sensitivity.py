@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from tensorcap.adapters.torch.grafts import TorchGrafts
 from tensorcap.sensitivities import metric_of, parse_goal, precision_list, sensitivity
 from tensorcap.workload import Workload
 from tensorcap_formats.errors import UsageError
@@ -167,6 +168,30 @@ def test_usage_errors_say_what_was_expected() -> None:
         sensitivity(one, Workload(other.model, (X[:20],)))
     with pytest.raises(UsageError, match="the target's has other values than the reference's"):
         sensitivity(one, Workload(other.model, (X.flip(0),)))
+
+
+class Filled(nn.Module):
+    """A model that leaves out what is missing of its input, with a buffer that has a value missing."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.net = net
+        self.register_buffer("spare", torch.tensor([torch.nan, 1.0]))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.net(x.nan_to_num())
+
+
+@pytest.mark.spec("SEN-8")
+def test_nan_of_inputs_and_of_tensors_of_a_layer_is_equal_to_nan() -> None:
+    one, other = workloads()
+    x = X.clone()
+    x[0, 0] = torch.nan
+    ours, theirs = (Workload(Filled(side.model), (x.clone(),)) for side in (one, other))
+    grafts = TorchGrafts(ours, theirs)
+    assert set(grafts.layers) == {f"net.{block}.{place}" for block in range(3) for place in (0, 2)}
+    with pytest.raises(UsageError, match="the target's has other values than the reference's"):
+        TorchGrafts(ours, Workload(theirs.model, (X,)))
 
 
 class Strict(Bytes):

@@ -15,6 +15,7 @@ from tensorcap.adapters.torch.description import main_dtype
 from tensorcap.adapters.torch.modules import tree, unwrapped
 from tensorcap.adapters.torch.packed_weights import packed_tensors, quantised_weights
 from tensorcap.adapters.torch.tensor_leaves import KINDS
+from tensorcap.adapters.torch.tensors import equal_values
 from tensorcap.recording import walk
 from tensorcap.workload import Workload, class_name
 from tensorcap_formats.dtypes import Array
@@ -111,7 +112,7 @@ def _refuse_other_inputs(reference: Workload, target: Workload) -> None:
         if other is None or one.shape != other.shape:
             continue
         other = other.to(one.device)
-        if not torch.equal(one.to(other.dtype), other) and not torch.equal(one, other.to(one.dtype)):
+        if not equal_values(one.to(other.dtype), other) and not equal_values(one, other.to(one.dtype)):
             raise UsageError(
                 f"input {name}: the target's has other values than the reference's, expected the same",
                 hint="Make both workloads of the same inputs.",
@@ -152,10 +153,7 @@ def _is_same(one: nn.Module, other: nn.Module) -> bool:
         for module in (one, other)
     ]
     return sides[0].keys() == sides[1].keys() and all(
-        tensor.shape == sides[1][name].shape
-        and tensor.dtype == sides[1][name].dtype
-        and torch.equal(tensor.detach(), sides[1][name].detach())
-        for name, tensor in sides[0].items()
+        equal_values(tensor.detach(), sides[1][name].detach()) for name, tensor in sides[0].items()
     )
 
 

@@ -31,6 +31,7 @@ from tensorcap.adapters.torch.operation_mutator import Call as OperationCall
 from tensorcap.adapters.torch.operation_mutator import OperationMutator
 from tensorcap.adapters.torch.recurrent import VARIANTS, write_out
 from tensorcap.adapters.torch.tensor_leaves import KINDS
+from tensorcap.adapters.torch.tensors import equal_values
 from tensorcap.recording import Call, Point, Substitution, argument_slots, leaf_slot, rebuild, walk
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key, module_site
@@ -469,7 +470,7 @@ def _are_alike(one: nn.Module, other: nn.Module, names: Sequence[str]) -> bool:
         )
         if mine is None or theirs is None or mine.shape != theirs.shape:
             return False
-        are_same &= torch.equal(mine, theirs)
+        are_same &= equal_values(mine, theirs)
     return not are_same
 
 

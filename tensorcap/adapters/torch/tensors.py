@@ -184,6 +184,25 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def equal_values(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have one shape and dtype and the same values; NaN is equal to NaN.
+
+    Example:
+        >>> equal_values(torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan]))
+        True
+    """
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.is_floating_point() and one.element_size() == 1:  # which torch compares none of
+        one, other = one.float(), other.float()
+    if torch.equal(one, other):
+        return True
+    if not (one.is_floating_point() or one.is_complex()):
+        return False
+    is_nan = one.isnan()
+    return torch.equal(is_nan, other.isnan()) and torch.equal(one[~is_nan], other[~is_nan])
+
+
 def _is_dense(tensor: torch.Tensor) -> bool:
     return not (tensor.is_quantized or tensor.is_nested or tensor.is_meta or _is_wrapped(tensor))
 
