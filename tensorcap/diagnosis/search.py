@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
 
-LIMIT: Final = 1 << 36  # of work, as `Search` counts it; a nanosecond each is usual
+MOST_WORK: Final = 1 << 36  # of a search, as `Search` counts it: half a minute to some minutes
 
 Cause = TypeVar("Cause")
 
@@ -22,7 +22,7 @@ class Search:
         tried: How many of them were tried.
     """
 
-    def __init__(self, left: float = LIMIT) -> None:
+    def __init__(self, left: float = MOST_WORK) -> None:
         """Begin with no cause."""
         self.left = left
         self.possible = self.tried = 0

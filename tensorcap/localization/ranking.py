@@ -19,7 +19,7 @@ from tensorcap.comparison import (
     label_of,
     rank_text,
 )
-from tensorcap.diagnosis import LIMIT, NOT_OF_MAKERS, Diagnosis, Explanation, Search, diagnose
+from tensorcap.diagnosis import MOST_WORK, NOT_OF_MAKERS, Diagnosis, Explanation, Search, diagnose
 from tensorcap.localization.curves import ChangePoint, CurvePoint, change_points
 from tensorcap.localization.evidence import Evidence, EvidenceSource, is_within
 from tensorcap.localization.grouping import group_suspects, kind_of_place
@@ -97,7 +97,7 @@ def rank_suspects(
         if diagnosed[place] < _DIAGNOSED and (place in +diagnosed or len(+diagnosed) < _DIAGNOSED):
             diagnosed[place] += 1
             has_makers = diagnosed[place] == 1 or place in by_makers
-            search = Search(work.get(place, math.inf if is_exhaustive else LIMIT))
+            search = Search(work.get(place, math.inf if is_exhaustive else MOST_WORK))
             examination = _Examination(merged.evidence, merged.source, compute_dtype, search)
             examined = _diagnose(examination, has_makers=has_makers)
             work[place] = search.left
