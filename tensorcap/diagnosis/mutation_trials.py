@@ -65,9 +65,9 @@ def propose_mutations(context: PairContext) -> Iterator[Hypothesis]:
     call = context.repeated_call
     if call is None:
         return
-    yield from _try_mutations(context, call, list_mutations(context, call.rerun, largest=_LARGEST))
+    yield from _try_mutations(context, call, list_mutations(context, call, largest=_LARGEST))
     if context.is_narrow:
-        yield from _try_mutations(context, call, round_tensors(call.rerun, context.target.dtype.name))
+        yield from _try_mutations(context, call, round_tensors(call.used_tensors, context.target.dtype.name))
     numbers = [
         (name, value)
         for name, value in call.rerun.settings.items()
@@ -91,7 +91,7 @@ def propose_code_mutations(context: PairContext) -> Iterator[Hypothesis]:
     yield from _order_experts(context, call)
     yield from _weigh_inputs_of_experts(context, call)
     yield from _limit_capacity_of_experts(context, call)
-    shapes = {name: shape for name, shape in call.rerun.tensors.items() if math.prod(shape) <= _LARGEST}
+    shapes = {name: shape for name, shape in call.used_tensors.items() if math.prod(shape) <= _LARGEST}
     yield from _try_mutations(context, call, [*quantise_tensors(shapes)], stops_if_exact=True)
     yield from _try_mutations(context, call, mutate_operations(call.operations), stops_if_exact=True)
 
@@ -100,7 +100,7 @@ def propose_other_tensors(context: PairContext) -> Iterator[Hypothesis]:
     """Propose tensors of other modules, other parts of tensors, and further orders of them."""
     call = context.repeated_call
     if call is not None:
-        late = list_late_mutations(context, call.rerun, largest=_LARGEST)
+        late = list_late_mutations(context, call, largest=_LARGEST)
         yield from _try_mutations(context, call, late, stops_if_exact=True)
 
 
@@ -165,6 +165,7 @@ def _try_mutations(
     its place. The earlier ones are the likelier ones, by Zipf's law: the n-th of N counts as one of n log N.
     """
     exact: Mutation | None = None
+    mutations = [mutation for mutation in mutations if call.has_effect(mutation.call)]
     spread = math.log1p(math.log(max(len(mutations), 1)))
     for number, mutation in enumerate(call.affordable(mutations), 1):
         if exact is not None and mutation.facts.get("place") != exact.facts.get("place"):

@@ -131,7 +131,7 @@ class RepeatedCall:
             cannot be the target, since its shape or the places of NaN and infinities are others, or the
             mutation makes no difference.
         """
-        if self._is_without_effect(mutation):
+        if not self.has_effect(mutation):
             return None
         values = self.make(mutation)
         if values is not None and self._is_sorted and values.ndim:
@@ -162,11 +162,17 @@ class RepeatedCall:
         self._search.left -= self._work
         return self.rerun.run(mutation)
 
-    def _is_without_effect(self, mutation: CallMutation) -> bool:
-        """Whether it edits only what the call does not use before it has made the tensor."""
+    def has_effect(self, mutation: CallMutation) -> bool:
+        """Whether it changes anything that the call uses before it has made the tensor."""
         edited = _edited(mutation)
         rest = replace(mutation, tensors={}, arguments={}, results={})
-        return bool(edited) and rest == CallMutation() and edited <= self._unused
+        return not edited or rest != CallMutation() or not edited <= self._unused
+
+    @property
+    def used_tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the tensors that it uses until then, by name."""
+        shapes = self.rerun.tensors
+        return {name: shape for name, shape in shapes.items() if ("tensors", name) not in self._unused}
 
     @cached_property
     def _unused(self) -> Set[Part]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -96,11 +97,11 @@ class ModuleRerun:
     @property
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """Those of the module itself, and of modules within it whose own code did not run."""
-        return {name: tuple(slot.registry[slot.name].shape) for name, slot in self._find_slots().items()}
+        return {name: tuple(slot.registry[slot.name].shape) for name, slot in self._slots.items()}
 
     def read_tensor(self, name: str) -> Array:
         """Values of one of them."""
-        slot = self._find_slots()[name]
+        slot = self._slots[name]
         return slot.registry[slot.name].detach().cpu().double().numpy()  # type: ignore[no-any-return]
 
     @property
@@ -195,7 +196,7 @@ class ModuleRerun:
                     )
             self._calls = {}
             try:
-                slots = self._find_slots()
+                slots = self._slots
                 tensors = {n: self._taken(edit, slots[n]) for n, edit in mutation.tensors.items()}
                 stack.enter_context(mutate_module(self._module, slots, replace(mutation, tensors=tensors)))
                 args, kwargs = self._edit_inputs(mutation.arguments)
@@ -233,7 +234,7 @@ class ModuleRerun:
     def alike(self) -> Sequence[Mapping[str, str]]:
         """Modules of the same class elsewhere, the nearest first: names of their tensors, by the own ones."""
         owners: dict[str, list[str]] = {}
-        for name in self._find_slots():
+        for name in self._slots:
             path, _, own = name.rpartition(".")
             owners.setdefault(path, []).append(own)
         modules = dict(self._model.named_modules())
@@ -269,7 +270,7 @@ class ModuleRerun:
         for slot, value in self._name_slots(self._module, args, kwargs):
             for leaf in walk(value, KINDS):
                 self._mutator.note(f"{slot}.{leaf.name}" if leaf.name else slot, leaf.value)
-        for name, tensor_slot in self._find_slots().items():
+        for name, tensor_slot in self._slots.items():
             self._mutator.note(name, tensor_slot.registry[tensor_slot.name])
 
     def _describe_argument(self, tensor: torch.Tensor) -> Argument:
@@ -284,7 +285,7 @@ class ModuleRerun:
 
     def _is_on_cpu(self) -> bool:
         """Whether whole numbers may change: an index out of range spoils other devices for the process."""
-        tensors = [slot.registry[slot.name] for slot in self._find_slots().values()]
+        tensors = [slot.registry[slot.name] for slot in self._slots.values()]
         inputs = [
             leaf.value for leaf in walk(self._inputs.kept, KINDS) if isinstance(leaf.value, torch.Tensor)
         ]
@@ -446,8 +447,9 @@ class ModuleRerun:
         slots = argument_slots(self._argument_names[id(module)], len(args), kwargs)
         return zip(slots, (*args, *kwargs.values()), strict=True)
 
-    def _find_slots(self) -> dict[str, TensorSlot]:
-        """Find the floating parameters and buffers that may be mutated, by name."""
+    @cached_property
+    def _slots(self) -> Mapping[str, TensorSlot]:
+        """The floating parameters and buffers that may be mutated, by name; known when the call was found."""
         slots: dict[str, TensorSlot] = {}
         for path, module in {"": self._module, **self._within}.items():
             if path and id(module) in self._replaced:
