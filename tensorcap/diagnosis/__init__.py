@@ -8,9 +8,11 @@ again), scores them (`hypothesis`) and ranks those that hold.
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.diagnosis import FAMILIES, NOT_OF_MAKERS, Diagnosis, Family, diagnose
 from tensorcap.diagnosis.hypothesis import Explanation, Hypothesis, Scorer, rank_explanations
+from tensorcap.diagnosis.search import MOST_WORK, Search
 
 __all__ = [
     "FAMILIES",
+    "MOST_WORK",
     "NOT_OF_MAKERS",
     "Diagnosis",
     "Explanation",
@@ -18,6 +20,7 @@ __all__ = [
     "Hypothesis",
     "PairContext",
     "Scorer",
+    "Search",
     "diagnose",
     "rank_explanations",
 ]

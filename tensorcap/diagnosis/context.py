@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from tensorcap.adapters import Rerun
 from tensorcap.comparison import POLICY, Padding
 from tensorcap.diagnosis.hypothesis import Hypothesis
 from tensorcap.diagnosis.repeated_call import RepeatedCall, repeat_call
+from tensorcap.diagnosis.search import Search
 from tensorcap.diagnosis.values import Values, relative_error
 from tensorcap.runs import Contents, contents_of, enclosing_sites, is_telling
 from tensorcap_formats.archive import Archive
@@ -68,6 +69,7 @@ class PairContext:
         window: The part of the tensors that was read: axis, start and stop; None for all of them.
         rerun: The call of the reference's module that made the record, if the model is at hand.
         outer: The pair in whose module this one is an input; None if it is the pair to be explained itself.
+        search: The search for what explains the suspect, which may have several tensors.
     """
 
     reference_archive: Archive
@@ -84,6 +86,7 @@ class PairContext:
     window: tuple[int, int, int] | None = None
     rerun: Rerun | None = None
     outer: PairContext | None = None
+    search: Search = field(default_factory=Search)
 
     @property
     def is_same_shape(self) -> bool:
@@ -238,6 +241,7 @@ class PairContext:
             self.reference_values,
             self.target_values,
             target_dtype=self.target.dtype.name,
+            search=self.search,
             ignored=self.ignored,
             is_of_choices=self.reference.dtype.kind == "float"
             and self.r.ndim > 0

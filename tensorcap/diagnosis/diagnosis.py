@@ -37,6 +37,7 @@ from tensorcap.diagnosis.ranks import propose_rank_mistakes
 from tensorcap.diagnosis.records import propose_other_records
 from tensorcap.diagnosis.rotations import propose_rotations
 from tensorcap.diagnosis.routers import propose_routings
+from tensorcap.diagnosis.search import Search
 from tensorcap.diagnosis.simple import (
     propose_degenerate_values,
     propose_dropouts,
@@ -170,6 +171,7 @@ def diagnose(
     rerun: Rerun | None = None,
     without: Set[str] = frozenset(),
     further: Family | None = None,
+    search: Search | None = None,
 ) -> Diagnosis:
     """Test hypotheses about a mistake on the values of one pair.
 
@@ -190,6 +192,7 @@ def diagnose(
         rerun: The call of the reference's module that made its record, to be made again with mutations.
         without: Names of families that are left out.
         further: A family that is tried before all others.
+        search: How many causes may be tried by calls, and how many were; None for one of this pair alone.
 
     Raises:
         TensorNotFoundError: One of the records does not exist.
@@ -203,7 +206,8 @@ def diagnose(
     if unknown:
         names = ", ".join(family.name for family in FAMILIES)
         raise UsageError(f"without: is {sorted(unknown)}, expected some of: {names}")
-    context = replace(_read_context(reference, target, key, target_key, compute_dtype, limit), rerun=rerun)
+    context = _read_context(reference, target, key, target_key, compute_dtype, limit)
+    context = replace(context, rerun=rerun, search=Search() if search is None else search)
     is_identical = context.is_same_shape and np.array_equal(
         context.reference_values, context.target_values, equal_nan=True
     )

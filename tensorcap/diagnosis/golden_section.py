@@ -15,12 +15,18 @@ def minimize_over_logarithm(error: Callable[[float], float], low: float, high: f
         error: What a number leaves; it has one minimum between the bounds.
         low: Logarithm of the smallest number.
         high: Logarithm of the largest.
-        steps: How often the interval is cut to 0.618 of its length.
+        steps: How often the interval is cut to 0.618 of its length; of two errors within it
+            one is known.
     """
+    inner, outer = high - RATIO * (high - low), low + RATIO * (high - low)
+    of_inner, of_outer = error(math.exp(inner)), error(math.exp(outer))
     for _ in range(steps):
-        inner, outer = high - RATIO * (high - low), low + RATIO * (high - low)
-        if error(math.exp(inner)) < error(math.exp(outer)):
-            high = outer
+        if of_inner < of_outer:
+            high, outer, of_outer = outer, inner, of_inner
+            inner = high - RATIO * (high - low)
+            of_inner = error(math.exp(inner))
         else:
-            low = inner
+            low, inner, of_inner = inner, outer, of_outer
+            outer = low + RATIO * (high - low)
+            of_outer = error(math.exp(outer))
     return math.exp((low + high) / 2)

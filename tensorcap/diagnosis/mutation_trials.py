@@ -22,7 +22,7 @@ from tensorcap.diagnosis.code_mutations import (
 )
 from tensorcap.diagnosis.constants import hint_for_factor, name_factor
 from tensorcap.diagnosis.context import PairContext
-from tensorcap.diagnosis.golden_section import minimize_over_logarithm
+from tensorcap.diagnosis.golden_section import RATIO, minimize_over_logarithm
 from tensorcap.diagnosis.hypothesis import LESSENED, Hypothesis
 from tensorcap.diagnosis.mutations import (
     SMALLEST_FITTED,
@@ -40,13 +40,12 @@ from tensorcap.diagnosis.values import Values, evenly_spaced, listed, number_tex
 
 _LARGEST: Final = 1 << 26  # elements of a tensor that is put in another order
 _STEPS: Final = 32  # of the golden section for a setting: 1e-6 of its logarithm
+_FIRST_STEPS: Final = 8  # of them, after which one that leaves too much is given up
+_NEARLY: Final = 0.5  # of the error that it may leave then
 _FACTORS: Final = (*(2.0**power for power in range(-8, 9) if power), 2**-0.5, 2**0.5)
 _NAME_TOLERANCE: Final = 1e-3  # by which a fitted factor is named
-_MOST_EXPERTS: Final = 128  # each costs a call
 _ROWS_PER_EXPERT: Final = 8
 _EXACT: Final = 1e-6  # what the order of operations in float32 may leave
-_MOST_NUMBERS: Final = 32  # in the code of a module that others are tried for
-_MOST_EXCHANGES: Final = 2048  # of operands, and of operations done behind others
 _UNITS: Final = (  # numbers that arguments are usually scaled by: thousands, bytes, angles, signs
     *(1e-3, 1e3, 1 / 255, 255.0, 1 / 256, 256.0, 2 / 255, 127.5, 1 / 32768, 32768.0),
     *(2 * math.pi, 1 / (2 * math.pi), math.pi, 1 / math.pi, -1.0, 0.01, 100.0, 0.1, 10.0),
@@ -59,21 +58,23 @@ def propose_mutations(context: PairContext) -> Iterator[Hypothesis]:
     """Propose mutations of experts, settings, arguments, results and tensors, each by itself.
 
     1. The call has to make the reference's value again; otherwise nothing is tried.
-    2. Mutations with usual values, as many as are affordable.
+    2. Mutations with usual values.
     3. For a narrow target, tensors rounded to its dtype.
     4. Numbers among the settings, fitted.
     """
     call = context.repeated_call
     if call is None:
         return
-    most = call.affordable_calls
-    yield from _try_mutations(context, call, list_mutations(context, call.rerun, largest=_LARGEST)[:most])
+    yield from _try_mutations(context, call, list_mutations(context, call, largest=_LARGEST))
     if context.is_narrow:
-        yield from _try_mutations(context, call, round_tensors(call.rerun, context.target.dtype.name)[:most])
-    if most > _STEPS:
-        for name, value in call.rerun.settings.items():
-            if isinstance(value, float) and abs(value) >= SMALLEST_FITTED:
-                yield from _fit_setting(context, call, name, value)
+        yield from _try_mutations(context, call, round_tensors(call.used_tensors, context.target.dtype.name))
+    numbers = [
+        (name, value)
+        for name, value in call.rerun.settings.items()
+        if isinstance(value, float) and abs(value) >= SMALLEST_FITTED
+    ]
+    for name, value in call.affordable(numbers, _STEPS):
+        yield from _fit_setting(context, call, name, value)
 
 
 def propose_code_mutations(context: PairContext) -> Iterator[Hypothesis]:
@@ -90,34 +91,33 @@ def propose_code_mutations(context: PairContext) -> Iterator[Hypothesis]:
     yield from _order_experts(context, call)
     yield from _weigh_inputs_of_experts(context, call)
     yield from _limit_capacity_of_experts(context, call)
-    shapes = {name: shape for name, shape in call.rerun.tensors.items() if math.prod(shape) <= _LARGEST}
-    yield from _try_mutations(
-        context, call, [*quantise_tensors(shapes)][: call.affordable_calls], stops_if_exact=True
-    )
-    yield from _try_mutations(
-        context, call, mutate_operations(call.operations)[: call.affordable_calls], stops_if_exact=True
-    )
+    shapes = {name: shape for name, shape in call.used_tensors.items() if math.prod(shape) <= _LARGEST}
+    yield from _try_mutations(context, call, [*quantise_tensors(shapes)], stops_if_exact=True)
+    yield from _try_mutations(context, call, mutate_operations(call.operations), stops_if_exact=True)
 
 
 def propose_other_tensors(context: PairContext) -> Iterator[Hypothesis]:
     """Propose tensors of other modules, other parts of tensors, and further orders of them."""
     call = context.repeated_call
     if call is not None:
-        late = list_late_mutations(context, call.rerun, largest=_LARGEST)[: call.affordable_calls]
+        late = list_late_mutations(context, call, largest=_LARGEST)
         yield from _try_mutations(context, call, late, stops_if_exact=True)
 
 
 def propose_numbers_in_code(context: PairContext) -> Iterator[Hypothesis]:
     """Propose other numbers in the code of the module, usual and fitted ones, and scaled arguments."""
     call = context.repeated_call
-    if call is None or call.affordable_calls < _STEPS:
+    if call is None:
         return
-    for key, name, number in itertools.islice(list_numbers(call.operations), _MOST_NUMBERS):
+    for key, name, number in call.affordable([*list_numbers(call.operations)], _STEPS):
         yield from _try_numbers(context, call, key, name, number)
+    scaled = []
     for name, argument in call.rerun.arguments.items():
         is_no_index = not call.rerun.tensors and (argument.highest or 0) >= context.experts
         if argument.kind == "float" or (argument.kind == "int" and is_no_index):
-            yield from _scale_argument(context, call, name, is_fitted=argument.kind == "float")
+            scaled.append((name, argument.kind == "float"))
+    for name, is_fitted in call.affordable(scaled, _STEPS):
+        yield from _scale_argument(context, call, name, is_fitted=is_fitted)
 
 
 def propose_operations_in_another_order(context: PairContext) -> Iterator[Hypothesis]:
@@ -125,10 +125,8 @@ def propose_operations_in_another_order(context: PairContext) -> Iterator[Hypoth
     call = context.repeated_call
     if call is None:
         return
-    most = min(call.affordable_calls, _MOST_EXCHANGES)
     for list_all in (move_operations, move_operations_ahead, exchange_operands):
-        mutations = [*itertools.islice(list_all(call.operations), most)]
-        yield from _try_mutations(context, call, mutations, stops_if_exact=True)
+        yield from _try_mutations(context, call, [*list_all(call.operations)], stops_if_exact=True)
 
 
 def _propose(
@@ -167,8 +165,9 @@ def _try_mutations(
     its place. The earlier ones are the likelier ones, by Zipf's law: the n-th of N counts as one of n log N.
     """
     exact: Mutation | None = None
+    mutations = [mutation for mutation in mutations if call.has_effect(mutation.call)]
     spread = math.log1p(math.log(max(len(mutations), 1)))
-    for number, mutation in enumerate(mutations, 1):
+    for number, mutation in enumerate(call.affordable(mutations), 1):
         if exact is not None and mutation.facts.get("place") != exact.facts.get("place"):
             return
         log_alternatives = math.log(number) + spread
@@ -297,8 +296,10 @@ def _fit_number(
     """Fit another number in the place of one.
 
     1. The best of some powers of two times the number; it has to leave less than the number itself.
-    2. Golden section over the logarithm between half and twice that.
-    3. It is proposed if it leaves at most a tenth of the squared error.
+    2. Golden section over the logarithm between half and twice that, to some hundredths; it has to leave at
+       most half of what the number itself does, of which a right one so near leaves little.
+    3. Golden section between those that were next to it.
+    4. It is proposed if it leaves at most a tenth of the squared error.
     """
     before = call.distance(call.values) if context.is_same_shape else 1.0
 
@@ -310,7 +311,12 @@ def _fit_number(
     best = min(errors, key=lambda factor: errors[factor])
     if errors[best] >= before:
         return
-    fitted = minimize_over_logarithm(error, math.log(best / 2), math.log(best * 2), _STEPS)
+    near = minimize_over_logarithm(error, math.log(best / 2), math.log(best * 2), _FIRST_STEPS)
+    if min(error(near), errors[best]) > _NEARLY * before:
+        return
+    width = math.log(4) * RATIO**_FIRST_STEPS
+    centre = math.log(near)
+    fitted = minimize_over_logarithm(error, centre - width, centre + width, _STEPS - _FIRST_STEPS)
     factor = min((fitted, best), key=error)
     values = run(value * factor)
     if values is None or call.distance(values) > LESSENED * before:
@@ -342,14 +348,14 @@ def _order_experts(context: PairContext, call: RepeatedCall) -> Iterator[Hypothe
     names = find_expert_tensors(context, call.rerun.tensors, call.rerun.class_name)
     r, t = context.r, context.t
     count = context.experts if names else 0
-    if not 1 < count <= min(_MOST_EXPERTS, r.shape[-1] - 1) or r.shape != t.shape:
+    if not 1 < count < r.shape[-1] or r.shape != t.shape or not [*call.affordable([names], count)]:
         return
     width = r.shape[-1]
     rows = r.size // width
     sampled = evenly_spaced(rows, _ROWS_PER_EXPERT * count)
     by_expert = []
     for expert in range(count):
-        values = call.rerun.run(order_experts(names, np.full(count, expert)))
+        values = call.make(order_experts(names, np.full(count, expert)))
         if values is None or values.shape != r.shape or not np.isfinite(values).all():
             return
         by_expert.append(values.reshape(rows, width)[sampled])
@@ -382,7 +388,7 @@ def _weigh_inputs_of_experts(context: PairContext, call: RepeatedCall) -> Iterat
     for each choice, with tokens times its weight and a weight of 1 for it alone; the results are summed.
     """
     given = _find_routing(context, call)
-    if given is None or given.weights[1].shape[1] > call.affordable_calls:
+    if given is None or not [*call.affordable([given], given.weights[1].shape[1])]:
         return
     (tokens, x), (weights, w) = given.tokens, given.weights
     total = np.zeros_like(call.values)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ from tensorcap.adapters import (
     Transposed,
 )
 from tensorcap.diagnosis.context import PairContext
+from tensorcap.diagnosis.repeated_call import RepeatedCall
 from tensorcap.diagnosis.values import Values
 
 SMALLEST_FITTED: Final = 1e-2  # a setting below it is an eps, of which only usual values are tried
@@ -127,15 +128,17 @@ class Mutation:
     facts: Mapping[str, Any]
 
 
-def list_mutations(context: PairContext, rerun: Rerun, *, largest: int) -> list[Mutation]:
+def list_mutations(context: PairContext, call: RepeatedCall, *, largest: int) -> list[Mutation]:
     """List the mutations of all but operations, the most specific first.
 
     Args:
         context: The pair.
-        rerun: The call.
+        call: The call.
         largest: Elements of a tensor that is put in another order, at most.
     """
+    rerun, used = call.rerun, call.used_tensors
     shapes = {name: shape for name, shape in rerun.tensors.items() if math.prod(shape) <= largest}
+    used_shapes = {name: shape for name, shape in shapes.items() if name in used}
     return [
         *take_settings_of_target(context, rerun),
         *mutate_experts(context, shapes, rerun.class_name),
@@ -143,31 +146,35 @@ def list_mutations(context: PairContext, rerun: Rerun, *, largest: int) -> list[
         *mutate_arguments(context, rerun),
         *exchange_arguments(rerun),
         *mutate_results(rerun),
-        *(mutation for name in rerun.tensors for mutation in drop_tensor(name)),
-        *take_other_tensors(rerun, shapes),
-        *(mutation for name, shape in shapes.items() for mutation in reorder_tensor(context, name, shape)),
-        *reorder_tensors_together(context, shapes),
+        *(mutation for name in used for mutation in drop_tensor(name)),
+        *take_other_tensors(rerun, shapes, used),
+        *(
+            mutation
+            for name, shape in used_shapes.items()
+            for mutation in reorder_tensor(context, name, shape)
+        ),
+        *reorder_tensors_together(context, used_shapes),
     ]
 
 
-def list_late_mutations(context: PairContext, rerun: Rerun, *, largest: int) -> list[Mutation]:
+def list_late_mutations(context: PairContext, call: RepeatedCall, *, largest: int) -> list[Mutation]:
     """List mutations that are many: tensors of other modules, parts of tensors, further orders of them.
 
     Args:
         context: The pair.
-        rerun: The call.
+        call: The call.
         largest: Elements of a tensor that is cut or put in another order, at most.
     """
-    shapes = {name: shape for name, shape in rerun.tensors.items() if math.prod(shape) <= largest}
+    shapes = {name: shape for name, shape in call.used_tensors.items() if math.prod(shape) <= largest}
     return [
-        *take_tensors_of_alike(rerun),
+        *take_tensors_of_alike(call.rerun, call.used_tensors),
         *(mutation for name, shape in shapes.items() for mutation in cut_tensor(context, name, shape)),
         *(mutation for name, shape in shapes.items() for mutation in reorder_blocks(name, shape)),
     ]
 
 
-def round_tensors(rerun: Rerun, dtype: str) -> list[Mutation]:
-    """Round each tensor of the module to a dtype, by itself."""
+def round_tensors(names: Iterable[str], dtype: str) -> list[Mutation]:
+    """Round each tensor of a module to a dtype, by itself."""
     return [
         Mutation(
             "rounded",
@@ -176,7 +183,7 @@ def round_tensors(rerun: Rerun, dtype: str) -> list[Mutation]:
             CallMutation({name: Rounded(dtype)}),
             {"parameter": name, "dtype": dtype},
         )
-        for name in rerun.tensors
+        for name in names
     ]
 
 
@@ -269,10 +276,13 @@ def drop_tensor(name: str) -> Iterator[Mutation]:
         yield Mutation(kind, text, hint, CallMutation({name: Filled(value)}), facts)
 
 
-def take_other_tensors(rerun: Rerun, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Mutation]:
+def take_other_tensors(
+    rerun: Rerun, shapes: Mapping[str, tuple[int, ...]], used: Container[str]
+) -> Iterator[Mutation]:
     """Take another tensor of the module of the same shape in the place of one, or exchange the two.
 
-    One whose numbers all lie between 0 and 1 is also replaced by what it lacks to 1, as a share of two terms.
+    One of them has to be used until the tensor in question is made. One whose numbers all lie between 0 and 1
+    is also replaced by what it lacks to 1, as a share of two terms.
     """
     hint = "The weights of another layer are used: queries' for keys', one head's for all, one norm's twice."
     names_by_shape: dict[tuple[int, ...], list[str]] = {}
@@ -281,7 +291,8 @@ def take_other_tensors(rerun: Rerun, shapes: Mapping[str, tuple[int, ...]]) -> I
     for name, shape in shapes.items():
         names_by_shape.setdefault(shape, []).append(name)
     for names in names_by_shape.values():
-        for one, other in itertools.islice(itertools.combinations(names, 2), _MOST_EXCHANGED):
+        pairs_of_used = (pair for pair in itertools.combinations(names, 2) if any(n in used for n in pair))
+        for one, other in itertools.islice(pairs_of_used, _MOST_EXCHANGED):
             for name in (one, other):
                 if name not in values:
                     values[name] = rerun.read_tensor(name)
@@ -296,7 +307,7 @@ def take_other_tensors(rerun: Rerun, shapes: Mapping[str, tuple[int, ...]]) -> I
                 )
                 facts = {"parameters": [its, another]}
                 yield Mutation("other-weights", text, hint, CallMutation(tensors), facts)
-    for name in shapes:
+    for name in (name for name in shapes if name in used):
         share = values.get(name)
         share = rerun.read_tensor(name) if share is None else share
         if share.size > 1 and share.min() >= 0 and share.max() <= 1 and np.unique(share).size > 1:
@@ -306,10 +317,11 @@ def take_other_tensors(rerun: Rerun, shapes: Mapping[str, tuple[int, ...]]) -> I
             yield Mutation("term-exchanged", text, hint, call, {"parameter": name})
 
 
-def take_tensors_of_alike(rerun: Rerun) -> Iterator[Mutation]:
-    """Take the tensors of another module of the same class: all of them, or one alone."""
-    for names in rerun.alike[:_MOST_ALIKE]:
-        groups = [names, *({own: other} for own, other in names.items() if len(names) > 1)]
+def take_tensors_of_alike(rerun: Rerun, used: Container[str]) -> Iterator[Mutation]:
+    """Take the tensors of another module of the same class: all of them, or one that is used alone."""
+    alike = [names for names in rerun.alike if any(name in used for name in names)]
+    for names in alike[:_MOST_ALIKE]:
+        groups = [names, *({own: other} for own, other in names.items() if len(names) > 1 and own in used)]
         for group in groups:
             tensors: dict[str, Edit] = {own: OfModel(other) for own, other in group.items()}
             text = f"with {' and '.join(group.values())} in the place of its {' and '.join(group)}"

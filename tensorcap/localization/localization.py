@@ -33,6 +33,7 @@ def localize(
     target_repeat: Source | None = None,
     mapping: MappingSource | Literal["none"] | None = None,
     compute_dtype: str | None = None,
+    exhaustive: bool = False,
     progress: Progress | None = None,
 ) -> Localization:
     """Rank the modules of a target by the evidence that they are wrong themselves.
@@ -46,6 +47,8 @@ def localize(
         target_repeat: Another run of the target, open or a path: what differs from run to run is no mistake.
         mapping: As for `compare`.
         compute_dtype: What the target computed in, if its run does not say so.
+        exhaustive: Whether every possible cause of a suspect is tried, however long that takes; otherwise
+            the search has a bound, and a suspect says how much of it was made (`tried`, `possible`).
         progress: Shows what is being run.
 
     Raises:
@@ -92,7 +95,12 @@ def localize(
         if target_repeat is not None:
             noise = noise_between(*compared, tested, stack.enter_context(opened(target_repeat)))
         localization = rank_suspects(
-            *compared, free, gathered.sources, noise=noise, compute_dtype=compute_dtype
+            *compared,
+            free,
+            gathered.sources,
+            noise=noise,
+            compute_dtype=compute_dtype,
+            is_exhaustive=exhaustive,
         )
         localization = add_differing_operations(
             localization,

@@ -19,7 +19,7 @@ from tensorcap.comparison import (
     label_of,
     rank_text,
 )
-from tensorcap.diagnosis import NOT_OF_MAKERS, Diagnosis, Explanation, diagnose
+from tensorcap.diagnosis import MOST_WORK, NOT_OF_MAKERS, Diagnosis, Explanation, Search, diagnose
 from tensorcap.localization.curves import ChangePoint, CurvePoint, change_points
 from tensorcap.localization.evidence import Evidence, EvidenceSource, is_within
 from tensorcap.localization.grouping import group_suspects, kind_of_place
@@ -63,14 +63,15 @@ def rank_suspects(
     noise: Noise | None = None,
     compute_dtype: str | None = None,
     explain_weights: Callable[[str], Diagnosis | None] | None = None,
+    is_exhaustive: bool = False,
 ) -> Localization:
     """Rank the modules against which there is evidence, and say what is known of each.
 
     1. Evidence of all sources is merged, a module once; last are those whose weights in few bits are wrong.
-    2. Of the first three places, up to three suspects in as many layers are diagnosed; each suspect is given
-       its inherited, total and run-to-run error. One with a weight in few bits of which a mistake is known is
-       explained by that; one that its values do not explain by its parameters, if these are known not to be
-       the same numbers. Those with one explanation are one.
+    2. Of the first three places, up to three suspects in as many layers are diagnosed, those of one place by
+       one bound of work; each suspect is given its inherited, total and run-to-run error. One with a weight
+       in few bits of which a mistake is known is explained by that; one that its values do not explain by its
+       parameters, if these are known not to be the same numbers. Those with one explanation are one.
     3. Those whose error is noise come last.
     4. Around them: composites that a suspect explains, where both error curves change, the origin of values
        that are not finite; and if there is no suspect, what is wrong nevertheless.
@@ -83,11 +84,13 @@ def rank_suspects(
         noise: How the target differs from itself.
         compute_dtype: What the target computed in, if its run does not say so.
         explain_weights: The diagnosis of a module's parameters, by its site; None if they are the same.
+        is_exhaustive: Whether every possible cause of a suspect is tried, however many there are.
     """
     free_errors = _FreeErrors(free, noise)
     calls, called = Calls(reference), called_sites(reference)
     suspects: list[Suspect] = []
     diagnosed = Counter[tuple[object, ...]]()  # suspects of each place
+    work: dict[tuple[object, ...], float] = {}  # that is left for those of a place
     by_makers: set[tuple[object, ...]] = set()  # places of which the first suspect was given something wrong
     weights = evidence_of_weights(reference, target, free)
     for merged in _merge([*sources, *([weights] if weights else [])]):
@@ -99,12 +102,16 @@ def rank_suspects(
         if has_room and examined is None and merged.source is not weights:
             diagnosed[place] += 1
             has_makers = diagnosed[place] == 1 or place in by_makers
-            examined = _diagnose(merged, compute_dtype, has_makers=has_makers)
+            search = Search(work.get(place, math.inf if is_exhaustive else MOST_WORK))
+            examination = _Examination(merged.evidence, merged.source, compute_dtype, search)
+            examined = _diagnose(examination, has_makers=has_makers)
+            work[place] = search.left
             if examined is not None and _is_of_maker(examined):
                 by_makers.add(place)
             if explain_weights is not None and find_mistake(examined) is None:
                 examined = explain_weights(module) or examined
             suspect = _suspect(merged, examined, free_errors, calls, called, noise)
+            suspect = replace(suspect, tried=search.tried, possible=search.possible)
         same = next((at for at, other in enumerate(suspects) if other.module == suspect.module), None)
         if same is None:
             suspects.append(suspect)
@@ -291,17 +298,40 @@ def _is_of_maker(diagnosis: Diagnosis) -> bool:
     return mistake is not None and "given_to" in mistake.facts
 
 
-def _diagnose(merged: _Merged, compute_dtype: str | None, *, has_makers: bool) -> Diagnosis | None:
+@dataclass(frozen=True, slots=True)
+class _Examination:
+    """What the tensors of a suspect are diagnosed by.
+
+    Attributes:
+        evidence: Against the suspect.
+        source: Where it comes from.
+        compute_dtype: What the target computed in, if its run does not say so.
+        search: The search for what explains it, in all its tensors.
+    """
+
+    evidence: Evidence
+    source: EvidenceSource
+    compute_dtype: str | None
+    search: Search
+
+
+def _diagnose(examination: _Examination, *, has_makers: bool) -> Diagnosis | None:
     """Diagnose a suspect's tensors: return the first diagnosis that names a mistake, else the first.
 
-    1. Its first tensors are diagnosed in turn, until one diagnosis names a mistake.
+    1. Its first tensors are diagnosed in turn, until one diagnosis names a mistake. Calls are made of each
+       tensor once: in another call the same code made it, which nothing that was tried explains.
     2. If something is missing there, those behind it are, too: what is done at one of them is done in
        another order.
     3. If none names one, and `has_makers`, the first is diagnosed by who made what the suspect was given.
     """
     first = missing = None
-    for key in merged.evidence.keys[:_DIAGNOSED]:
-        diagnosis = _diagnose_tensor(merged, key, compute_dtype)
+    search = examination.search
+    searched: set[tuple[str, str]] = set()  # sites and slots
+    for key in examination.evidence.keys[:_DIAGNOSED]:
+        parsed, tried = Key.parse(key), search.tried
+        tensor = parsed.site, parsed.slot
+        diagnosis = _diagnose_tensor(examination, key, makes_calls=tensor not in searched)
+        searched |= {tensor} if search.tried > tried else set()
         mistake = find_mistake(diagnosis)
         if diagnosis is not None and missing is not None:
             if mistake is not None and mistake.kind in _DONE_THERE:
@@ -312,7 +342,7 @@ def _diagnose(merged: _Merged, compute_dtype: str | None, *, has_makers: bool) -
             missing = diagnosis
         first = first or diagnosis
     if missing is None and has_makers and (first is None or find_mistake(first) is None):
-        first = next(_diagnose_makers(merged, compute_dtype), first)
+        first = next(_diagnose_makers(examination), first)
     return missing or first
 
 
@@ -330,21 +360,21 @@ def _in_another_order(missing: Diagnosis, done: Explanation, key: str) -> Diagno
     return replace(missing, explanations=(order, *missing.explanations))
 
 
-def _diagnose_tensor(merged: _Merged, key: str, compute_dtype: str | None) -> Diagnosis | None:
+def _diagnose_tensor(examination: _Examination, key: str, *, makes_calls: bool) -> Diagnosis | None:
     """Diagnose one tensor by the call of the suspect, or of the code that hands its result on.
 
     That code is what is wrong if it explains the tensor, as by another one that it hands on, and the suspect
     itself does not without numbers that were fitted.
     """
-    module, parsed = merged.evidence.module, Key.parse(key)
-    diagnosis = _diagnose_by(merged, module, key, compute_dtype)
+    module, parsed = examination.evidence.module, Key.parse(key)
+    diagnosis = _diagnose_by(examination, module, key, makes_calls=makes_calls)
     is_result = parsed.slot.startswith("output")
-    caller = parsed.site if is_result else caller_of(parsed.site, called_sites(merged.source.reference))
+    caller = parsed.site if is_result else caller_of(parsed.site, called_sites(examination.source.reference))
     mistake = find_mistake(diagnosis)
     if mistake is not None and not mistake.parameters:
         return diagnosis
     if caller != module and is_within(module, caller):
-        other = _diagnose_by(merged, caller, key, compute_dtype)
+        other = _diagnose_by(examination, caller, key, makes_calls=makes_calls)
         mistake = find_mistake(other)
         if other is not None and mistake is not None and not mistake.parameters:
             return _made_by(other, mistake, caller)
@@ -359,17 +389,18 @@ def _made_by(diagnosis: Diagnosis, mistake: Explanation, maker: str, given_to: s
     return replace(diagnosis, explanations=tuple(made if e is mistake else e for e in diagnosis.explanations))
 
 
-def _diagnose_makers(merged: _Merged, compute_dtype: str | None) -> Iterator[Diagnosis]:
+def _diagnose_makers(examination: _Examination) -> Iterator[Diagnosis]:
     """Diagnose a suspect's first tensor by the calls that made what it was given and the target lacks.
 
     So are those which made what these were given. Only what names a mistake is yielded.
     """
-    source, module, key = merged.source, merged.evidence.module, merged.evidence.keys[0]
+    source, evidence = examination.source, examination.evidence
+    module, key = evidence.module, evidence.keys[0]
     if source.rerun_call is None or key not in source.reference or key not in source.target:
         return
     outer = source.rerun_call(module, key)
     for maker, call in _calls_through(source, module, key, outer) if outer is not None else ():
-        diagnosis = _diagnose_call(source, key, compute_dtype, call)
+        diagnosis = _diagnose_call(examination, key, call)
         mistake = find_mistake(diagnosis)
         if diagnosis is not None and mistake is not None and not mistake.parameters:
             yield _made_by(diagnosis, mistake, maker, module)
@@ -427,30 +458,31 @@ def _find_makers(source: EvidenceSource, module: str, key: str) -> Sequence[tupl
     return list(makers.items())[:_DIAGNOSED]
 
 
-def _diagnose_call(
-    source: EvidenceSource, key: str, compute_dtype: str | None, call: CallThrough
-) -> Diagnosis | None:
+def _diagnose_call(examination: _Examination, key: str, call: CallThrough) -> Diagnosis | None:
     """Diagnose a tensor by calls before that of its module alone."""
+    source = examination.source
     try:
         return diagnose(
             _until(source.reference, key),
             source.target,
             key,
-            compute_dtype=compute_dtype,
+            compute_dtype=examination.compute_dtype,
             rerun=call,
             without=NOT_OF_MAKERS,
+            search=examination.search,
         )
     except TensorcapError:  # complex values, or none were kept: nothing to look at
         return None
 
 
-def _diagnose_by(merged: _Merged, module: str, key: str, compute_dtype: str | None) -> Diagnosis | None:
-    source = merged.source
+def _diagnose_by(examination: _Examination, module: str, key: str, *, makes_calls: bool) -> Diagnosis | None:
+    source = examination.source
     if key not in source.reference or key not in source.target:
         return None
     reference, rerun = source.reference, None
     if source.rerun_call is not None:
-        reference, rerun = _until(reference, key), source.rerun_call(module, key)
+        reference = _until(reference, key)
+        rerun = source.rerun_call(module, key) if makes_calls else None
     if _is_folded(module, key):
         reference = _without_inputs(reference, key)
     try:
@@ -458,9 +490,10 @@ def _diagnose_by(merged: _Merged, module: str, key: str, compute_dtype: str | No
             reference,
             source.target,
             key,
-            compute_dtype=compute_dtype,
+            compute_dtype=examination.compute_dtype,
             rerun=rerun,
             further=None if source.mistakes is None else source.mistakes(key),
+            search=examination.search,
         )
     except TensorcapError:  # complex values, or none were kept: nothing to look at
         return None

@@ -132,6 +132,8 @@ class Suspect:
         others: Suspects of the same place in other layers that have the same explanation.
         operation: The operation that it is, of a compiled target; None of a module.
         code: In which operations its code differs from the target's; None if that is not known.
+        tried: How many possible causes of what it makes were tried by a replay.
+        possible: How many were found; more than were tried if the search ended at its bound.
     """
 
     module: str
@@ -151,6 +153,8 @@ class Suspect:
     others: tuple[Suspect, ...] = ()
     operation: Operation | None = None
     code: DifferingOperations | None = None
+    tried: int = 0
+    possible: int = 0
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -200,6 +204,7 @@ class Suspect:
                 "before": json_value(mistake.before),
                 "after": json_value(mistake.after),
             },
+            "causes": {"tried": self.tried, "possible": self.possible},
             "examined": None if self.examined is None else self.examined.to_json(),
             "others": [
                 {"module": other.module, "key": other.key, "own": json_value(other.own)}

@@ -14,7 +14,8 @@ def suspect_lines(number: int, suspect: Suspect, *, show_all: bool = False) -> l
     1. Its place and name, with the numbers of all layers that have the same explanation.
     2. Its errors: its own, the inherited one, the total one, that from run to run, and R, as far as known.
     3. Which evidence speaks against it, and why.
-    4. What explains its values, and what that mistake usually is; or that no hypothesis does.
+    4. What explains its values, and what that mistake usually is; or that no hypothesis does, and how many
+       were tried if that were not all.
     5. In which operations its code differs, with their lines, if both models ran.
     6. Its root cause, if that is something else.
 
@@ -37,8 +38,8 @@ def suspect_lines(number: int, suspect: Suspect, *, show_all: bool = False) -> l
         lines.append(f"explained: {mistake.text} (leaves {mistake.after:.2g})")
         if mistake.hint:
             lines.append(mistake.hint)
-    elif examined is not None and examined.status == "unexplained":
-        lines.append("no hypothesis explains its values")
+    elif examined is not None and (examined.status == "unexplained" or suspect.tried < suspect.possible):
+        lines.append(f"no hypothesis explains its values{_bound_text(suspect)}")
     if suspect.code is not None:
         lines.append(suspect.code.text)
     if suspect.cause and (mistake is None or suspect.cause != mistake.kind):
@@ -48,6 +49,16 @@ def suspect_lines(number: int, suspect: Suspect, *, show_all: bool = False) -> l
             f"also {other.module}: error: {_errors(other)} (at {other.key})" for other in suspect.others
         ]
     return lines
+
+
+def _bound_text(suspect: Suspect) -> str:
+    """How much of the search for a cause was made, if it ended at its bound."""
+    if suspect.tried >= suspect.possible:
+        return ""
+    return (
+        f": {suspect.tried:,} of {suspect.possible:,} possible causes were tried; "
+        "tcap localize --exhaustive tries all"
+    )
 
 
 def _operation_lines(operation: Operation) -> Iterator[str]:

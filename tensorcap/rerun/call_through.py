@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from tensorcap.adapters import Argument, CallMutation, Operation, Replaced, Rerun
 from tensorcap_formats.dtypes import Array
-
-MOST_CALLS: Final = 1 << 12  # that are made to find out what is wrong in them
 
 
 class CallThrough:
@@ -24,9 +22,8 @@ class CallThrough:
     def __init__(self, outer: Rerun, inner: Mapping[str, Rerun]) -> None:
         self.outer, self.inner = outer, inner
         self._first = next(iter(inner.values()))
-        self._made: dict[str, Array] = {}  # what the inner calls make without a mutation
+        self._natural: dict[str, Array] = {}  # what the inner calls make without a mutation
         self._result: Array | None = None  # what the outer one makes of that
-        self._left = MOST_CALLS
 
     @property
     def site(self) -> str:
@@ -79,36 +76,19 @@ class CallThrough:
         return self._first.read_tensor(name)
 
     def run(self, mutation: CallMutation) -> Array | None:
-        """Make the inner calls with a mutation, and the outer one of what they make.
-
-        None if that is what they make without it, and beyond the most calls.
-        """
-        return self._run(mutation, needs_change=True)
-
-    def _run(self, mutation: CallMutation, *, needs_change: bool) -> Array | None:
-        """Make the calls; without a change what they make without a mutation, if that is not needed.
-
-        Of several inner calls that are calls through others, a mutation may change what one alone makes.
-        """
-        is_natural = mutation == CallMutation()
-        self._left -= 1
-        if self._left < 0:
-            return None
-        made: dict[str, Array] = {}
+        """Make the inner calls with a mutation; the outer one of what they make, unless it is the same."""
+        made: dict[str, Replaced] = {}
         for name, call in self.inner.items():
-            if isinstance(call, CallThrough):
-                values = call._run(mutation, needs_change=False)
-            else:
-                values = call.run(mutation)
+            values = call.run(mutation)
             if values is None:
                 return None
-            made[name] = values
-        is_changed = not all(_is_same(value, self._made.get(name)) for name, value in made.items())
-        if not is_natural and not is_changed:
-            return None if needs_change else self._result
-        result = self.outer.run(CallMutation(arguments={name: Replaced(made[name]) for name in made}))
-        if is_natural:
-            self._made, self._result = made, result
+            made[name] = Replaced(values)
+        values_by_name = {name: one.values for name, one in made.items()}
+        if self._natural and all(_is_same(v, self._natural.get(n)) for n, v in values_by_name.items()):
+            return self._result
+        result = self.outer.run(CallMutation(arguments=made))
+        if mutation == CallMutation():
+            self._natural, self._result = values_by_name, result
         return result
 
 

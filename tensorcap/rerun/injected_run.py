@@ -91,30 +91,37 @@ def run_injected(
         CaptureError: Nothing was captured.
     """
     own_keys: dict[str, list[str]] = {}  # of the target's model, by those of the reference
+    runs: dict[frozenset[str], InjectedRun] = {}  # by the arguments that were left in place
 
     def run(released: frozenset[str], at: Path) -> InjectedRun:
-        left = [key for text in released for key in own_keys.get(text, ())]
+        left = frozenset(key for text in released for key in own_keys.get(text, ()))
+        if left in runs:  # what is not an argument is never replaced
+            return judge_again(runs[left], released)
         inject(
             reference,
             target_model,
             at,
             target=target,
             mapping=mapping,
-            left=left,
+            left=sorted(left),
             leaves_misfits=True,
             source_path=source_path,
             progress=progress,
             params=True if holds_packed_weights(target) else None,
         )
-        return judge(released, at)
+        runs[left] = judge(released, at)
+        return runs[left]
 
     def judge(released: frozenset[str], at: Path) -> InjectedRun:
         ours, theirs = sides(reference, stack.enter_context(open_archive(at)), mapping)
         comparison = compare(ours, theirs, mapping="none", compute_dtype=compute_dtype)
         comparison = explain_as(comparison, free, ours)
-        judged = InjectionJudge(ours, theirs, comparison.pairs, released=released)
+        return judge_again(InjectedRun(at, ours, theirs, comparison, (), ()), released)
+
+    def judge_again(made: InjectedRun, released: frozenset[str]) -> InjectedRun:
+        judged = InjectionJudge(made.reference, made.target, made.comparison.pairs, released=released)
         own_errors = judged.judge_all()
-        return InjectedRun(at, ours, theirs, comparison, own_errors, tuple(judged.unknown))
+        return replace(made, own_errors=own_errors, unknown=tuple(judged.unknown))
 
     def again(released: frozenset[str]) -> InjectedRun:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-"))
@@ -129,7 +136,8 @@ def run_injected(
     settled = settle(first, again, Dependencies(first.reference), compared, explained=explained)
     if not settled.released:
         return first
-    settled.judged.path.replace(path)
+    if settled.judged.path != path:
+        settled.judged.path.replace(path)
     return _explained(judge(settled.released, path), settled.own_errors)
 
 

@@ -3,7 +3,7 @@
 A Llama of 17 small layers against a twin with another activation in one of them, the same under names of its
 own, and a twin in bfloat16. CPU times are of the calls alone, without imports and captures of the archives.
 With `--against`, a folder that holds another version of tensorcap, each is measured by both versions in turn,
-and may take a quarter longer than there.
+and may take a quarter longer than there. Version 0.1 (a6f39bb) is one that can be.
 
 Usage: python tests/benchmarks/bench_localize.py [--json] [--against FOLDER]
 """
@@ -11,13 +11,15 @@ Usage: python tests/benchmarks/bench_localize.py [--json] [--against FOLDER]
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,6 @@ import transformers
 from torch import Tensor, nn
 
 import tensorcap
-from tensorcap.session import capture_workload
 
 ROOT = Path(__file__).parents[2]
 LAYERS = 17  # 17 x 237 records
@@ -102,37 +103,71 @@ TARGETS: dict[str, Callable[[], tensorcap.Workload]] = {
 }
 
 
+@dataclass(frozen=True)
+class Version:
+    """What is measured of a version.
+
+    Attributes:
+        capture: Of a workload, into a file.
+        localize: Of two archives.
+        reference_model: What that calls the reference's workload.
+        target_model: Likewise the target's.
+        verify: Of two workloads, into a folder.
+    """
+
+    capture: Callable[..., object]
+    localize: Callable[..., object]
+    reference_model: str
+    target_model: str
+    verify: Callable[..., object]
+
+
+def imported() -> Version:
+    """The version that is imported: version 0.1 has other modules, and other names of arguments."""
+    if hasattr(tensorcap, "localize"):
+        session = importlib.import_module("tensorcap.session")
+        verbs = session.capture_workload, tensorcap.localize, "reference_model", "target_model"
+        return Version(*verbs, tensorcap.verify)
+    capturing, localizing, verifying = (
+        importlib.import_module(f"tensorcap.{name}") for name in ("capturing", "localizing", "verifying")
+    )
+    return Version(capturing.capture_workload, localizing.localize, "workload", "into", verifying.verify)
+
+
 def measure(folder: Path) -> dict[str, float]:
-    """CPU seconds by what was done, the least of some runs."""
+    """CPU seconds by what was done."""
     torch.set_num_threads(1)
+    version = imported()
     seconds = {}
     reference = folder / "reference.h5"
-    capture_workload(workload(llama()), reference)
+    version.capture(workload(llama()), reference)
     for name, make in TARGETS.items():
         target = folder / "target.h5"
-        capture_workload(make(), target)
+        version.capture(make(), target)
+        localize = functools.partial(version.localize, reference, target)
         calls: dict[str, Callable[[], object]] = {
-            "localize, archives": lambda t=target: tensorcap.localize(reference, t),  # type: ignore[misc]  # bound at once
-            "localize, replay": lambda t=target: tensorcap.localize(  # type: ignore[misc]
-                reference, t, reference_model=workload(llama())
+            "localize, archives": localize,
+            "localize, replay": lambda of=localize: of(  # type: ignore[misc]  # bound at once
+                **{version.reference_model: workload(llama())}
             ),
-            "localize, injection": lambda t=target, m=make: tensorcap.localize(  # type: ignore[misc]
-                reference, t, target_model=m()
+            "localize, injection": lambda of=localize, m=make: of(  # type: ignore[misc]
+                **{version.target_model: m()}
             ),
-            "verify": lambda m=make: tensorcap.verify(  # type: ignore[misc]
+            "verify": lambda m=make: version.verify(  # type: ignore[misc]
                 workload(llama()), m(), folder / "report", force=True
             ),
         }
         for what, call in calls.items():
-            seconds[f"{what}: {name}"] = min(cpu_seconds(call) for _ in range(REPEATS))
+            seconds[f"{what}: {name}"] = cpu_seconds(call)
         target.unlink()
     return seconds
 
 
 def cpu_seconds(call: Callable[[], object]) -> float:
-    start = time.process_time()
+    """The time that a call spends in the code of this process, without the system's."""
+    start = os.times().user
     call()
-    return time.process_time() - start
+    return os.times().user - start
 
 
 def measure_version(root: Path) -> dict[str, float]:
@@ -159,8 +194,15 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             print(json.dumps(measure(Path(folder))))
         return 0
-    ours = measure_version(ROOT)
-    theirs = measure_version(options.against) if options.against else {}
+    turns: dict[Path, list[dict[str, float]]] = {}
+    versions = [ROOT, *([options.against] if options.against else [])]
+    for _ in range(REPEATS):
+        for root in versions:
+            turns.setdefault(root, []).append(measure_version(root))
+    ours, *others = (
+        {what: min(turn[what] for turn in turns[root]) for what in turns[root][0]} for root in versions
+    )
+    theirs: dict[str, float] = others[0] if others else {}
     ratios = {what: ours[what] / seconds for what, seconds in theirs.items()}
     if options.json:
         print(json.dumps({"seconds": ours, "against": theirs, "ratios": ratios}, indent=1))

@@ -29,6 +29,7 @@ from tensorcap.diagnosis import (
     Family,
     Hypothesis,
     PairContext,
+    Search,
     diagnose,
     rank_explanations,
 )
@@ -252,19 +253,21 @@ def _name_each_way(
         holding.update(str(e.facts[_FAMILY]) for e in explanations if e.is_within)
         return rank_explanations(explanations)
 
-    def watched(merged: Any, compute_dtype: str | None, *, has_makers: bool) -> Diagnosis | None:
-        if merged.evidence.module not in trial.guilty or by in trial.named or "hypotheses" not in parts:
-            return original(merged, compute_dtype, has_makers=has_makers)
+    def watched(examination: Any, *, has_makers: bool) -> Diagnosis | None:
+        module = examination.evidence.module
+        if module not in trial.guilty or by in trial.named or "hypotheses" not in parts:
+            return original(examination, has_makers=has_makers)
         holding.clear()
         with (
             patch("tensorcap.diagnosis.diagnosis.FAMILIES", tuple(map(_tagged, FAMILIES))),
             patch("tensorcap.diagnosis.diagnosis.rank_explanations", ranked),
         ):
-            whole = original(merged, compute_dtype, has_makers=has_makers)
+            whole = original(examination, has_makers=has_makers)
         naming = trial.named[by] = Naming(_kind_of(whole), _kind_of(whole) in truths)
         for family in sorted(holding):
             with patch("tensorcap.localization.ranking.diagnose", partial(diagnose, without={family})):
-                left = original(merged, compute_dtype, has_makers=has_makers)
+                again = replace(examination, search=Search())
+                left = original(again, has_makers=has_makers)
                 naming.without[family] = _kind_of(left) in truths
         return whole
 

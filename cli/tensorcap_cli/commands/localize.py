@@ -52,6 +52,11 @@ localize_options: Final = with_options(  # of `localize_sides`
     show_default=True,
     help="Order of suspects: what speaks most against one first, or the largest own error.",
 )
+@click.option(
+    "--exhaustive",
+    is_flag=True,
+    help="Try every possible cause of a suspect by calls of its module, however long that takes.",
+)
 @click.option("--all", "show_all", is_flag=True, help="Every suspect, and each of its layers.")
 @json_option
 def command(
@@ -110,7 +115,7 @@ def localize_sides(
     Args:
         reference: Path of the trusted archive.
         target: Path of the archive under test; None if the target's model is run.
-        options: Those of `localize_options`.
+        options: Those of `localize_options`, and `exhaustive` as `localize` takes it.
 
     Returns:
         The localization, a note for the user, which may be empty, and both sides as the next command names
@@ -125,7 +130,7 @@ def localize_sides(
     if target is None and target_model is None:
         raise click.UsageError("Missing argument: expected REF TGT, or REF --target-model MODEL.")
     mapping, compute_dtype = options.pop("mapping"), options.pop("compute_dtype")
-    repeat = options.pop("target_repeat")
+    repeat, exhaustive = options.pop("target_repeat"), options.pop("exhaustive", False)
     with open_archive(reference) as trusted:
         tested_model = None if target_model is None else make_target(target_model, trusted, options)
         if target_model is not None:
@@ -140,6 +145,7 @@ def localize_sides(
             target_repeat=repeat,
             mapping=mapping,
             compute_dtype=compute_dtype,
+            exhaustive=exhaustive,
             progress=StageLines(),
         )
         recipe = trusted.info.workload.path

@@ -6,10 +6,10 @@ within it return what they returned then.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import nn
 
 from tensorcap.adapters.edits import Argument, CallMutation, Edit, OfModel, Operation, Replaced
 from tensorcap.adapters.protocol import further_names
+from tensorcap.adapters.torch.call_inputs import CallInputs, Inputs
 from tensorcap.adapters.torch.injector import inject
 from tensorcap.adapters.torch.low_precision import RoundedOperations
 from tensorcap.adapters.torch.module_mutations import (
@@ -86,7 +87,7 @@ class ModuleRerun:
         self._tensor: torch.Tensor | None = None  # the one of the key
         self._mutator = OperationMutator(CallMutation())
         self._listed: Mapping[str, OperationCall] = {}  # operations of a call without mutations
-        self._inputs: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self._inputs = CallInputs()
 
     @property
     def class_name(self) -> str:
@@ -96,11 +97,11 @@ class ModuleRerun:
     @property
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """Those of the module itself, and of modules within it whose own code did not run."""
-        return {name: tuple(slot.registry[slot.name].shape) for name, slot in self._find_slots().items()}
+        return {name: tuple(slot.registry[slot.name].shape) for name, slot in self._slots.items()}
 
     def read_tensor(self, name: str) -> Array:
         """Values of one of them."""
-        slot = self._find_slots()[name]
+        slot = self._slots[name]
         return slot.registry[slot.name].detach().cpu().double().numpy()  # type: ignore[no-any-return]
 
     @property
@@ -114,7 +115,7 @@ class ModuleRerun:
     @property
     def arguments(self) -> Mapping[str, Argument]:
         """Those that are tensors themselves, and those within tuples and mappings."""
-        args, kwargs = self._inputs
+        args, kwargs = self._inputs.kept
         return {
             f"{slot}.{leaf.name}" if leaf.name else slot: self._describe_argument(leaf.value)
             for slot, value in self._name_slots(self._module, args, kwargs)
@@ -195,7 +196,7 @@ class ModuleRerun:
                     )
             self._calls = {}
             try:
-                slots = self._find_slots()
+                slots = self._slots
                 tensors = {n: self._taken(edit, slots[n]) for n, edit in mutation.tensors.items()}
                 stack.enter_context(mutate_module(self._module, slots, replace(mutation, tensors=tensors)))
                 args, kwargs = self._edit_inputs(mutation.arguments)
@@ -233,7 +234,7 @@ class ModuleRerun:
     def alike(self) -> Sequence[Mapping[str, str]]:
         """Modules of the same class elsewhere, the nearest first: names of their tensors, by the own ones."""
         owners: dict[str, list[str]] = {}
-        for name in self._find_slots():
+        for name in self._slots:
             path, _, own = name.rpartition(".")
             owners.setdefault(path, []).append(own)
         modules = dict(self._model.named_modules())
@@ -261,7 +262,7 @@ class ModuleRerun:
         """
         if not isinstance(module, nn.RNNBase) or id(module) in self._replaced:
             return None
-        inputs = self._inputs if module is self._module else self._given.get(id(module))
+        inputs = self._inputs.kept if module is self._module else self._given.get(id(module))
         return None if inputs is None else write_out(module, *inputs)
 
     def _note_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -269,7 +270,7 @@ class ModuleRerun:
         for slot, value in self._name_slots(self._module, args, kwargs):
             for leaf in walk(value, KINDS):
                 self._mutator.note(f"{slot}.{leaf.name}" if leaf.name else slot, leaf.value)
-        for name, tensor_slot in self._find_slots().items():
+        for name, tensor_slot in self._slots.items():
             self._mutator.note(name, tensor_slot.registry[tensor_slot.name])
 
     def _describe_argument(self, tensor: torch.Tensor) -> Argument:
@@ -284,8 +285,10 @@ class ModuleRerun:
 
     def _is_on_cpu(self) -> bool:
         """Whether whole numbers may change: an index out of range spoils other devices for the process."""
-        tensors = [slot.registry[slot.name] for slot in self._find_slots().values()]
-        inputs = [leaf.value for leaf in walk(self._inputs, KINDS) if isinstance(leaf.value, torch.Tensor)]
+        tensors = [slot.registry[slot.name] for slot in self._slots.values()]
+        inputs = [
+            leaf.value for leaf in walk(self._inputs.kept, KINDS) if isinstance(leaf.value, torch.Tensor)
+        ]
         return all(tensor.device.type == "cpu" for tensor in (*tensors, *inputs))
 
     def _count_step(self, *_: Any) -> None:
@@ -303,7 +306,7 @@ class ModuleRerun:
             slots = [slot for slot, _ in self._name_slots(module, args, kwargs)]
             values = self._inject(module, number, "input", slots, [*args, *kwargs.values()])
             args, kwargs = tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
-            self._inputs, self._returned, self._depth = copy.deepcopy((args, kwargs)), {}, 1
+            self._inputs, self._returned, self._depth = CallInputs(args, kwargs), {}, 1
             self._replaced = set()
             before = _read_attributes(self._module)
             try:
@@ -354,9 +357,9 @@ class ModuleRerun:
 
         return call
 
-    def _edit_inputs(self, edits: Mapping[str, Edit | str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Copy the inputs of the call, and edit some tensors of them."""
-        args, kwargs = copy.deepcopy(self._inputs)
+    def _edit_inputs(self, edits: Mapping[str, Edit | str]) -> Inputs:
+        """Give the inputs of the call again, with some tensors of them edited."""
+        args, kwargs = self._inputs.give()
         if not edits:
             return args, kwargs
         leaves = {
@@ -444,8 +447,9 @@ class ModuleRerun:
         slots = argument_slots(self._argument_names[id(module)], len(args), kwargs)
         return zip(slots, (*args, *kwargs.values()), strict=True)
 
-    def _find_slots(self) -> dict[str, TensorSlot]:
-        """Find the floating parameters and buffers that may be mutated, by name."""
+    @cached_property
+    def _slots(self) -> Mapping[str, TensorSlot]:
+        """The floating parameters and buffers that may be mutated, by name; known when the call was found."""
         slots: dict[str, TensorSlot] = {}
         for path, module in {"": self._module, **self._within}.items():
             if path and id(module) in self._replaced:
