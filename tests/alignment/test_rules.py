@@ -18,6 +18,7 @@ import tensorcap
 from tensorcap.alignment import Alignment, resolve
 from tensorcap.alignment.match import By, propose
 from tensorcap.alignment.names import Rules, builtin_rules, catalogue, read_rules, wrapper_rules
+from tensorcap.alignment.names.site_templates import SiteTemplate, name_of
 from tensorcap_cli.main import main
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -626,3 +627,12 @@ def test_builtin_rules_need_no_modules(tmp_path: Path) -> None:
         file["x"] = np.ones(3)
     with open_archive(tmp_path / "a.h5") as archive:
         assert builtin_rules(archive, archive).canonical("module.x") == "x"
+
+
+@pytest.mark.parametrize("digits", [7, 400, 5000])
+def test_long_numbers_within_a_name_are_its_own(digits: int) -> None:
+    name = f"blocks.{{0}}.tensor_{'9' * digits}"
+    assert name_of(SiteTemplate(name), lambda site: site.replace("blocks", "layers")) == (
+        name.replace("blocks", "layers"),
+        (0,),
+    )

@@ -421,14 +421,17 @@ def name_of(template: SiteTemplate, canonical: Canonical) -> tuple[str, Index]:
         ('layers.{0}.mlp', (0,))
     """
     added: dict[int, int] = {}
+    numbers = set(map(int, re.findall(r"\{(\d+)\}", template.site)))
 
     def unmark(mark: re.Match[str]) -> str:
         number = round(int(mark[0]) / _MARK) - 1
+        if number not in numbers:  # of the name itself
+            return mark[0]
         added[number] = int(mark[0]) - (number + 1) * _MARK
         return f"{{{number}}}"
 
     marked = re.sub(r"\{(\d+)\}", lambda number: str((int(number[1]) + 1) * _MARK), template.site)
-    name = re.sub(r"\d{6,}", unmark, canonical(marked))
+    name = re.sub(r"(?<!\d)\d{6,9}(?!\d)", unmark, canonical(marked))
     in_slot = (0,) * template.slot.count("{")
     slot = f"/{template.slot}" if template.slot else ""
     return name + slot, tuple(added[number] for number in sorted(added)) + in_slot
