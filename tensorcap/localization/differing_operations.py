@@ -22,6 +22,7 @@ import numpy as np
 
 from tensorcap.adapters import adapter_for
 from tensorcap.alignment import MappingSource
+from tensorcap.localization.evidence import is_within
 from tensorcap.localization.suspect import DifferingOperations, Localization, Place, Suspect
 from tensorcap.rerun import inject
 from tensorcap.runs import Graph, Node, Value, ops_of
@@ -61,8 +62,9 @@ def add_differing_operations(
 ) -> Localization:
     """Say of the first suspects in which operations their code differs from the target's.
 
-    1. The reference's model runs, and for each suspect the target, of which what makes the same is given the
-       reference's arguments, but not the modules within it. The operations in both are recorded.
+    1. The reference's model runs, and the target, of which what makes the same is given the reference's
+       arguments, but not the modules within it; once for suspects none of which lies within another one. The
+       operations in both are recorded.
     2. A value is *held* by the other side if a value there has its number of elements, mean, root mean
        square, minimum and maximum, but for rounding. These do not tell an order of elements.
     3. Operations differ whose results the other side does not hold, and of which something is made that it
@@ -92,32 +94,49 @@ def add_differing_operations(
             modules = [suspect.module for suspect in suspects[:_LOOKED_AT]]
             capture_workload(reference_model, folder / "reference.h5", **_traced(modules))
             ours = _Trace(stack.enter_context(open_archive(folder / "reference.h5")))
-            for at, module in enumerate(modules):
-                counterpart = _Counterpart.of(module, reference, target, compared)
-                path = folder / f"target{at}.h5"
-                _trace_target(target_model, path, counterpart, reference, target, mapping)
+            counterparts = [_Counterpart.of(module, reference, target, compared) for module in modules]
+            for number, group in enumerate(_apart(counterparts)):
+                path = folder / f"target{number}.h5"
+                within = [counterparts[at] for at in group]
+                _trace_target(target_model, path, within, reference, target, mapping)
                 theirs = _Trace(stack.enter_context(open_archive(path)))
-                suspects[at] = replace(suspects[at], code=_differing(suspects[at], ours, theirs, counterpart))
+                for at in group:
+                    code = _differing(suspects[at], ours, theirs, counterparts[at])
+                    suspects[at] = replace(suspects[at], code=code)
         except Exception as error:  # of a model that refuses to be traced, which no suspect may be lost by
             note = f"Operations of suspects were not traced: {type(error).__name__}: {error}."
             return replace(localization, notes=(*localization.notes, note))
     return replace(localization, suspects=tuple(suspects))
 
 
+def _apart(counterparts: Sequence[_Counterpart]) -> list[list[int]]:
+    """Group what one run can trace: numbers of counterparts none of which lies within another one."""
+    groups: list[list[int]] = []
+    for at, one in enumerate(counterparts):
+        for group in groups:
+            others = [counterparts[other].maker for other in group]
+            if not any(is_within(one.maker, other) or is_within(other, one.maker) for other in others):
+                group.append(at)
+                break
+        else:
+            groups.append([at])
+    return groups
+
+
 def _trace_target(
     workload: Workload,
     path: Path,
-    counterpart: _Counterpart,
+    counterparts: Sequence[_Counterpart],
     reference: Archive,
     target: Archive,
     mapping: MappingSource | Literal["none"] | None,
 ) -> None:
     """Run the target with the reference's arguments in what makes the same, which is not the model itself."""
-    options = _traced([counterpart.around])
-    if counterpart.maker == ROOT_SITE:
+    options = _traced([one.around for one in counterparts])
+    if any(one.maker == ROOT_SITE for one in counterparts):
         capture_workload(workload, path, **options)
         return
-    within = f"{counterpart.maker}."
+    within = tuple(f"{one.maker}." for one in counterparts)
     left = [record.key.text for record in target.records if record.key.site.startswith(within)]
     inject(
         reference,
