@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import warnings
@@ -144,7 +145,10 @@ def opened_both(reference: Source, target: Source) -> Iterator[tuple[Archive, Ar
 
 def is_same_file(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> bool:
     """Whether two paths lead to one file or folder, or are one pattern or one part of a file."""
-    if os.fspath(one) == os.fspath(other):
+    from tensorcap_formats.foreign import split_runner
+
+    text = os.fspath(one)
+    if text == os.fspath(other) and (glob.has_magic(text) or split_runner(text) is not None):
         return True
     try:
         return os.path.samefile(one, other)

@@ -613,7 +613,8 @@ _TRAP_NAMES: Final = (
     "repeated_layer off_by_one shuffled_layers equal_rows square_activation other_ids ids_as_results "
     "inverted_mask other_constants one_nan one_outlier cut_vocabulary near_twins fused_in_another_order "
     "fused_as_named swapped_weights fused_weights fused_weights_alone stacked_weights renamed_weights "
-    "lost_weight other_gradient coarser_weights symmetric_weight not_transposed fused_twins"
+    "lost_weight other_gradient coarser_weights symmetric_weight not_transposed fused_twins "
+    "misnamed_projections swapped_projections doubled_projection"
 )
 TRAPS: Final = _TRAP_NAMES.split()
 _TRAPS: Final = Batch(
