@@ -124,6 +124,7 @@ def test_gates_are_of_the_numbers_that_plain_numpy_gives() -> None:
 
 
 @pytest.mark.spec("EQL-30", "EQL-31")
+@pytest.mark.sampled
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_wrong_port_fails_and_is_led_back(mistake: str) -> None:
     result = stages_5_and_6(mistake)
