@@ -583,7 +583,12 @@ def _orders_of_places(argument: Argument, short: str, kind: str) -> Iterator[tup
 
 
 def _is_not_handed_on(context: PairContext, rerun: Rerun, name: str) -> bool:
-    """Whether the target's module is given something, but not this argument, as the reference's is."""
+    """Whether the target's module is given something, but not this argument, as the reference's is.
+
+    In a graph nobody hands anything on: a module takes what its own nodes do.
+    """
+    if "graph" in context.target_archive.run:
+        return False
     key = replace(context.reference.key, site=rerun.site, slot=name, call=0)
     others = [r for r in context.target_archive.records if r.key.site == rerun.site]
     is_given = any(record.key.slot.startswith("input.") for record in others)
