@@ -50,6 +50,7 @@ NEEDED_BY = {
         "tests/diagnosis/test_options.py",
         "tests/diagnosis/test_other_steps.py",
         "tests/diagnosis/test_other_tensors.py",
+        "tests/diagnosis/test_search.py",
         "tests/equivalence/knowledge_pictures.py",
         "tests/equivalence/own_models.py",
         "tests/equivalence/plain_ports.py",
