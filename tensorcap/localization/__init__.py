@@ -29,6 +29,7 @@ from tensorcap.localization.suspect import (
     Suspect,
     find_mistake,
     joined_modules,
+    line_text,
 )
 from tensorcap.localization.verification import Verification
 from tensorcap.localization.weights import WeightComparison, compare_weights
@@ -61,6 +62,7 @@ __all__ = [
     "gather_evidence",
     "gather_operation_evidence",
     "joined_modules",
+    "line_text",
     "localize",
     "rank_suspects",
     "runs_of",

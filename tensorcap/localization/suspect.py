@@ -12,12 +12,19 @@ from tensorcap.diagnosis import Diagnosis, Explanation
 from tensorcap.localization.curves import ChangePoint
 from tensorcap.localization.nonfinite import NonfiniteOrigin
 from tensorcap.rerun import OwnError
-from tensorcap.wording import FEW, name_pattern, product_name, some
+from tensorcap.wording import FEW, name_pattern, product_name, shortened, some
 from tensorcap_formats.json_values import json_value
 from tensorcap_formats.notebook import card
 
 By = Literal["replay", "injection", "archives", "weights"]
 _MOST_OPERATIONS: Final = 5  # of a side that a sentence lists
+_LONGEST: Final = 140  # characters of one of them, with its arguments
+
+
+def line_text(file: str, line: int | None) -> str:
+    """A file's name and a line of it, as ` at modeling_llama.py:189`; "" if one is unknown."""
+    name = file.replace("\\", "/").rpartition("/")[2]
+    return f" at {name}:{line}" if name and line is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +48,7 @@ class Place:
     @property
     def line_text(self) -> str:
         """Its file's name and line, as ` at modeling_llama.py:189`; "" if unknown."""
-        name = self.file.replace("\\", "/").rpartition("/")[2]
-        return f" at {name}:{self.line}" if name and self.line is not None else ""
+        return line_text(self.file, self.line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,7 @@ def _listed(places: Sequence[Place]) -> str:
     """Operations with their lines, those of one line together."""
     lines = []
     for line, group in groupby(places, key=lambda place: place.line_text):
-        *names, last = dict.fromkeys(place.op for place in group)
+        *names, last = dict.fromkeys(shortened(place.op, _LONGEST) for place in group)
         lines += [*names, last + line]
     return some(lines, _MOST_OPERATIONS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tensorcap.localization import ChangePoint, Localization, NonfiniteOrigin, Operation, Suspect
+from tensorcap.localization import ChangePoint, Localization, NonfiniteOrigin, Operation, Suspect, line_text
 from tensorcap.wording import FEW, counted, some
 
 
@@ -70,18 +70,11 @@ def _operation_lines(operation: Operation) -> Iterator[str]:
         target = f"{operation.target_op}{number}".strip() or operation.target_node
         if operation.target_node not in ("", place.node):
             target += f" of {operation.target_node}"
-        target += _line_text(operation.target_file, operation.target_line)
-    yield f"{place.op}{_line_text(place.file, place.line)} in the reference; in the target {target}"
+        target += line_text(operation.target_file, operation.target_line)
+    yield f"{place.op}{place.line_text} in the reference; in the target {target}"
     if operation.between:
-        names = [
-            f"{one.module}:{one.node} ({one.op}{_line_text(one.file, one.line)})" for one in operation.between
-        ]
+        names = [f"{one.module}:{one.node} ({one.op}{one.line_text})" for one in operation.between]
         yield f"or what comes before it and has no value in the target: {some(names)}"
-
-
-def _line_text(file: str, line: int | None) -> str:
-    name = file.replace("\\", "/").rpartition("/")[2]
-    return f" at {name}:{line}" if name and line is not None else ""
 
 
 def _errors(suspect: Suspect) -> str:

@@ -134,12 +134,18 @@ def made() -> Model:
     return Model().eval()
 
 
-def localized(folder: Path, target: nn.Module, dtype: torch.dtype = torch.float32) -> Localization:
-    sides = [Workload(made(), (X,)), Workload(target.to(dtype), (X.to(dtype),))]
+def compared(folder: Path, *models: nn.Module, dtype: torch.dtype = torch.float32) -> Localization:
+    """Localize with a reference and a target, of which the latter computes in a dtype."""
+    reference, target = models
+    sides = [Workload(reference, (X,)), Workload(target.to(dtype), (X.to(dtype),))]
     for name, side in zip(("ref", "tgt"), sides, strict=True):
         with torch.no_grad():
             capture_workload(side, folder / f"{name}.h5")
     return localize(folder / "ref.h5", folder / "tgt.h5", reference_model=sides[0], target_model=sides[1])
+
+
+def localized(folder: Path, target: nn.Module, dtype: torch.dtype = torch.float32) -> Localization:
+    return compared(folder, made(), target, dtype=dtype)
 
 
 def first(folder: Path, target: nn.Module, dtype: torch.dtype = torch.float32) -> DifferingOperations:
@@ -254,4 +260,82 @@ def test_a_model_that_cannot_be_traced_keeps_its_suspects(tmp_path: Path) -> Non
     replace_method(target, "blocks.1.norm.forward", refusing)
     found = localized(tmp_path, target)
     assert [(suspect.module, suspect.code) for suspect in found.suspects] == [("blocks.1.norm", None)]
-    assert "Operations of suspects were not traced: NotImplementedError: no tracing here." in found.notes
+    assert "Operations of blocks.1.norm were not traced: NotImplementedError: no tracing here." in found.notes
+
+
+@pytest.mark.spec("LCL-603")
+def test_a_suspect_that_cannot_be_traced_costs_no_other_one_its_operations(tmp_path: Path) -> None:
+    """One lies within the other, so that each has a run of its own; the second run fails."""
+    target = made()
+    replace_method(target, "blocks.1.norm.forward", summed)
+
+    traced: list[Tensor] = []
+
+    def refusing(self: Block, x: Tensor) -> Any:
+        if dispatching._get_current_dispatch_mode() is not None:
+            traced.append(x)
+        if len(traced) == 2:
+            raise NotImplementedError("no tracing here")
+        return x + self.feed(self.norm(x)) + x.tanh()
+
+    replace_method(target, "blocks.1.forward", refusing)
+    found = localized(tmp_path, target)
+    codes = {suspect.module: suspect.code is not None for suspect in found.suspects}
+    assert codes["blocks.1.norm"]
+    assert not codes["blocks.1"]
+    assert "Operations of blocks.1 were not traced: NotImplementedError: no tracing here." in found.notes
+
+
+class Scores(nn.Module):
+    """Attention whose mask is the least finite number."""
+
+    scale = 0.25
+
+    def forward(self, q: Tensor, k: Tensor) -> Any:
+        mask = torch.full((6, 6), torch.finfo(q.dtype).min).triu(1)
+        scores = q @ k.transpose(-1, -2) * self.scale
+        return (scores + mask).softmax(-1)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.scores = nn.Linear(32, 32), nn.Linear(32, 32), Scores()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.scores(self.q(x), self.k(x))
+
+
+@pytest.mark.spec("LCL-601")
+def test_what_differs_before_a_finite_mask_is_not_hidden_by_it(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    right, wrong = Attention().eval(), Attention().eval()
+    wrong.load_state_dict(right.state_dict())
+    wrong.scores.scale = 0.5
+    code = compared(tmp_path, right, wrong).suspects[0].code
+    assert code is not None
+    assert [place.op for place in code.reference] == ["aten.mul.Tensor(other=0.25)"]
+    assert [place.op for place in code.target] == ["aten.mul.Tensor(other=0.5)"]
+
+
+class Convolved(nn.Module):
+    dilation = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 3).reshape(1, 1, 3))
+
+    def forward(self, x: Tensor) -> Any:
+        x = x.transpose(0, 1) * 2
+        return nn.functional.conv1d(x, self.weight, padding=self.dilation, dilation=self.dilation)
+
+
+@pytest.mark.spec("LCL-602")
+def test_operations_of_many_arguments_are_told_apart_by_all_of_them(tmp_path: Path) -> None:
+    wrong = Convolved()
+    wrong.dilation = 2
+    code = compared(tmp_path, nn.Sequential(Convolved()), nn.Sequential(wrong)).suspects[0].code
+    assert code is not None
+    assert not code.is_alike
+    assert ["dilation=[1]" in place.op for place in code.reference] == [True]
+    assert ["dilation=[2]" in place.op for place in code.target] == [True]

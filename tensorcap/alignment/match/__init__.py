@@ -7,7 +7,13 @@ are accepted), the passes `fusion_rules`, `placement`, `derived_outputs`, then `
 records that are paired), and `numbered_children` (pairs that go before all passes).
 """
 
-from tensorcap.alignment.match.fingerprints import Fingerprint, NearestFingerprints, agreements, rounding_of
+from tensorcap.alignment.match.fingerprints import (
+    Fingerprint,
+    NearestFingerprints,
+    agreements,
+    rounding_of,
+    statistics_distance,
+)
 from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.moved_results import pair_moved_results
 from tensorcap.alignment.match.numbered_children import pair_numbered_children
@@ -32,5 +38,6 @@ __all__ = [
     "pair_numbered_children",
     "propose",
     "rounding_of",
+    "statistics_distance",
     "without_lone_moves",
 ]
