@@ -601,6 +601,18 @@ def test_groups_that_contain_themselves_end(path: Path) -> None:
         assert [archive.read(r).tolist() for r in archive.records] == [[5], [5]]
 
 
+@pytest.mark.spec("ARC-85")
+def test_an_index_of_a_group_that_is_its_own_neighbour_ends(path: Path) -> None:
+    """Nodes of a version 1 B-tree name their right neighbour 16 bytes on (HDF5 file format, III.A.1)."""
+    with h5py.File(path, "w", libver="earliest") as file:
+        file["a/x"] = np.array([5], "<i4")
+    data = bytearray(path.read_bytes())
+    for node in [found.start() for found in re.finditer(b"TREE", bytes(data))]:
+        data[node + 16 : node + 24] = node.to_bytes(8, "little")
+    path.write_bytes(data)
+    assert run(READ_ALL, path) == ["opened 1", "read", "read"]
+
+
 def test_two_thousand_nested_groups_are_walked(path: Path) -> None:
     with h5py.File(path, "w") as file:
         group = file

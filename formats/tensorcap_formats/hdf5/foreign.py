@@ -258,7 +258,7 @@ def open_foreign_hdf5(
     readers: list[DatasetReader] = []
     others = dict(skipped or {})
     groups: list[tuple[str, h5py.Group]] = [("", root)]
-    addresses = {h5py.h5o.get_info(root.id).addr}
+    addresses = {_address(root)}
     while groups:
         prefix, group = groups.pop()
         for name in group:
@@ -269,7 +269,7 @@ def open_foreign_hdf5(
                 continue
             node = group[name]
             if isinstance(node, h5py.Group):
-                address = h5py.h5o.get_info(node.id).addr
+                address = _address(node)
                 if address not in addresses:  # a group may contain itself
                     addresses.add(address)
                     groups.append((f"{full}/", node))
@@ -289,3 +289,14 @@ def open_foreign_hdf5(
         raise NotAnArchiveError(f"{file.path}: none of its {len(others)} HDF5 objects is a numeric dataset")
     check_total(file.size, sum(reader.declared_bytes() for reader in readers), str(file.path))
     return ForeignArchive(file.path, container, tensors, resources=resources, skipped=others)
+
+
+def _address(group: h5py.Group) -> tuple[int, ...]:
+    """Where in its file a group lies.
+
+    `h5py.h5o.get_info` would add up the size of its index too, and follow a circle there without an end.
+    """
+    import h5py
+
+    place: tuple[int, ...] = h5py.h5g.get_objinfo(group.id).objno
+    return place
