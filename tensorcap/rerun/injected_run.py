@@ -124,7 +124,8 @@ def run_injected(
         return replace(made, own_errors=own_errors, unknown=tuple(judged.unknown))
 
     def again(released: frozenset[str]) -> InjectedRun:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-"))
+        beside = tempfile.TemporaryDirectory(prefix="tensorcap-", dir=path.parent)  # to be moved to the path
+        folder = stack.enter_context(beside)
         return run(released, Path(folder) / path.name)
 
     first = run(frozenset(), path)
