@@ -26,7 +26,8 @@ _KINDS: Final = Kinds((_Array,))
 def record_inputs(inputs: Any, recorder: Recorder) -> None:
     """Record the arrays that a run is given as `given.NAME` of the root, before its first call.
 
-    Nested ones are `given.NAME.FIELD`. Numbers, and lists of them, count as arrays; other values are none.
+    Nested ones are `given.NAME.FIELD`. Numbers, and lists of them of one shape, count as arrays; other values
+    are none.
     """
     named = inputs if isinstance(inputs, Mapping) else {str(i): value for i, value in enumerate(inputs)}
     call = Call(recorder.points[""], 0, 0)
@@ -42,7 +43,10 @@ def _arrays(name: str, value: Any) -> Iterator[tuple[str, Array]]:
         for leaf in leaves:
             yield leaf.name, np.array(as_array(leaf.value), order="C")
     elif isinstance(value, bool | int | float | complex | list | tuple):
-        array = np.array(value, order="C")
+        try:
+            array = np.array(value, order="C")
+        except ValueError:  # lists of unlike lengths
+            return
         if array.dtype.kind in "biufc":
             yield name, array
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 import jax
+import numpy as np
 from jax import numpy as jnp
 
 from tensorcap.adapters.array_records import record_inputs
@@ -151,6 +152,7 @@ def _with_archived(workload: Workload, inputs: Mapping[str, StoredInput]) -> dic
     """Archived inputs in the place of the workload's own, by argument and field.
 
     If none of the archive's names is one of the workload's and there are as many, they are the same in order.
+    Numbers and lists of them, which a run function takes, are found by name.
     """
     own = workload.inputs
     if isinstance(own, Mapping):
@@ -163,6 +165,10 @@ def _with_archived(workload: Workload, inputs: Mapping[str, StoredInput]) -> dic
     if len(known) == len(arrays) and not set(known) & set(arrays):
         arrays = dict(zip(known, arrays.values(), strict=True))
     replaced = rebuild(values, kinds(), lambda name, array: arrays.pop(name, array))
-    for name in arrays:
-        raise UsageError(f"input {name!r} of the archive is none of the workload's: {', '.join(known)}")
+    for name, array in arrays.items():
+        numbers = replaced.get(name)
+        if not isinstance(numbers, bool | int | float | complex | list | tuple):
+            raise UsageError(f"input {name!r} of the archive is none of the workload's: {', '.join(known)}")
+        if not np.array_equal(numbers, array):
+            replaced[name] = tuple(array.tolist()) if isinstance(numbers, tuple) else array.tolist()
     return replaced if isinstance(own, Mapping) else tuple(replaced.values())
