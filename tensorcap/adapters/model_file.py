@@ -68,7 +68,7 @@ class ModelFileAdapter(Adapter):
         arrays, model.inputs = make_arrays(path, kinds, settings.get("inputs", ()), seed)
         return Workload(model, arrays)
 
-    def on_inputs(self, workload: Workload, inputs: Mapping[str, StoredInput]) -> Workload:
+    def with_archived_inputs(self, workload: Workload, inputs: Mapping[str, StoredInput]) -> Workload:
         """The workload on archived inputs: those of its run function, or else those of the model.
 
         Raises:

@@ -132,7 +132,7 @@ class ExecuTorchAdapter(ModelFileAdapter):
                 raise UsageError(
                     f"{option} {value}: a program of ExecuTorch has its {option} from its export"
                 )
-        return self.on_inputs(workload, inputs) if inputs else workload
+        return self.with_archived_inputs(workload, inputs) if inputs else workload
 
     @contextmanager
     def tap(

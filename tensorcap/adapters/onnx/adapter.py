@@ -89,7 +89,7 @@ class OnnxAdapter(ModelFileAdapter):
             raise UsageError(f"dtype {dtype}: an ONNX model has its dtype from where it was exported")
         if device is not None:
             raise UsageError(f"device {device}: expected --provider NAME, which says where a model runs")
-        return self.on_inputs(workload, inputs) if inputs else workload
+        return self.with_archived_inputs(workload, inputs) if inputs else workload
 
     @contextmanager
     def tap(
