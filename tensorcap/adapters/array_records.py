@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
-from tensorcap.adapters.input_arrays import as_array
-from tensorcap.recording import Call, Kinds, NothingLeftError, Recorder, walk
+from tensorcap.adapters.input_arrays import ARRAY_KINDS, NUMBERS, as_array
+from tensorcap.recording import Call, NothingLeftError, Recorder, walk
 from tensorcap_formats.dtypes import Array, DType, bits_of, dtype_of
 from tensorcap_formats.keys import escape
-
-
-@runtime_checkable
-class _Array(Protocol):
-    """An array of any framework that gives its arrays to numpy."""
-
-    def __array__(self) -> Any: ...
-
-
-_KINDS: Final = Kinds((_Array,))
 
 
 def record_inputs(inputs: Any, recorder: Recorder) -> None:
     """Record the arrays that a run is given as `given.NAME` of the root, before its first call.
 
-    Nested ones are `given.NAME.FIELD`. Numbers, and lists of them, count as arrays; other values are none.
+    Nested ones are `given.NAME.FIELD`. Numbers, and lists of them of one shape, count as arrays; other values
+    are none.
     """
     named = inputs if isinstance(inputs, Mapping) else {str(i): value for i, value in enumerate(inputs)}
     call = Call(recorder.points[""], 0, 0)
@@ -37,12 +28,15 @@ def record_inputs(inputs: Any, recorder: Recorder) -> None:
 
 def _arrays(name: str, value: Any) -> Iterator[tuple[str, Array]]:
     """The arrays in an input, by path, as arrays of numpy of their own."""
-    leaves = [leaf for leaf in walk({name: value}, _KINDS) if leaf.is_tensor]
+    leaves = [leaf for leaf in walk({name: value}, ARRAY_KINDS) if leaf.is_tensor]
     if leaves:
         for leaf in leaves:
             yield leaf.name, np.array(as_array(leaf.value), order="C")
-    elif isinstance(value, bool | int | float | complex | list | tuple):
-        array = np.array(value, order="C")
+    elif isinstance(value, NUMBERS):
+        try:
+            array = np.array(value, order="C")
+        except ValueError:  # lists of unlike lengths
+            return
         if array.dtype.kind in "biufc":
             yield name, array
 

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from tensorcap.recording import Recorder
+from tensorcap.recording import Kinds, Recorder, rebuild, walk
 from tensorcap.workload import StoredInput, archived_inputs, redact
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import open_archive
 
 _BY_PLACE: Final = "by its place"
+NUMBERS: Final = (bool, int, float, complex, list, tuple)  # of Python, which may be inputs as arrays are
+
+
+@runtime_checkable
+class _Array(Protocol):
+    """An array of any framework that gives its arrays to numpy."""
+
+    def __array__(self) -> Any: ...
+
+
+ARRAY_KINDS: Final = Kinds((_Array,))
 
 
 def archived_arrays(
@@ -53,11 +64,49 @@ def archived_arrays(
         raise UsageError(
             f"{model_name}: {found}, expected {lacking[0]!r} too", hint="Give it with --inputs FILE."
         )
-    origins = {
+    return given, origins_of(names)
+
+
+def replace_inputs(
+    own: Mapping[str, Any], archived: Mapping[str, Any], kinds: Kinds
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Put archived values in the place of the inputs of a run, by argument and field.
+
+    If none of the archive's names is one of an array among them and there are as many, they are the same in
+    order. Numbers and lists of them, which a run function may take, are found by name.
+
+    Args:
+        own: The inputs, which may be nested.
+        archived: Arrays of the archive, by name.
+        kinds: What is an array.
+
+    Returns:
+        The inputs, and the archive's name of each that was replaced, by its own.
+    """
+    arrays = [leaf.name for leaf in walk(own, kinds) if leaf.is_tensor]
+    if len(arrays) == len(archived) and not set(arrays) & set(archived):
+        names = dict(zip(arrays, archived, strict=True))
+    else:
+        numbers = [name for name, value in own.items() if isinstance(value, NUMBERS)]
+        names = {name: name for name in (*arrays, *numbers) if name in archived}
+
+    def changed(name: str, array: Any) -> Any:
+        return archived[names[name]] if name in names else array
+
+    replaced = dict(rebuild(own, kinds, changed))
+    for name in names.keys() - set(arrays):
+        number = np.asarray(archived[name]).tolist()
+        if not np.array_equal(own[name], archived[name]):
+            replaced[name] = tuple(number) if isinstance(own[name], tuple) else number
+    return replaced, names
+
+
+def origins_of(names: Mapping[str, str]) -> dict[str, str]:
+    """Where inputs are from, in words, of the archive's names of them."""
+    return {
         name: "of the archive" if name == other else f"{other} of the archive, {_BY_PLACE}"
         for name, other in names.items()
     }
-    return given, origins
 
 
 def note_places(origins: Mapping[str, str], recorder: Recorder) -> None:

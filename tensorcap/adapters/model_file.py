@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tensorcap.adapters.array_records import record_inputs
-from tensorcap.adapters.input_arrays import InputKind, make_arrays
+from tensorcap.adapters.input_arrays import (
+    ARRAY_KINDS,
+    InputKind,
+    archived_arrays,
+    make_arrays,
+    origins_of,
+    replace_inputs,
+)
 from tensorcap.adapters.protocol import Adapter
 from tensorcap.recording import Recorder
 from tensorcap.workload import StoredInput, Workload
+from tensorcap_formats.dtypes import decode
 from tensorcap_formats.errors import UsageError
 
 
@@ -58,6 +67,29 @@ class ModelFileAdapter(Adapter):
         kinds = self.input_kinds(model)
         arrays, model.inputs = make_arrays(path, kinds, settings.get("inputs", ()), seed)
         return Workload(model, arrays)
+
+    def with_archived_inputs(self, workload: Workload, inputs: Mapping[str, StoredInput]) -> Workload:
+        """The workload on archived inputs: those of its run function, or else those of the model.
+
+        Raises:
+            UsageError: The archive has none of them, or one has no value.
+        """
+        model, own = workload.model, workload.inputs
+        if workload.run is None:
+            known = own if isinstance(own, Mapping) else {}
+            names = list(self.input_kinds(model))
+            given, model.inputs = archived_arrays(str(model.source), names, known, inputs)
+            return replace(workload, inputs=given)
+        values = own if isinstance(own, Mapping) else {str(i): value for i, value in enumerate(own)}
+        arrays = {name: decode(stored.bits, stored.dtype) for name, stored in inputs.items()}
+        replaced, origins = replace_inputs(values, arrays, ARRAY_KINDS)
+        if not origins:
+            raise UsageError(
+                f"{model.source}: found the inputs {', '.join(inputs)}, expected {', '.join(values)}, which "
+                "its run function takes"
+            )
+        model.inputs = origins_of(origins)
+        return replace(workload, inputs=replaced if isinstance(own, Mapping) else tuple(replaced.values()))
 
     def dtype_named(self, name: str) -> str:
         """The name itself, for a function of the user's."""

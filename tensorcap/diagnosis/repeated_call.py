@@ -19,6 +19,7 @@ _REPEATS: Final = 1e-5  # relative error that a call made again may have, by the
 _NARROW: Final = ("bfloat16", "float16")
 _CALL: Final = 1 << 20  # elements that a call counts as, besides those it has: it takes a millisecond
 _OPERATION: Final = 1 << 15  # elements that an operation counts as: it takes some 30 microseconds at least
+_TO_FIND_USED: Final = 0.25  # of the work that is left, that may go to find out what a call uses
 _FILLED: Final = (math.nan, -1.0, 1.0)  # what is not used may hold; comparisons take NaN for a small number
 
 Part = tuple[str, str]  # of a call: which of its edits has it, and its name there
@@ -178,14 +179,16 @@ class RepeatedCall:
     def _unused(self) -> Set[Part]:
         """Tensors, arguments and results of calls within that have no effect on what the call makes.
 
-        All of a sort are filled with a number at once; if that has an effect, halves of them are.
+        All of a sort are filled with a number at once; if that has an effect, halves of them are, the largest
+        groups first. What is not divided when a quarter of the work is spent counts as used.
         """
         arguments = [name for name, argument in self.rerun.arguments.items() if argument.kind == "float"]
         sorts = ("tensors", self.rerun.tensors), ("arguments", arguments), ("results", self.rerun.results)
         groups: list[Sequence[Part]] = [[(sort, name) for name in names] for sort, names in sorts if names]
         unused: set[Part] = set()
-        while groups:
-            group = groups.pop()
+        kept = (1 - _TO_FIND_USED) * self._search.left
+        while groups and self._search.left - self._work >= kept:
+            group = groups.pop(0)
             if all(self._is_unaffected(group, number) for number in _FILLED):
                 unused.update(group)
             elif len(group) > 1:

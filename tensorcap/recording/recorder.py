@@ -492,9 +492,14 @@ class Recorder:
                 return
         slot = abbreviate(slot)
         with self._lock:
-            point.lost[slot] = (abbreviate(reason, 300), point.lost.get(slot, ("", 0))[1] + 1)
-            if absence:
+            known, count = point.lost.get(slot, ("", 0))
+            if not absence:
+                point.absent.pop(slot, None)
+            elif not count or slot in point.absent:
                 point.absent[slot] = absence
+            else:  # another call simply lost it
+                reason = known
+            point.lost[slot] = (abbreviate(reason, 300), count + 1)
 
 
 def _sha256(flat: Array, dtype: DType) -> str:

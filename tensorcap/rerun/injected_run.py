@@ -96,7 +96,7 @@ def run_injected(
     def run(released: frozenset[str], at: Path) -> InjectedRun:
         left = frozenset(key for text in released for key in own_keys.get(text, ()))
         if left in runs:  # what is not an argument is never replaced
-            return judge_again(runs[left], released)
+            return judge(runs[left], released)
         inject(
             reference,
             target_model,
@@ -109,22 +109,20 @@ def run_injected(
             progress=progress,
             params=True if holds_packed_weights(target) else None,
         )
-        runs[left] = judge(released, at)
-        return runs[left]
-
-    def judge(released: frozenset[str], at: Path) -> InjectedRun:
         ours, theirs = sides(reference, stack.enter_context(open_archive(at)), mapping)
         comparison = compare(ours, theirs, mapping="none", compute_dtype=compute_dtype)
         comparison = explain_as(comparison, free, ours)
-        return judge_again(InjectedRun(at, ours, theirs, comparison, (), ()), released)
+        runs[left] = judge(InjectedRun(at, ours, theirs, comparison, (), ()), released)
+        return runs[left]
 
-    def judge_again(made: InjectedRun, released: frozenset[str]) -> InjectedRun:
+    def judge(made: InjectedRun, released: frozenset[str]) -> InjectedRun:
         judged = InjectionJudge(made.reference, made.target, made.comparison.pairs, released=released)
         own_errors = judged.judge_all()
         return replace(made, own_errors=own_errors, unknown=tuple(judged.unknown))
 
     def again(released: frozenset[str]) -> InjectedRun:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-"))
+        beside = tempfile.TemporaryDirectory(prefix="tensorcap-", dir=path.parent)  # to be moved to the path
+        folder = stack.enter_context(beside)
         return run(released, Path(folder) / path.name)
 
     first = run(frozenset(), path)
@@ -136,9 +134,12 @@ def run_injected(
     settled = settle(first, again, Dependencies(first.reference), compared, explained=explained)
     if not settled.released:
         return first
-    if settled.judged.path != path:
-        settled.judged.path.replace(path)
-    return _explained(judge(settled.released, path), settled.own_errors)
+    kept = settled.judged
+    if kept.path != path:
+        kept.path.replace(path)
+        ours, theirs = sides(reference, stack.enter_context(open_archive(path)), mapping)
+        kept = replace(kept, path=path, reference=ours, target=theirs)
+    return _explained(kept, settled.own_errors)
 
 
 def _explained(run: InjectedRun, own_errors: Sequence[OwnError]) -> InjectedRun:

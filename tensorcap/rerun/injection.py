@@ -34,11 +34,8 @@ from tensorcap_formats.progress import Progress, Silent
 if TYPE_CHECKING:
     from tensorcap.workload import Workload
 
-_ALIKE: Final = (
-    {"int", "uint", "bool"},
-    {"float", "bool"},
-    {"complex"},
-)  # kinds of dtypes that stand for others
+# kinds of dtypes that stand for one another
+_ALIKE: Final = ({"int", "uint", "bool"}, {"float", "bool"}, {"complex"})
 _CAPTURE_FIRST: Final = (
     "Capture the target without injection, and give that archive as TGT: it tells which rows, tokens and "
     "layouts both runs have."

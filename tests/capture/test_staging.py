@@ -566,3 +566,21 @@ def test_recorders_count_right_when_several_threads_record() -> None:
     assert point.records == 400
     assert point.lost == {"lost": ("why", 400)}
     assert sorted(order for order, *_ in stage.shelf.kept if order is not None) == list(range(400))
+
+
+@pytest.mark.parametrize(
+    ("losses", "absent"),
+    [
+        pytest.param(
+            [("it is fused", "fused"), ("it is fused", "fused")], {"output": "fused"}, id="by-nature"
+        ),
+        pytest.param([("it is fused", "fused"), ("it is sparse", None)], {}, id="then-lost"),
+        pytest.param([("it is sparse", None), ("it is fused", "fused")], {}, id="lost-before"),
+    ],
+)
+def test_a_slot_is_absent_by_nature_if_it_is_so_in_all_calls(losses: Any, absent: Any) -> None:
+    stage = Stage()
+    for reason, absence in losses:
+        stage.recorder.lose(stage.point, "output", reason, absence=absence)
+    assert stage.point.absent == absent
+    assert stage.point.lost == {"output": ("it is fused" if absent else "it is sparse", 2)}

@@ -301,3 +301,11 @@ def test_whole_numbers_and_complex_values_are_equal_if_all_are() -> None:
     assert not equal_values(whole, whole + 1)
     assert equal_values(numbers, numbers.clone())
     assert not equal_values(numbers, numbers * 2)
+
+
+@pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="this torch has no floats of 4 bits")
+def test_floats_of_4_bits_are_equal_if_their_bits_are() -> None:
+    packed = torch.tensor([0x21, 0x43], dtype=torch.uint8)
+    one, same, other = (side.view(torch.float4_e2m1fn_x2) for side in (packed, packed.clone(), packed + 1))
+    assert equal_values(one, same)
+    assert not equal_values(one, other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -396,3 +397,23 @@ def test_nested_inputs_of_a_run_function_are_kept_and_given_again(is_torch: bool
     inputs: Any = again.inputs
     assert float(inputs["batch"]["x"][0, 0]) == 5
     assert inputs["rope"][1] == 3
+
+
+@pytest.mark.spec("JAX-1")
+def test_numbers_for_a_run_function_are_kept_and_given_again(tmp_path: Path) -> None:
+    def run(model: Any, x: Any, count: int, factors: Any, groups: Any, mode: str) -> None:
+        model(x * count * factors[0])
+
+    def workload(count: int, factors: Any) -> tensorcap.Workload:
+        inputs = {"x": X, "count": count, "factors": factors, "groups": [[1, 2], [3]], "mode": "sum"}
+        return tensorcap.Workload(tensorcap.JaxModel(lambda x: x + 1), inputs, run)
+
+    with captured(tmp_path, workload(2, (0.5, 4.0))) as archive:
+        archived = archived_inputs(archive)
+    assert set(archived) == {"x", "count", "factors"}  # of groups there is no array
+    again: Any = adapter_for(workload(7, (1.0, 1.0)).model).prepare(workload(7, (1.0, 1.0)), inputs=archived)
+    given = dict(again.inputs)
+    assert np.array_equal(given.pop("x"), X)
+    assert given == {"count": 2, "factors": (0.5, 4.0), "groups": [[1, 2], [3]], "mode": "sum"}
+    with pytest.raises(UsageError, match="input 'count' of the archive is none of the workload's: x"):
+        adapter_for(again.model).prepare(replace(again, inputs={"x": X}), inputs=archived)

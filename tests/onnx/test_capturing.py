@@ -11,11 +11,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tensorcap
+from tensorcap.adapters import adapter_for
 from tensorcap.adapters.onnx.graph import OnnxGraph
 from tensorcap.adapters.onnx.scopes import ModuleCall, Scopes
 from tensorcap.session import capture_workload
+from tensorcap.workload import archived_inputs
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
+from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import open_archive
 from tests.onnx.graphs import B1, W1, X, mlp, mlp_values, model, save
 
@@ -307,3 +310,39 @@ def test_constants_are_arguments(tmp_path: Path) -> None:
     made = model(nodes, [("x", TensorProto.FLOAT, [4])], ["y"], {})
     with captured(tmp_path, made, {"x": np.arange(4, dtype=np.float32)}) as archive:
         assert archive.values["0/@root:view/op"]["arguments"] == {"shape": [2, 2]}
+
+
+@pytest.mark.spec("ONX-10")
+@pytest.mark.parametrize(
+    ("inputs", "run", "origin"),
+    [
+        pytest.param({"x": X, "count": 2}, lambda net, x, count: net(x=x * count), "x", id="number"),
+        pytest.param({"batch": {"x": X}}, lambda net, batch: net(x=batch["x"]), "batch.x", id="nested"),
+        pytest.param({"tokens": X}, lambda net, tokens: net(x=tokens), "tokens", id="another-name"),
+    ],
+)
+def test_a_run_function_is_given_what_it_was_given(
+    inputs: dict[str, Any], run: Any, origin: str, tmp_path: Path
+) -> None:
+    def workload(given: dict[str, Any]) -> tensorcap.Workload:
+        return tensorcap.Workload(tensorcap.OnnxModel(save(mlp(), tmp_path / "net.onnx")), given, run)
+
+    capture_workload(workload(inputs), tmp_path / "one.h5")
+    others = {name: {"x": X + 1} if name == "batch" else value + 1 for name, value in inputs.items()}
+    with open_archive(tmp_path / "one.h5") as archive:
+        again = adapter_for(workload(others).model).prepare(workload(others), inputs=archived_inputs(archive))
+    capture_workload(again, tmp_path / "two.h5")
+    with open_archive(tmp_path / "one.h5") as one, open_archive(tmp_path / "two.h5") as two:
+        for text in (f"0/@root/given.{origin}", "0/@root/input.x", "0/@root/output"):
+            np.testing.assert_array_equal(one.read(one.get(text)), two.read(two.get(text)))
+
+
+@pytest.mark.spec("ONX-30")
+def test_a_run_function_that_takes_none_of_an_archives_inputs_is_refused(tmp_path: Path) -> None:
+    net = tensorcap.OnnxModel(save(mlp(), tmp_path / "net.onnx"))
+    capture_workload(tensorcap.Workload(net, {"x": X}), tmp_path / "one.h5")
+    other = tensorcap.Workload(net, {"ids": X, "mask": X}, lambda net, ids, mask: net(x=ids))
+    with open_archive(tmp_path / "one.h5") as archive:
+        given = archived_inputs(archive)
+    with pytest.raises(UsageError, match=r"found the inputs x, expected ids, mask, which its run function"):
+        adapter_for(net).prepare(other, inputs=given)

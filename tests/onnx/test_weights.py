@@ -10,6 +10,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import tensorcap
+from tensorcap.adapters.onnx.graph import OnnxGraph
+from tensorcap.adapters.onnx.quantisation import find_grids
 from tensorcap.session import capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -171,6 +173,31 @@ def test_each_product_rounds_its_own_inputs(tmp_path: Path) -> None:
         step = np.abs(X).max() / 255
         own = read(archive, "0/one/output") - np.abs(X) @ (Q * 0.5)
         assert np.abs(own).max() <= step / 2 * np.abs(Q * 0.5).sum(axis=0).max()
+
+
+@pytest.mark.spec("ONX-41")
+@pytest.mark.parametrize("is_initialiser", [True, False], ids=["initialiser", "constant"])
+@pytest.mark.parametrize(
+    ("form", "ends"),
+    [("INT8", (-128, 127)), ("UINT16", (0, 65535)), ("UINT4", (0, 15)), ("INT4", (-8, 7))],
+    ids=["int8", "uint16", "uint4", "int4"],
+)
+def test_a_range_is_that_of_the_numbers_of_the_zero_point(
+    form: str, ends: tuple[int, int], is_initialiser: bool, tmp_path: Path
+) -> None:
+    zero = helper.make_tensor("z", TensorProto.DataType.Value(form), [], [3])
+    nodes = [] if is_initialiser else [helper.make_node("Constant", [], ["z"], value=zero)]
+    nodes += [
+        node("QuantizeLinear", ["x", "s", "z"], ["/in/q"], "/in/q"),
+        node("DequantizeLinear", ["/in/q", "s", "z"], ["y"], "/in/d"),
+    ]
+    made = model(
+        nodes, [("x", TensorProto.FLOAT, [2, 4])], ["y"], {"s": np.full((), 0.5, np.float32)}, opset=21
+    )
+    made.graph.initializer.extend([zero] if is_initialiser else [])
+    path = save(made, tmp_path / "net.onnx")
+    grids = find_grids(OnnxGraph(Path(path)))
+    assert grids["/in/q"].ends == [(ends[0] - 3) / 2, (ends[1] - 3) / 2]
 
 
 @pytest.mark.spec("ONX-42")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
+import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +21,13 @@ from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from tensorcap.comparison import compare
-from tensorcap.localization import Localization, localize
+from tensorcap.localization import Localization, gather_evidence, localize
 from tensorcap.rerun import OwnError
 from tensorcap.rerun.compensation import Dependencies, settle
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
 from tensorcap_cli.main import main as tcap
+from tensorcap_formats.open import open_archive
 from tests.support.archives import new_archive
 
 IMAGES = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
@@ -233,6 +237,43 @@ def test_what_is_undone_is_told_with_what_undoes_it(tmp_path: Path, way: str) ->
         "module": "depthwise",
         "reason": "differs and is undone by depthwise_bn",
     }
+
+
+@pytest.mark.spec("RPL-50")
+def test_the_run_that_is_kept_may_lie_on_another_file_system_than_temporary_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    rename = os.replace
+
+    def rename_within(source: Any, wanted: Any) -> None:
+        if Path(source).is_relative_to(kept) != Path(wanted).is_relative_to(kept):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        rename(source, wanted)
+
+    monkeypatch.setattr(os, "replace", rename_within)
+    runs = Workload(net(), (IMAGES,), seed=0), Workload(folded(), (IMAGES,), seed=0)
+    paths = tmp_path / "ref.h5", tmp_path / "tgt.h5"
+    for run, path in zip(runs, paths, strict=True):
+        capture_workload(run, path)
+    with ExitStack() as stack:
+        reference, target = (stack.enter_context(open_archive(path)) for path in paths)
+        gathered = gather_evidence(
+            stack,
+            reference,
+            target,
+            compare(reference, target),
+            compared=(reference, target),
+            reference_model=None,
+            target_model=runs[1],
+            mapping=None,
+            compute_dtype=None,
+            injected_path=kept / "injected.h5",
+            reference_path=None,
+        )
+        assert gathered.injection is not None
+    assert [path.name for path in kept.iterdir()] == ["injected.h5"]
 
 
 @pytest.mark.spec("RPL-50")

@@ -541,3 +541,48 @@ def test_what_an_object_holds_is_nobodys_own(tmp_path: Path) -> None:
     assert "own_error_composite" not in tests[held]
     assert "own_error_leaf" in tests["0/first.fc/output"]
     assert "own_error_composite" not in tests["0/second/output"]  # which is made of it
+
+
+class Counter(nn.Module):
+    """Writes to the state that it is given, in the way of its name."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        if self.way == "version":
+            state.add_(x.sum())
+        elif self.way == "data":
+            state.data.add_(x.sum())
+        elif self.way == "numpy":
+            np.add(state.numpy(), x.numpy().sum(), out=state.numpy())
+        elif self.way == "axes":
+            state.add_(x.sum()).t_()
+        elif self.way == "one more axis":
+            state.unsqueeze_(0)
+        return x + 1
+
+
+class Counted(nn.Module):
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.counter = Counter(way)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = torch.zeros(2, 3)
+        made: torch.Tensor = self.counter(x, state) * (1 + state.sum()) + state.shape[0]
+        return made
+
+
+@pytest.mark.spec("INJ-80")
+@pytest.mark.parametrize("way", ["nothing", "version", "data", "numpy", "axes", "one more axis"])
+def test_what_a_call_makes_of_its_copy_becomes_of_its_callers_tensor(way: str, tmp_path: Path) -> None:
+    totals = {"nothing": 0, "one more axis": 0}
+    rows = {"axes": 3, "one more axis": 1}
+    workload = Workload(Counted(way), (torch.ones(4),))
+    capture_workload(workload, tmp_path / "ref.h5")
+    inject(tmp_path / "ref.h5", workload, tmp_path / "own.h5", inputs="counter", mapping="none")
+    with open_archive(tmp_path / "own.h5") as archive:
+        values = archive.read(archive.get("0/@root/output"))
+    assert values.tolist() == [2 * (1 + totals.get(way, 6 * 4)) + rows.get(way, 2)] * 4

@@ -13,7 +13,7 @@ from tensorcap.adapters.executorch.engine import VERSION
 from tensorcap.adapters.executorch.model import ExecuTorchModel
 from tensorcap.adapters.executorch.program import stored_elements
 from tensorcap.adapters.executorch.tap import ModelTap, edge_program
-from tensorcap.adapters.input_arrays import InputKind, archived_arrays, make_arrays
+from tensorcap.adapters.input_arrays import InputKind, make_arrays
 from tensorcap.adapters.model_file import ModelFileAdapter
 from tensorcap.adapters.protocol import Site, most_common_dtype
 from tensorcap.recording import Call, CaptureOptions, Recorder, Substitution, summarize_weight
@@ -132,13 +132,7 @@ class ExecuTorchAdapter(ModelFileAdapter):
                 raise UsageError(
                     f"{option} {value}: a program of ExecuTorch has its {option} from its export"
                 )
-        if not inputs:
-            return workload
-        model = workload.model
-        known = workload.inputs if isinstance(workload.inputs, Mapping) else {}
-        own = list(self.input_kinds(model))
-        given, model.inputs = archived_arrays(str(model.source), own, known, inputs)
-        return replace(workload, inputs=given)
+        return self.with_archived_inputs(workload, inputs) if inputs else workload
 
     @contextmanager
     def tap(

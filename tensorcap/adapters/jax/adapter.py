@@ -11,6 +11,7 @@ import jax
 from jax import numpy as jnp
 
 from tensorcap.adapters.array_records import record_inputs
+from tensorcap.adapters.input_arrays import replace_inputs
 from tensorcap.adapters.jax.call_tracer import CallTracer
 from tensorcap.adapters.jax.description import describe, describe_modules
 from tensorcap.adapters.jax.flax_hooks import hook_calls
@@ -148,10 +149,7 @@ class JaxAdapter(Adapter):
 
 
 def _with_archived(workload: Workload, inputs: Mapping[str, StoredInput]) -> dict[str, Any] | tuple[Any, ...]:
-    """Archived inputs in the place of the workload's own, by argument and field.
-
-    If none of the archive's names is one of the workload's and there are as many, they are the same in order.
-    """
+    """Archived inputs in the place of the workload's own, as `replace_inputs` puts them."""
     own = workload.inputs
     if isinstance(own, Mapping):
         values = dict(own)
@@ -159,10 +157,9 @@ def _with_archived(workload: Workload, inputs: Mapping[str, StoredInput]) -> dic
         names = () if workload.run is not None else model_argument_names(JaxModel.of(workload.model))
         values = {names[i] if i < len(names) else str(i): value for i, value in enumerate(own)}
     arrays = {name: from_stored(*value) for name, value in inputs.items()}
-    known = [leaf.name for leaf in walk(values, kinds()) if leaf.is_tensor]
-    if len(known) == len(arrays) and not set(known) & set(arrays):
-        arrays = dict(zip(known, arrays.values(), strict=True))
-    replaced = rebuild(values, kinds(), lambda name, array: arrays.pop(name, array))
+    replaced, used = replace_inputs(values, arrays, kinds())
     for name in arrays:
-        raise UsageError(f"input {name!r} of the archive is none of the workload's: {', '.join(known)}")
+        if name not in used.values():
+            known = ", ".join(leaf.name for leaf in walk(values, kinds()) if leaf.is_tensor)
+            raise UsageError(f"input {name!r} of the archive is none of the workload's: {known}")
     return replaced if isinstance(own, Mapping) else tuple(replaced.values())

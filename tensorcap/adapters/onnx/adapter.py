@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
-from tensorcap.adapters.input_arrays import InputKind, archived_arrays, make_arrays
+from tensorcap.adapters.input_arrays import InputKind, make_arrays
 from tensorcap.adapters.model_file import ModelFileAdapter
 from tensorcap.adapters.onnx.description import describe
 from tensorcap.adapters.onnx.model import OnnxModel
@@ -89,13 +89,7 @@ class OnnxAdapter(ModelFileAdapter):
             raise UsageError(f"dtype {dtype}: an ONNX model has its dtype from where it was exported")
         if device is not None:
             raise UsageError(f"device {device}: expected --provider NAME, which says where a model runs")
-        if not inputs:
-            return workload
-        model = workload.model
-        known = workload.inputs if isinstance(workload.inputs, Mapping) else {}
-        own = list(self.input_kinds(model))
-        given, model.inputs = archived_arrays(str(model.source), own, known, inputs)
-        return replace(workload, inputs=given)
+        return self.with_archived_inputs(workload, inputs) if inputs else workload
 
     @contextmanager
     def tap(

@@ -9,6 +9,7 @@ graph rounds itself.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -36,6 +37,7 @@ _KEPT: Final = (
     "Expand",
 )
 _BYTE: Final = 8  # bits
+_WHOLE: Final = re.compile(r"(?P<unsigned>u?)int(?P<bits>[0-9]{1,2})")
 _ZERO_PLACE: Final = 2  # of the zero point that a QuantizeLinear takes
 _STATIC: Final = ("QuantizeLinear", "DequantizeLinear")
 _TAKE_ROUNDED: Final = ("MatMul", "Gemm", "Conv", "ConvTranspose", "QLinearMatMul", "QLinearConv", "QGemm")
@@ -363,9 +365,9 @@ class Grid:
 
     def numbers(self, values: Array, dtype: Any) -> Array:
         """The nearest numbers of floats."""
-        limits = np.iinfo(dtype)
+        low, high = self.limits or (np.iinfo(dtype).min, np.iinfo(dtype).max)
         rounded = np.rint(values.astype(np.float64) / self.step) + self.zero
-        return np.clip(rounded, limits.min, limits.max).astype(dtype)
+        return np.clip(rounded, low, high).astype(dtype)
 
 
 def find_grids(graph: OnnxGraph) -> dict[str, Grid]:
@@ -392,11 +394,19 @@ def _grid(graph: OnnxGraph, steps: str, zeros: str = "") -> Grid | None:
     if not steps or not all(graph.is_constant(name) for name in (steps, zeros) if name):
         return None
     step, zero = (graph.floats(name) if name else np.zeros(1, np.float32) for name in (steps, zeros))
-    number = graph.elements(zeros).dtype if zeros else np.dtype(np.uint8)
     if step.size != 1 or zero.size != 1:
         return None
-    limits = (np.iinfo(number).min, np.iinfo(number).max) if number.kind in "iu" else ()
+    limits = _limits(graph.number_format(zeros) if zeros else "uint8")
     return Grid(float(step.reshape(())), float(zero.reshape(())), limits)
+
+
+def _limits(number_format: str) -> tuple[int, ...]:
+    """The least and the largest number of a format, as 0 and 15 of `uint4`; none of floats."""
+    whole = _WHOLE.fullmatch(number_format)
+    if whole is None:
+        return ()
+    count = 1 << int(whole["bits"])
+    return (0, count - 1) if whole["unsigned"] else (-count // 2, count // 2 - 1)
 
 
 def own_grid(grids: Mapping[str, Grid], node: GraphNode) -> Grid | None:

@@ -8,13 +8,13 @@ in place is what the call made it. Gradients go through to the model's own tenso
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from tensorcap.adapters.protocol import NotCapturableError
 from tensorcap.adapters.torch.tensor_leaves import KINDS
-from tensorcap.adapters.torch.tensors import dtype_name, from_stored, plain
+from tensorcap.adapters.torch.tensors import dtype_name, equal_values, from_stored, plain
 from tensorcap.recording import Call, Kind, Substitution, leaf_slot, no_fit, rebuild, walk
 from tensorcap_formats.dtypes import Array, DType
 from tensorcap_formats.errors import UsageError
@@ -22,7 +22,24 @@ from tensorcap_formats.float_formats import MASK_SENTINELS
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
-Copies = list[tuple[torch.Tensor, torch.Tensor, int]]  # the caller's tensor, the copy, its version
+
+class Copy(NamedTuple):
+    """What stands for an argument that a call may write to.
+
+    Attributes:
+        own: The caller's tensor.
+        copy: What the call is given.
+        version: Of that, as it was given.
+        before: Its values, likewise: kernels, numpy and `.data` write without a new version.
+    """
+
+    own: torch.Tensor
+    copy: torch.Tensor
+    version: int
+    before: torch.Tensor
+
+
+Copies = list[Copy]
 
 
 def inject(
@@ -61,10 +78,12 @@ def inject(
 
 
 def write_back(copies: Copies) -> None:
-    """Write to the caller's tensors what a call wrote to its copies of them."""
+    """Write to the caller's tensors what a call wrote to its copies of them, and give them their shape."""
     with torch.no_grad():
-        for own, copy, version in copies:
-            if copy._version != version:
+        for own, copy, version, before in copies:
+            if copy.shape != own.shape:
+                own.data = copy
+            elif copy._version != version or not equal_values(copy, before):
                 own.copy_(copy)
 
 
@@ -89,7 +108,7 @@ class _CallInjector:
     def writable_copies(self) -> Copies:
         """Return copies of tensors that a call may write to: not of a graph, nor of shared elements."""
         return [
-            (natural, copy, copy._version)
+            Copy(natural, copy, copy._version, copy.clone())
             for copies in self._copies.values()
             for natural, _, copy in copies
             if not (natural.requires_grad or natural.is_inference() or copy.is_inference())

@@ -193,14 +193,22 @@ def equal_values(one: torch.Tensor, other: torch.Tensor) -> bool:
     """
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    if one.is_floating_point() and one.element_size() == 1:  # which torch compares none of
-        one, other = one.float(), other.float()
+    one, other = _comparable(one), _comparable(other)
     if torch.equal(one, other):
         return True
     if not (one.is_floating_point() or one.is_complex()):
         return False
     is_nan = one.isnan()
     return torch.equal(is_nan, other.isnan()) and torch.equal(one[~is_nan], other[~is_nan])
+
+
+def _comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in a dtype that torch compares: the bits of two floats in a byte, wider floats."""
+    if dtype_name(tensor.dtype).endswith("_x2"):
+        return tensor.view(torch.uint8)
+    if tensor.is_floating_point() and tensor.element_size() == 1:
+        return tensor.float()
+    return tensor.to(torch.complex64) if tensor.dtype == torch.complex32 else tensor
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
