@@ -661,11 +661,12 @@ def _agrees(pair: Pair) -> bool:
 def _is_much_smaller(results: Sequence[Pair], error: float | None, factor: float) -> bool:
     """Whether the largest error of results is that much smaller than an error; None for another shape.
 
-    What is explained has no say, and one result at least has to be green.
+    What is explained has no say, and one result at least has to be green. An error counts as 1 at most: one
+    of a reference near zero has no bound, and would make any result small.
     """
     errors = [error_of(result) or 0.0 for result in results if result.status != "explained"]
     largest = max(errors, default=math.inf)
-    return largest <= (_EXACT if error is None else error / factor)
+    return largest <= (_EXACT if error is None else min(error, 1.0) / factor)
 
 
 def _of_any_step(key: Key) -> tuple[object, ...]:

@@ -335,13 +335,14 @@ def _lost_in_results(
     reference: Archive, target: Archive, nodes: Iterable[RoundedNode]
 ) -> Iterator[tuple[str, str]]:
     """Yield the results of modules that lose an operand of a sum, or of the nearest ones around them."""
-    results: dict[str, list[str]] = defaultdict(list)
+    results: dict[tuple[int, int, str], list[str]] = defaultdict(list)
     for record in reference.records:
         if is_result(record.key) and record.key.slot in ("output", "output.0"):
-            results[record.key.site].append(record.key.text)
+            results[record.key.rank, record.key.step, record.key.site].append(record.key.text)
     for lost in lost_operands(target, nodes):
-        site = next((s for s in (lost.module, *enclosing_sites(lost.module)) if s in results), "")
-        for text in results.get(site, ()):
+        around = (lost.module, *enclosing_sites(lost.module))
+        places = ((lost.rank, lost.run_step, site) for site in around)
+        for text in next((results[place] for place in places if place in results), ()):
             yield text, lost.text
 
 
