@@ -242,6 +242,35 @@ def test_a_state_in_another_order_in_the_last_step_alone_is_not_proven_by_other_
 
 
 @pytest.mark.spec("CMP-250")
+@pytest.mark.parametrize(
+    ("places", "off", "expected"),
+    [
+        pytest.param([8, 9, 2, 3, 4, 5, 6, 7], 0, "explained", id="the-newest-in-the-place-of-the-oldest"),
+        pytest.param([9, 8, 2, 3, 4, 5, 6, 7], 0, "diverged", id="not-in-their-order"),
+        pytest.param([2, 3, 8, 9, 4, 5, 6, 7], 0, "diverged", id="in-another-place"),
+        pytest.param([9, 2, 3, 4, 5, 6, 7, 8], 0, "diverged", id="and-the-others-are-moved"),
+        pytest.param([8, 9, 2, 3, 4, 5, 6, 7], 1, "diverged", id="and-the-results-differ"),
+    ],
+)
+def test_a_ring_that_first_turns_in_the_last_step_shows_that_it_is_one(
+    make_archive: MakeArchive, places: list[int], off: float, expected: str
+) -> None:
+    keys, values = (RNG.normal(size=(1, 2, 10, 4)).astype(np.float32) for _ in range(2))
+    window = ([side[:, :, :8], side[:, :, 2:]] for side in (keys, values))
+    reference = decoded(make_archive, *window, LOGITS, steps=2)
+    turned = ([side[:, :, :8], side[:, :, places]] for side in (keys, values))
+    found = compare(reference, decoded(make_archive, *turned, [LOGITS[0], LOGITS[1] + off], steps=2))
+    key = "1/@root/output.cache.layers.0.keys"
+    assert status(found, key) == expected
+    if expected == "explained":
+        reason = next(p.reason for p in found.pairs if p.key == key)
+        assert (
+            reason == "it holds the same in another order along axis 2, and what the step makes of it agrees"
+        )
+        assert found.exit_status == 0
+
+
+@pytest.mark.spec("CMP-250")
 def test_a_ring_that_lost_a_token_differs(make_archive: MakeArchive) -> None:
     keys, values = rolled(KEYS, 0, 1, 2), rolled(VALUES, 0, 1, 2)
     keys[2][:, :, 3] = KEYS[0][:, :, 0]  # an older one in its place
