@@ -17,6 +17,7 @@ import numpy as np
 
 from tensorcap.comparison.cut_values import CutValues, cut_inputs, cut_results
 from tensorcap.comparison.injected import Injected
+from tensorcap.comparison.other_weights import OtherWeights
 from tensorcap.comparison.pair import Decision, Finding, Pair, decide
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.quantised_weights import (
@@ -257,6 +258,7 @@ def measure_layers(
     undone: dict[str, str] = {}
     folded: set[str] = set()
     rounded_to: dict[str, str] = {}
+    others = OtherWeights(reference)
     for site, name in sorted(packed):
         slot = f"param.{escape(name)}"
         records = ours.get((site, slot)), theirs.get((site, slot))
@@ -283,7 +285,7 @@ def measure_layers(
         judged = _judge_weight(trusted, weight, inputs)
         weights[records[0].key.text] = judged
         rounded_to[records[0].key.text] = judged.rounded_to
-        is_right = POLICY.quantised.status(judged.rounding.value) == "within-rounding"
+        is_right = _is_rounded(judged.rounding)
         factors = None if is_right or not products else _column_factors(trusted, weight, products[0])
         if factors is not None:
             trusted = trusted * factors
@@ -296,6 +298,9 @@ def measure_layers(
                 is_right = True
             else:
                 trusted = trusted / factors
+        if not is_right and not judged.mistake.text:
+            held = _held_weight(others, records[0], target, records[1], weight)
+            weights[records[0].key.text] = replace(judged, mistake=held)
         sides = (ours.get((site, _BIAS)), theirs.get((site, _BIAS)))
         of_bias = _bias_error(reference, target, *sides) if _is_right(weights, sides[0]) else None
         for product in products:
@@ -392,6 +397,27 @@ def _is_right(weights: Mapping[str, QuantisedWeight], record: Record | None) -> 
     return judged is not None and judged.finding.status == "within-rounding"
 
 
+def _held_weight(
+    others: OtherWeights, ours: Record, target: Archive, theirs: Record, weight: WeightNumbers
+) -> WeightMistake:
+    """Which other weight of the reference it is, rounded, if it is one."""
+
+    def is_held(record: Record) -> bool:
+        values = _floats(others.reference, record)
+        return values is not None and _is_rounded(measure_rounding(values, weight))
+
+    try:
+        held = others.find(ours, target, theirs, is_held)
+    except (OSError, ReadError):  # the comparison says so
+        held = None
+    return WeightMistake() if held is None else WeightMistake.of_other(held.key.text)
+
+
+def _is_rounded(rounding: Rounding) -> bool:
+    """Whether a weight is what it was held against, rounded."""
+    return POLICY.quantised.status(rounding.value) == "within-rounding"
+
+
 def _bias_error(
     reference: Archive, target: Archive, ours: Record | None, theirs: Record | None
 ) -> Array | None:
@@ -433,8 +459,7 @@ def _with_unit(weight: WeightNumbers, precision: Precision | None) -> WeightNumb
 
 def _judge_weight(reference: Array, weight: WeightNumbers, inputs: Array | None) -> QuantisedWeight:
     rounding = measure_rounding(reference, weight, inputs)
-    is_right = POLICY.quantised.status(rounding.value) == "within-rounding"
-    mistake = WeightMistake() if is_right else find_weight_mistake(reference, weight)
+    mistake = WeightMistake() if _is_rounded(rounding) else find_weight_mistake(reference, weight)
     return QuantisedWeight(weight.text, rounding, mistake)
 
 
