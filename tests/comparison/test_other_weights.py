@@ -36,7 +36,7 @@ def reference(make: MakeArchive) -> Any:
 
 
 def packed(make: MakeArchive, weights: dict[str, Array], bits: int) -> Any:
-    tensors = {}
+    tensors: dict[str, Array] = {}
     for site, weight in weights.items():
         values, steps = in_steps(weight, bits, 64 if bits == 8 else 16)
         tensors |= {

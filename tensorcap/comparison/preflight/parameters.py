@@ -361,7 +361,7 @@ class _Held:
         self._others = OtherWeights(reference)
 
     def text(self, pair: _WeightPair) -> str:
-        """The key text of the weight that the target holds, and how, in words; "" if it is none."""
+        """What the target holds in the place of a weight, as the end of a sentence; "" if it is no other one."""
         ours, theirs = pair.reference.record, pair.target.record
         judged = self._layers.weights.get(ours.key.text) if ours is not None else None
         if judged is not None:
