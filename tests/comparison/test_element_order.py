@@ -9,6 +9,7 @@ import pytest
 
 from tensorcap.comparison import Comparison, compare
 from tensorcap.comparison.element_order import find_order
+from tensorcap_formats.dtypes import Array
 from tests.comparison.conftest import MakeArchive
 
 RNG: Final = np.random.default_rng(11)
@@ -256,10 +257,16 @@ def test_a_ring_that_first_turns_in_the_last_step_shows_that_it_is_one(
     make_archive: MakeArchive, places: list[int], off: float, expected: str
 ) -> None:
     keys, values = (RNG.normal(size=(1, 2, 10, 4)).astype(np.float32) for _ in range(2))
-    window = ([side[:, :, :8], side[:, :, 2:]] for side in (keys, values))
-    reference = decoded(make_archive, *window, LOGITS, steps=2)
-    turned = ([side[:, :, :8], side[:, :, places]] for side in (keys, values))
-    found = compare(reference, decoded(make_archive, *turned, [LOGITS[0], LOGITS[1] + off], steps=2))
+    window, other = list(range(2, 10)), [LOGITS[0], LOGITS[1] + off]
+
+    def states(side: Array, last: list[int]) -> list[Any]:
+        return [side[:, :, :8], side[:, :, last]]
+
+    reference, target = (
+        decoded(make_archive, states(keys, last), states(values, last), made, steps=2)
+        for last, made in ((window, LOGITS), (places, other))
+    )
+    found = compare(reference, target)
     key = "1/@root/output.cache.layers.0.keys"
     assert status(found, key) == expected
     if expected == "explained":

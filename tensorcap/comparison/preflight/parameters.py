@@ -361,7 +361,7 @@ class _Held:
         self._others = OtherWeights(reference)
 
     def text(self, pair: _WeightPair) -> str:
-        """What the target holds in the place of a weight, as the end of a sentence; "" if it is no other one."""
+        """What the target holds in the place of a weight, as the end of a sentence; "" if nothing."""
         ours, theirs = pair.reference.record, pair.target.record
         judged = self._layers.weights.get(ours.key.text) if ours is not None else None
         if judged is not None:
