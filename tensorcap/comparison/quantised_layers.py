@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -312,9 +312,8 @@ def measure_layers(
             results[key] = error
             predicted[site] = max(error.predicted, predicted.get(site, 0.0))
     measured = set(predicted)
-    for site, estimate in _errors_by_statistics(reference, target, given):
-        if site not in measured:
-            predicted[site] = max(estimate, predicted.get(site, 0.0))
+    for site, estimate in _errors_by_statistics(reference, target, given, besides=measured):
+        predicted[site] = max(estimate, predicted.get(site, 0.0))
     for site, step in steps.items():
         if all(site != other for other, _ in packed):
             for key, error in _rounded_results(
@@ -355,11 +354,19 @@ def _errors_by_statistics(
     reference: Archive,
     target: Archive,
     given: Mapping[str, Mapping[tuple[int, int, int], _Call]],
+    *,
+    besides: Collection[str],
 ) -> Iterator[tuple[str, float]]:
     """Yield sites of linear layers that round inputs, and the row error that rounding predicts.
 
     Weights are known by statistics alone: the squared error of a row is `e^2 |W|^2 + d^2 m |x|^2`, for m
     outputs and e and d the RMS of the errors of inputs and weights.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test.
+        given: The reference's calls, by site and place.
+        besides: Sites of which more is known, which are not read.
     """
     recorded: dict[str, list[Record]] = defaultdict(list)
     for record in reference.records:
@@ -369,7 +376,7 @@ def _errors_by_statistics(
         settings, ours = target.info.modules[site].settings, reference.info.modules.get(site)
         has_one_scale = settings.get("one_scale") is not False
         weight = weight_errors(recorded[site], ours, bits, has_one_scale=has_one_scale)
-        if weight is None or not isinstance(settings.get("input_bits"), int):
+        if weight is None or site in besides or not isinstance(settings.get("input_bits"), int):
             continue
         for call in given.get(site, {}).values():
             try:
