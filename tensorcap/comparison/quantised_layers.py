@@ -116,7 +116,8 @@ class LayerError:
         mistake: What is wrong with it, in words; "" if nothing is, or if it is not known.
         chance: What chance allows the ratio, if the prediction is one of chance.
         cut: What ranges of a calibration cut of inputs or results.
-        with_cut: As `predicted`, with what that makes.
+        taken: What that makes of the result, relative.
+        rest: The own error without that, relative.
     """
 
     own: float
@@ -126,7 +127,8 @@ class LayerError:
     mistake: str = ""
     chance: float = 1.0
     cut: tuple[CutValues, ...] = ()
-    with_cut: float = 0.0
+    taken: float = 0.0
+    rest: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -139,10 +141,14 @@ class LayerError:
         if not self.cut:
             return False
         is_more = POLICY.quantised.status(self.ratio / self.chance) != "within-rounding"
-        is_explained = self.own <= self.with_cut * POLICY.quantised.green * self.chance
-        taken = math.sqrt(max(0.0, self.with_cut**2 - self.predicted**2))
-        is_small = taken <= max(_CUT * self.predicted, _CUT_OF_RESULT)
+        is_explained = self.rest <= self.predicted * POLICY.quantised.green * self.chance
+        is_small = self.taken <= max(_CUT * self.predicted, _CUT_OF_RESULT)
         return is_more and is_explained and is_small and all(cut.is_choice for cut in self.cut)
+
+    @property
+    def expected(self) -> float:
+        """As `predicted`, with what a calibration chose to cut."""
+        return math.hypot(self.predicted, self.taken) if self.is_cut_by_choice else self.predicted
 
     @property
     def finding(self) -> Finding:
@@ -151,7 +157,7 @@ class LayerError:
         text = f"own error {self.own:.2g}, {self.ratio:.3g} times what rounding to {self.text} predicts"
         text += "".join(f"; {cut.text}" for cut in self.cut)
         if self.is_cut_by_choice:
-            value = self.own / self.with_cut / self.chance
+            value = self.rest / self.predicted / self.chance if self.rest else 0.0
         finding = POLICY.quantised.finding("quantisation", value, text)
         if finding.status == "within-rounding":
             return finding
@@ -306,11 +312,11 @@ def measure_layers(
         for product in products:
             error = _layer_error(product, trusted, weight, module, precision, of_bias, is_right=is_right)
             results[product.key] = error
-            predicted[site] = max(error.predicted, predicted.get(site, 0.0))
+            predicted[site] = max(error.expected, predicted.get(site, 0.0))
         for key, places, values in rows:
             error = _row_error(places, values, trusted, weight, module, is_right=is_right)
             results[key] = error
-            predicted[site] = max(error.predicted, predicted.get(site, 0.0))
+            predicted[site] = max(error.expected, predicted.get(site, 0.0))
     measured = set(predicted)
     for site, estimate in _errors_by_statistics(reference, target, given, besides=measured):
         predicted[site] = max(estimate, predicted.get(site, 0.0))
@@ -326,7 +332,7 @@ def measure_layers(
                 injected,
             ):
                 results[key] = error
-                predicted[site] = max(error.predicted, predicted.get(site, 0.0))
+                predicted[site] = max(error.expected, predicted.get(site, 0.0))
             if predicted.get(site) is None and (size := _least_size(reference, target, site)):
                 predicted[site] = step / math.sqrt(12) / size
     inner = {site: error for site, error in inner_roundings(target, nodes).items() if site not in measured}
@@ -644,8 +650,9 @@ def _rounded_results(
         )
         cut = cut_results(wanted, {**settings, "output_step": step})
         if cut is not None:
-            with_cut = math.hypot(errors[1], float(np.linalg.norm(cut.error))) / size
-            error = replace(error, cut=(cut,), with_cut=with_cut)
+            sides = cut.error, y_target - wanted - cut.error
+            taken, rest = (float(np.linalg.norm(side)) / size for side in sides)
+            error = replace(error, cut=(cut,), taken=taken, rest=rest)
         far = int((np.abs(y_target - wanted) > step).sum())
         if far and cut is None:
             error = replace(error, mistake=f"{counted(far, 'value', 'lie')} beyond the range of its numbers")
@@ -711,17 +718,19 @@ def _layer_error(
         ratios = np.sqrt(squares / np.maximum(made, 1e-300)) / by_chance
         worst = float(ratios.max(initial=0.0))
     own_error, predicted = (math.sqrt(float(side.sum())) / size for side in (squares, made))
-    cut = [(c, c.error @ weight.values.T) for c in (cut_inputs(x, settings),) if c is not None]
-    cut += [(c, c.error) for c in (cut_results(product.wanted, settings),) if c is not None]
-    with_cut = math.hypot(predicted, *(float(np.linalg.norm(off)) / size for _, off in cut))
+    of_inputs = cut_inputs(x, settings)
+    taken = of_inputs.error @ weight.values.T if of_inputs is not None else np.zeros_like(own)
+    of_results = cut_results(product.wanted + taken, settings)
+    taken = taken + of_results.error if of_results is not None else taken
     error = LayerError(
         own_error,
         predicted,
         worst,
         weight.text,
         chance=chance if is_of_chance else 1.0,
-        cut=tuple(c for c, _ in cut),
-        with_cut=with_cut,
+        cut=tuple(cut for cut in (of_inputs, of_results) if cut is not None),
+        taken=float(np.linalg.norm(taken)) / size,
+        rest=float(np.linalg.norm(own - taken)) / size,
     )
     if error.finding.status == "within-rounding":
         return error

@@ -104,3 +104,42 @@ def test_all_rows_of_a_lookup_are_judged(make_archive: MakeArchive) -> None:
     noise = float(np.linalg.norm(rounded[tokens] - table[tokens]))
     assert status == "diverged"
     assert ratio == pytest.approx(float(np.linalg.norm(last - table[tokens])) / noise, rel=1e-3)
+
+
+@pytest.mark.spec("POL-620")
+@pytest.mark.parametrize(
+    ("over", "factor", "expected"),
+    [
+        pytest.param(1.0, 1.0, "within-rounding", id="nothing-cut"),
+        pytest.param(1.3, 1.0, "within-rounding", id="cut"),
+        pytest.param(1.0, 1.02, "diverged", id="nothing-cut-and-a-mistake"),
+        pytest.param(1.1, 1.015, "diverged", id="cut-and-a-mistake"),
+        pytest.param(1.2, 1.02, "diverged", id="more-cut-and-a-mistake"),
+    ],
+)
+def test_what_a_range_cuts_hides_no_mistake(
+    make_archive: MakeArchive, over: float, factor: float, expected: str
+) -> None:
+    """Half a percent of the inputs lie beyond 1, and are cut to it; results are those times a factor."""
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((48, 64)).astype(np.float32)
+    steps = np.abs(weight).max(axis=1, keepdims=True) / 127
+    rounded = (np.rint(weight / steps) * steps).astype(np.float32)
+    x = rng.uniform(-1, 1, (64, 64)).astype(np.float32)
+    x.reshape(-1)[rng.choice(x.size, x.size // 200, replace=False)] = over
+    given = np.clip(np.rint(x * 127), -127, 127) / 127
+
+    def archive(values: Any, result: Any, **settings: Any) -> Any:
+        tensors = {"0/fc/param.weight": values, "0/fc/input.x": x, "0/fc/output": result.astype(np.float32)}
+        if settings:
+            tensors["0/fc/param.weight_step"] = steps.astype(np.float32)
+        return make_archive(tensors, run=run_of("fc", "float32", **settings))
+
+    settings: dict[str, Any] = {"dequantised": ["weight"], "numbers": {"weight": "int8"}, "input_bits": 8}
+    settings |= {"input_step": 1 / 127, "input_range": [-1.0, 1.0]}
+    target = archive(rounded, given @ rounded.T * factor, **settings)
+    found = compare(archive(weight, x @ weight.T), target)
+    assert statuses(found)["0/fc/output"] == expected
+    assert (found.exit_status == 0) == (expected == "within-rounding")
+    told = [text for text in found.warnings if "as a calibration may choose" in text]
+    assert bool(told) == (over > 1 and expected == "within-rounding")
