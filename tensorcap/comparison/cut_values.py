@@ -66,7 +66,7 @@ def find_cut(values: Array, ends: object, step: object, what: str) -> CutValues 
     channels = np.flatnonzero(by_channel.mean(axis=0) >= _WHOLE)
     whole = tuple(channels.tolist()) if len(by_channel) >= _ROWS else ()
     text = (
-        f"{100 * share:.3g} % of {what} lie beyond the calibrated range {low:.3g} to {high:.3g} and are cut, "
+        f"{float(f'{100 * share:.2g}'):g} % of {what} lie beyond the calibrated range {low:.3g} to {high:.3g} and are cut, "
         f"{values[at]:.3g} to {min(max(values[at], low), high):.3g}"
     )
     text += f"; most of channel {some(list(map(str, whole)))}" if whole else ""
