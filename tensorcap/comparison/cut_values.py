@@ -65,8 +65,9 @@ def find_cut(values: Array, ends: object, step: object, what: str) -> CutValues 
     by_channel = is_cut.reshape(-1, is_cut.shape[-1]) if is_cut.ndim else is_cut.reshape(1, 1)
     channels = np.flatnonzero(by_channel.mean(axis=0) >= _WHOLE)
     whole = tuple(channels.tolist()) if len(by_channel) >= _ROWS else ()
+    percent = float(f"{100 * share:.2g}")
     text = (
-        f"{float(f'{100 * share:.2g}'):g} % of {what} lie beyond the calibrated range {low:.3g} to {high:.3g} and are cut, "
+        f"{percent:g} % of {what} lie beyond the calibrated range {low:.3g} to {high:.3g} and are cut, "
         f"{values[at]:.3g} to {min(max(values[at], low), high):.3g}"
     )
     text += f"; most of channel {some(list(map(str, whole)))}" if whole else ""
