@@ -44,6 +44,7 @@ from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError
+from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.keys import Key, escape, unescape
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import ModuleInfo
@@ -59,6 +60,8 @@ _BIAS: Final = "param.bias"
 _WEIGHT_STEP: Final = "param.weight_step"
 _CUT: Final = 2.0  # times what rounding makes, that cutting values may make by choice of a calibration
 _CUT_OF_RESULT: Final = 0.05  # of a result's norm, likewise
+_OFF_STEP: Final = 0.02  # steps that a value may be off, besides its own rounding
+_FEWEST_NUMBERS: Final = 8  # of inputs: fewer lie on many a step
 _NAMED: Final = 0.5  # of the error that another reading may leave, to be what is wrong
 
 
@@ -274,7 +277,9 @@ def measure_layers(
             trusted = _floats(reference, records[0])
             module = target.info.modules.get(site)
             if trusted is not None and (
-                rounding := _wide_rounding(target, records[1], theirs, module, trusted)
+                rounding := _wide_rounding(
+                    target, records[1], theirs, module, trusted, made.get(site, {}).values()
+                )
             ):
                 weights[records[0].key.text] = rounding
                 continue
@@ -781,6 +786,7 @@ def _wide_rounding(
     parameters: Mapping[tuple[str, str], Record],
     module: ModuleInfo | None,
     reference: Array,
+    calls: Iterable[_Call],
 ) -> QuantisedWeight | None:
     """A bias of 16 or 32 bits held against the reference's; None if it is none, or has no step of one."""
     name = unescape(record.key.slot.partition(".")[2])
@@ -792,14 +798,32 @@ def _wide_rounding(
     values, steps = _floats(target, record), _floats(target, beside)
     if values is None or steps is None or steps.ndim != values.ndim:
         return None
-    step = module.settings.get("input_step") if module is not None else None
     of_weight = parameters.get((record.key.site, _WEIGHT_STEP))
-    products = _floats(target, of_weight) if of_weight is not None and isinstance(step, float) else None
-    if products is not None:
-        products = products.reshape(-1) * step
+    products = _floats(target, of_weight) if of_weight is not None else None
+    if products is not None and products.all():
+        step = module.settings.get("input_step") if module is not None else None
+        products = products.reshape(-1)
+        if not isinstance(step, float):
+            step = float(steps.reshape(-1)[0] / products[0])
+            step = step if _has_inputs_in_steps(target, calls, step) else math.nan
+        products = products * step
     if not is_wide_step(reference, values, steps, products):
         return None
     return QuantisedWeight(f"{number}", measure_wide(reference, values, steps))
+
+
+def _has_inputs_in_steps(target: Archive, calls: Iterable[_Call], step: float) -> bool:
+    """Whether what a module was given are whole numbers of a step, and several of them."""
+    for call in calls:
+        values = _floats(target, call.input)
+        if values is None or not values.size:
+            continue
+        numbers = _rows(values) / step
+        slack = _OFF_STEP + 2 * UNIT_ROUNDOFFS["float32"] * np.abs(numbers)
+        whole = np.rint(numbers)
+        if (np.abs(numbers - whole) <= slack).all() and np.unique(whole).size >= _FEWEST_NUMBERS:
+            return True
+    return False
 
 
 def _numbers(

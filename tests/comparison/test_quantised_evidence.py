@@ -79,6 +79,34 @@ def test_a_bias_of_32_bits_is_rounded_to_a_step_that_such_numbers_have(
     assert statuses(found)["0/proj/param.bias"] == expected
 
 
+@pytest.mark.spec("POL-280")
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param(4.0, "within-rounding", id="of-the-inputs-times-the-weights"),
+        pytest.param(3.0, "diverged", id="of-other-inputs"),
+        pytest.param(0.0, "diverged", id="of-zeros"),
+    ],
+)
+def test_the_step_of_inputs_is_known_by_what_they_lie_on(
+    make_archive: MakeArchive, given: float, expected: str
+) -> None:
+    """Of a norm, which does not round its inputs itself: what made them did."""
+    bias, x = np.linspace(-0.5, 0.5, 24).astype(np.float32), RNG.normal(size=(16, 24)).astype(np.float32)
+
+    def archive(values: Any, inputs: Any, **settings: Any) -> Any:
+        tensors = {"0/norm/param.bias": values, "0/norm/input.x": inputs, "0/norm/output": x}
+        if settings:
+            tensors["0/norm/param.bias_step"] = np.array([0.02], np.float32)
+            tensors["0/norm/param.weight_step"] = np.array([0.005], np.float32)
+        return make_archive(tensors, run=run_of("norm", "float32", **settings))
+
+    rounded = (np.rint(bias / 0.02) * 0.02).astype(np.float32)
+    inputs = (np.rint(x * 30) * given).astype(np.float32)
+    target = archive(rounded, inputs, dequantised=["bias"], numbers={"bias": "int32"})
+    assert statuses(compare(archive(bias, inputs), target))["0/norm/param.bias"] == expected
+
+
 @pytest.mark.spec("POL-281")
 def test_all_rows_of_a_lookup_are_judged(make_archive: MakeArchive) -> None:
     table = RNG.normal(size=(40, 32)).astype(np.float32)
