@@ -9,6 +9,8 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from tensorcap.alignment import MappedArchive
 from tensorcap.comparison.divergence import first_divergence
 from tensorcap.comparison.element_order import ElementOrder, find_order
@@ -289,7 +291,8 @@ class _Agreement:
         """By which later steps it is harmless that a state is in another order (CMP-250); "" if by none.
 
         A ring has the oldest token's place taken by the newest; whoever reads it has to know. Nothing reads
-        that of the last step, so that this very state has to have been in another order before.
+        that of the last step, so that this very state has to have been in another order before, or else to
+        show that it is a ring.
         """
         order = self._order_of_state(pair)
         if pair.reference is None or order is None:
@@ -297,14 +300,43 @@ class _Agreement:
         key = pair.reference.key
         of_any_step = self._states[_of_any_step(key)]
         first = min(p.reference.key.step for p in of_any_step if p.reference and self._order_of_state(p))
-        later = [
-            [p for p in results if p.reference is not None and not is_state(p.reference.key)]
-            for (rank, step, site), results in self._results.items()
-            if rank == key.rank and step > first and site == ROOT_SITE
-        ]
+        own: list[Pair] = []
+        later: list[list[Pair]] = []
+        for (rank, step, site), results in self._results.items():
+            others = [p for p in results if p.reference is not None and not is_state(p.reference.key)]
+            if rank == key.rank and site == ROOT_SITE and step > first:
+                later.append(others)
+            elif rank == key.rank and site == ROOT_SITE and step == key.step:
+                own += others
+        by = "later steps make"
+        if not later and self._is_ring(pair, order):
+            by, later = "the step makes", [own]
         agrees = bool(later) and all(map(_agree, later))
         agrees = agrees and _is_much_smaller([*chain.from_iterable(later)], error_of(pair), _UNDONE)
-        return f"{_in_words(order)}, and what later steps make of it agrees" if agrees else ""
+        return f"{_in_words(order)}, and what {by} of it agrees" if agrees else ""
+
+    def _is_ring(self, pair: Pair, order: ElementOrder) -> bool:
+        """Whether a state is the target's of the step before but for the newest, in the place of the oldest.
+
+        Args:
+            pair: Of the state.
+            order: Its other order, that of the reference turned by as many places as are new.
+        """
+        if pair.reference is None or pair.target is None or len(order.moved) != 1:
+            return False
+        key, (axis,) = pair.reference.key, order.moved
+        before = [
+            p for p in self._states[_of_any_step(key)] if p.reference and p.reference.key.step < key.step
+        ]
+        last = max(before, key=lambda p: p.reference.key.step if p.reference else 0, default=None)
+        if last is None or last.target is None or not last.is_equal or not last.target.stored:
+            return False
+        places, new = order.orders[axis], order.orders[axis][0]
+        is_turned = places == tuple(range(new, len(places))) + tuple(range(new))
+        if not is_turned or last.target.shape != pair.target.shape:
+            return False
+        was, now = (np.moveaxis(self._target.load(one), axis, 0)[new:] for one in (last.target, pair.target))
+        return np.array_equal(was, now)
 
     def _order_of_state(self, pair: Pair) -> ElementOrder | None:
         """The other order of a state, if all of its shape in the object beside it have it too; else None."""
@@ -661,11 +693,12 @@ def _agrees(pair: Pair) -> bool:
 def _is_much_smaller(results: Sequence[Pair], error: float | None, factor: float) -> bool:
     """Whether the largest error of results is that much smaller than an error; None for another shape.
 
-    What is explained has no say, and one result at least has to be green.
+    What is explained has no say, and one result at least has to be green. An error counts as 1 at most: one
+    of a reference near zero has no bound, and would make any result small.
     """
     errors = [error_of(result) or 0.0 for result in results if result.status != "explained"]
     largest = max(errors, default=math.inf)
-    return largest <= (_EXACT if error is None else error / factor)
+    return largest <= (_EXACT if error is None else min(error, 1.0) / factor)
 
 
 def _of_any_step(key: Key) -> tuple[object, ...]:

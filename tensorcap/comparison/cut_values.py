@@ -51,9 +51,11 @@ def find_cut(values: Array, ends: object, step: object, what: str) -> CutValues 
         step: What numbers are multiplied by: a value half a step beyond is only rounded.
         what: What the values are of, in words.
     """
-    if not isinstance(ends, list) or len(ends) != 2 or not isinstance(step, float):
+    if not (isinstance(ends, list) and len(ends) == 2 and isinstance(step, float)):
         return None
-    low, high = (float(end) for end in ends)
+    low, high = ends
+    if not (isinstance(low, float) and isinstance(high, float)):
+        return None
     error = np.clip(values, low, high) - values
     is_cut = np.abs(error) > step / 2
     if not is_cut.any():
@@ -63,8 +65,9 @@ def find_cut(values: Array, ends: object, step: object, what: str) -> CutValues 
     by_channel = is_cut.reshape(-1, is_cut.shape[-1]) if is_cut.ndim else is_cut.reshape(1, 1)
     channels = np.flatnonzero(by_channel.mean(axis=0) >= _WHOLE)
     whole = tuple(channels.tolist()) if len(by_channel) >= _ROWS else ()
+    percent = float(f"{100 * share:.2g}")
     text = (
-        f"{100 * share:.2g} % of {what} lie beyond the calibrated range {low:.3g} to {high:.3g} and are cut, "
+        f"{percent:g} % of {what} lie beyond the calibrated range {low:.3g} to {high:.3g} and are cut, "
         f"{values[at]:.3g} to {min(max(values[at], low), high):.3g}"
     )
     text += f"; most of channel {some(list(map(str, whole)))}" if whole else ""

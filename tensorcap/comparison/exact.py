@@ -20,7 +20,6 @@ from tensorcap.comparison.quantised_weights import output_steps
 from tensorcap.comparison.thresholds import Thresholds
 from tensorcap.metrics import Tolerance
 from tensorcap.runs import (
-    Call,
     Contents,
     calls_of,
     contents_of,
@@ -339,23 +338,25 @@ def _is_unique(reference: Archive, record: Record) -> bool:
 
 
 def _computed_again(reference: Archive) -> frozenset[str]:
-    """Key texts of what calls make that are given what an earlier call of the step was given.
+    """Key texts of what calls make that are given what a call of the step was given that had ended before.
 
     It is equal because the same was computed twice, and need not be where that is done another way each time,
-    as of a tensor with gaps and of one without; what such a call hands on is no result of that.
+    as of a tensor with gaps and of one without; what such a call hands on is no result of that. Nor is what a
+    module hands on that one within it has made of the same.
     """
-    earlier: dict[tuple[Contents, ...], Call] = {}
+    ends: dict[object, dict[Contents, int]] = {}  # by what was given, when what was first made of it
     again: set[str] = set()
     calls = calls_of(reference)
     for call in calls.calls:
         given = tuple(contents_of(record) for record in call.inputs if record.dtype.is_inexact)
         if not given or not any(map(is_telling, call.inputs)):
             continue
-        first = earlier.setdefault(given, call)
         made = {contents_of(record) for record in call.outputs if is_telling(record)} - set(given)
-        if first is call or not made & {contents_of(record) for record in first.outputs}:
-            continue
-        for one in (call, *calls.within(call)):
+        earlier = ends.setdefault((*call.place[:2], given), {})
+        is_again = any(earlier.get(contents, call.start) < call.start for contents in made)
+        for contents in made:
+            earlier[contents] = min(call.end, earlier.get(contents, call.end))
+        for one in (call, *calls.within(call)) if is_again else ():
             records = (*one.outputs, *(one.inputs if one is not call else ()))
             again |= {record.key.text for record in records if contents_of(record) not in given}
     return frozenset(again)

@@ -186,17 +186,20 @@ class Padding:
         either.
         """
         masks: dict[_Place, list[_Mask]] = {}
-        read: dict[tuple[_Place, str], Array | None] = {}
+        read: dict[_Place, dict[str, Array | None]] = {}
         for call in calls_of(self._archives[0]).calls:
             for record in call.inputs:
                 place = record.key.rank, record.key.step
                 is_mask = record.key.slot.rpartition(".")[2].endswith("attention_mask")
-                if call.site == ROOT_SITE or not is_mask or len(record.shape) != 2:
+                if call.site == ROOT_SITE or not is_mask or len(record.shape) != 2 or not record.digest:
                     continue
-                if not record.digest or len(read) >= _MOST_MASKS:
-                    continue
+                known = read.setdefault(place, {})
+                if record.digest not in known:
+                    if len(known) >= _MOST_MASKS:
+                        continue
+                    known[record.digest] = self._tokens(record)
+                kept = known[record.digest]
                 around = [mask for mask in masks.get(place, ()) if mask.counts_for(record)]
-                kept = read.setdefault((place, record.digest), self._tokens(record))
                 if kept is None or kept.all() or any(np.array_equal(kept, mask.kept) for mask in around):
                     continue
                 owners = {

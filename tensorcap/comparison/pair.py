@@ -232,7 +232,7 @@ class Pair:
 
         That is all that a rule may conclude which asks whether anything is wrong, as with what the target
         lacks. A rule that excuses or accuses one tensor because another one holds the same has to ask for
-        `is_equal`.
+        `is_equal`, unless it holds both of the target against each other (CMP-19).
         """
         return self.status in GREEN
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from tensorcap.comparison.cut_values import CutValues, cut_inputs, cut_results
 from tensorcap.comparison.injected import Injected
+from tensorcap.comparison.other_weights import OtherWeights
 from tensorcap.comparison.pair import Decision, Finding, Pair, decide
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.quantised_weights import (
@@ -43,6 +44,7 @@ from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError
+from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.keys import Key, escape, unescape
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import ModuleInfo
@@ -58,6 +60,8 @@ _BIAS: Final = "param.bias"
 _WEIGHT_STEP: Final = "param.weight_step"
 _CUT: Final = 2.0  # times what rounding makes, that cutting values may make by choice of a calibration
 _CUT_OF_RESULT: Final = 0.05  # of a result's norm, likewise
+_OFF_STEP: Final = 0.02  # steps that a value may be off, besides its own rounding
+_FEWEST_NUMBERS: Final = 8  # of inputs: fewer lie on many a step
 _NAMED: Final = 0.5  # of the error that another reading may leave, to be what is wrong
 
 
@@ -115,7 +119,8 @@ class LayerError:
         mistake: What is wrong with it, in words; "" if nothing is, or if it is not known.
         chance: What chance allows the ratio, if the prediction is one of chance.
         cut: What ranges of a calibration cut of inputs or results.
-        with_cut: As `predicted`, with what that makes.
+        taken: What that makes of the result, relative.
+        rest: The own error without that, relative.
     """
 
     own: float
@@ -125,7 +130,8 @@ class LayerError:
     mistake: str = ""
     chance: float = 1.0
     cut: tuple[CutValues, ...] = ()
-    with_cut: float = 0.0
+    taken: float = 0.0
+    rest: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -138,10 +144,14 @@ class LayerError:
         if not self.cut:
             return False
         is_more = POLICY.quantised.status(self.ratio / self.chance) != "within-rounding"
-        is_explained = self.own <= self.with_cut * POLICY.quantised.green * self.chance
-        taken = math.sqrt(max(0.0, self.with_cut**2 - self.predicted**2))
-        is_small = taken <= max(_CUT * self.predicted, _CUT_OF_RESULT)
+        is_explained = self.rest <= self.predicted * POLICY.quantised.green * self.chance
+        is_small = self.taken <= max(_CUT * self.predicted, _CUT_OF_RESULT)
         return is_more and is_explained and is_small and all(cut.is_choice for cut in self.cut)
+
+    @property
+    def expected(self) -> float:
+        """As `predicted`, with what a calibration chose to cut."""
+        return math.hypot(self.predicted, self.taken) if self.is_cut_by_choice else self.predicted
 
     @property
     def finding(self) -> Finding:
@@ -150,7 +160,7 @@ class LayerError:
         text = f"own error {self.own:.2g}, {self.ratio:.3g} times what rounding to {self.text} predicts"
         text += "".join(f"; {cut.text}" for cut in self.cut)
         if self.is_cut_by_choice:
-            value = self.own / self.with_cut / self.chance
+            value = self.rest / self.predicted / self.chance if self.rest else 0.0
         finding = POLICY.quantised.finding("quantisation", value, text)
         if finding.status == "within-rounding":
             return finding
@@ -257,6 +267,7 @@ def measure_layers(
     undone: dict[str, str] = {}
     folded: set[str] = set()
     rounded_to: dict[str, str] = {}
+    others = OtherWeights(reference)
     for site, name in sorted(packed):
         slot = f"param.{escape(name)}"
         records = ours.get((site, slot)), theirs.get((site, slot))
@@ -266,7 +277,9 @@ def measure_layers(
             trusted = _floats(reference, records[0])
             module = target.info.modules.get(site)
             if trusted is not None and (
-                rounding := _wide_rounding(target, records[1], theirs, module, trusted)
+                rounding := _wide_rounding(
+                    target, records[1], theirs, module, trusted, made.get(site, {}).values()
+                )
             ):
                 weights[records[0].key.text] = rounding
                 continue
@@ -283,7 +296,7 @@ def measure_layers(
         judged = _judge_weight(trusted, weight, inputs)
         weights[records[0].key.text] = judged
         rounded_to[records[0].key.text] = judged.rounded_to
-        is_right = POLICY.quantised.status(judged.rounding.value) == "within-rounding"
+        is_right = _is_rounded(judged.rounding)
         factors = None if is_right or not products else _column_factors(trusted, weight, products[0])
         if factors is not None:
             trusted = trusted * factors
@@ -296,20 +309,22 @@ def measure_layers(
                 is_right = True
             else:
                 trusted = trusted / factors
+        if not is_right and not judged.mistake.text:
+            held = _held_weight(others, records[0], target, records[1], weight)
+            weights[records[0].key.text] = replace(judged, mistake=held)
         sides = (ours.get((site, _BIAS)), theirs.get((site, _BIAS)))
         of_bias = _bias_error(reference, target, *sides) if _is_right(weights, sides[0]) else None
         for product in products:
             error = _layer_error(product, trusted, weight, module, precision, of_bias, is_right=is_right)
             results[product.key] = error
-            predicted[site] = max(error.predicted, predicted.get(site, 0.0))
+            predicted[site] = max(error.expected, predicted.get(site, 0.0))
         for key, places, values in rows:
             error = _row_error(places, values, trusted, weight, module, is_right=is_right)
             results[key] = error
-            predicted[site] = max(error.predicted, predicted.get(site, 0.0))
+            predicted[site] = max(error.expected, predicted.get(site, 0.0))
     measured = set(predicted)
-    for site, estimate in _errors_by_statistics(reference, target, given):
-        if site not in measured:
-            predicted[site] = max(estimate, predicted.get(site, 0.0))
+    for site, estimate in _errors_by_statistics(reference, target, given, besides=measured):
+        predicted[site] = max(estimate, predicted.get(site, 0.0))
     for site, step in steps.items():
         if all(site != other for other, _ in packed):
             for key, error in _rounded_results(
@@ -322,7 +337,7 @@ def measure_layers(
                 injected,
             ):
                 results[key] = error
-                predicted[site] = max(error.predicted, predicted.get(site, 0.0))
+                predicted[site] = max(error.expected, predicted.get(site, 0.0))
             if predicted.get(site) is None and (size := _least_size(reference, target, site)):
                 predicted[site] = step / math.sqrt(12) / size
     inner = {site: error for site, error in inner_roundings(target, nodes).items() if site not in measured}
@@ -335,13 +350,14 @@ def _lost_in_results(
     reference: Archive, target: Archive, nodes: Iterable[RoundedNode]
 ) -> Iterator[tuple[str, str]]:
     """Yield the results of modules that lose an operand of a sum, or of the nearest ones around them."""
-    results: dict[str, list[str]] = defaultdict(list)
+    results: dict[tuple[int, int, str], list[str]] = defaultdict(list)
     for record in reference.records:
         if is_result(record.key) and record.key.slot in ("output", "output.0"):
-            results[record.key.site].append(record.key.text)
+            results[record.key.rank, record.key.step, record.key.site].append(record.key.text)
     for lost in lost_operands(target, nodes):
-        site = next((s for s in (lost.module, *enclosing_sites(lost.module)) if s in results), "")
-        for text in results.get(site, ()):
+        around = (lost.module, *enclosing_sites(lost.module))
+        places = ((lost.rank, lost.run_step, site) for site in around)
+        for text in next((results[place] for place in places if place in results), ()):
             yield text, lost.text
 
 
@@ -349,11 +365,19 @@ def _errors_by_statistics(
     reference: Archive,
     target: Archive,
     given: Mapping[str, Mapping[tuple[int, int, int], _Call]],
+    *,
+    besides: Collection[str],
 ) -> Iterator[tuple[str, float]]:
     """Yield sites of linear layers that round inputs, and the row error that rounding predicts.
 
     Weights are known by statistics alone: the squared error of a row is `e^2 |W|^2 + d^2 m |x|^2`, for m
     outputs and e and d the RMS of the errors of inputs and weights.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test.
+        given: The reference's calls, by site and place.
+        besides: Sites of which more is known, which are not read.
     """
     recorded: dict[str, list[Record]] = defaultdict(list)
     for record in reference.records:
@@ -363,7 +387,7 @@ def _errors_by_statistics(
         settings, ours = target.info.modules[site].settings, reference.info.modules.get(site)
         has_one_scale = settings.get("one_scale") is not False
         weight = weight_errors(recorded[site], ours, bits, has_one_scale=has_one_scale)
-        if weight is None or not isinstance(settings.get("input_bits"), int):
+        if weight is None or site in besides or not isinstance(settings.get("input_bits"), int):
             continue
         for call in given.get(site, {}).values():
             try:
@@ -389,6 +413,27 @@ def _is_right(weights: Mapping[str, QuantisedWeight], record: Record | None) -> 
     """Whether a weight is in few bits, and the reference's, rounded."""
     judged = None if record is None else weights.get(record.key.text)
     return judged is not None and judged.finding.status == "within-rounding"
+
+
+def _held_weight(
+    others: OtherWeights, ours: Record, target: Archive, theirs: Record, weight: WeightNumbers
+) -> WeightMistake:
+    """Which other weight of the reference it is, rounded, if it is one."""
+
+    def is_held(record: Record) -> bool:
+        values = _floats(others.reference, record)
+        return values is not None and _is_rounded(measure_rounding(values, weight))
+
+    try:
+        held = others.find(ours, target, theirs, is_held)
+    except (OSError, ReadError):  # the comparison says so
+        held = None
+    return WeightMistake() if held is None else WeightMistake.of_other(held.key.text)
+
+
+def _is_rounded(rounding: Rounding) -> bool:
+    """Whether a weight is what it was held against, rounded."""
+    return POLICY.quantised.status(rounding.value) == "within-rounding"
 
 
 def _bias_error(
@@ -432,8 +477,7 @@ def _with_unit(weight: WeightNumbers, precision: Precision | None) -> WeightNumb
 
 def _judge_weight(reference: Array, weight: WeightNumbers, inputs: Array | None) -> QuantisedWeight:
     rounding = measure_rounding(reference, weight, inputs)
-    is_right = POLICY.quantised.status(rounding.value) == "within-rounding"
-    mistake = WeightMistake() if is_right else find_weight_mistake(reference, weight)
+    mistake = WeightMistake() if _is_rounded(rounding) else find_weight_mistake(reference, weight)
     return QuantisedWeight(weight.text, rounding, mistake)
 
 
@@ -611,8 +655,9 @@ def _rounded_results(
         )
         cut = cut_results(wanted, {**settings, "output_step": step})
         if cut is not None:
-            with_cut = math.hypot(errors[1], float(np.linalg.norm(cut.error))) / size
-            error = replace(error, cut=(cut,), with_cut=with_cut)
+            sides = cut.error, y_target - wanted - cut.error
+            taken, rest = (float(np.linalg.norm(side)) / size for side in sides)
+            error = replace(error, cut=(cut,), taken=taken, rest=rest)
         far = int((np.abs(y_target - wanted) > step).sum())
         if far and cut is None:
             error = replace(error, mistake=f"{counted(far, 'value', 'lie')} beyond the range of its numbers")
@@ -678,17 +723,19 @@ def _layer_error(
         ratios = np.sqrt(squares / np.maximum(made, 1e-300)) / by_chance
         worst = float(ratios.max(initial=0.0))
     own_error, predicted = (math.sqrt(float(side.sum())) / size for side in (squares, made))
-    cut = [(c, c.error @ weight.values.T) for c in (cut_inputs(x, settings),) if c is not None]
-    cut += [(c, c.error) for c in (cut_results(product.wanted, settings),) if c is not None]
-    with_cut = math.hypot(predicted, *(float(np.linalg.norm(off)) / size for _, off in cut))
+    of_inputs = cut_inputs(x, settings)
+    taken = of_inputs.error @ weight.values.T if of_inputs is not None else np.zeros_like(own)
+    of_results = cut_results(product.wanted + taken, settings)
+    taken = taken + of_results.error if of_results is not None else taken
     error = LayerError(
         own_error,
         predicted,
         worst,
         weight.text,
         chance=chance if is_of_chance else 1.0,
-        cut=tuple(c for c, _ in cut),
-        with_cut=with_cut,
+        cut=tuple(cut for cut in (of_inputs, of_results) if cut is not None),
+        taken=float(np.linalg.norm(taken)) / size,
+        rest=float(np.linalg.norm(own - taken)) / size,
     )
     if error.finding.status == "within-rounding":
         return error
@@ -739,6 +786,7 @@ def _wide_rounding(
     parameters: Mapping[tuple[str, str], Record],
     module: ModuleInfo | None,
     reference: Array,
+    calls: Iterable[_Call],
 ) -> QuantisedWeight | None:
     """A bias of 16 or 32 bits held against the reference's; None if it is none, or has no step of one."""
     name = unescape(record.key.slot.partition(".")[2])
@@ -750,14 +798,32 @@ def _wide_rounding(
     values, steps = _floats(target, record), _floats(target, beside)
     if values is None or steps is None or steps.ndim != values.ndim:
         return None
-    step = module.settings.get("input_step") if module is not None else None
     of_weight = parameters.get((record.key.site, _WEIGHT_STEP))
-    products = _floats(target, of_weight) if of_weight is not None and isinstance(step, float) else None
-    if products is not None:
-        products = products.reshape(-1) * step
+    products = _floats(target, of_weight) if of_weight is not None else None
+    if products is not None and products.all():
+        step = module.settings.get("input_step") if module is not None else None
+        products = products.reshape(-1)
+        if not isinstance(step, float):
+            step = float(steps.reshape(-1)[0] / products[0])
+            step = step if _has_inputs_in_steps(target, calls, step) else math.nan
+        products = products * step
     if not is_wide_step(reference, values, steps, products):
         return None
     return QuantisedWeight(f"{number}", measure_wide(reference, values, steps))
+
+
+def _has_inputs_in_steps(target: Archive, calls: Iterable[_Call], step: float) -> bool:
+    """Whether what a module was given are whole numbers of a step, and several of them."""
+    for call in calls:
+        values = _floats(target, call.input)
+        if values is None or not values.size:
+            continue
+        numbers = _rows(values) / step
+        slack = _OFF_STEP + 2 * UNIT_ROUNDOFFS["float32"] * np.abs(numbers)
+        whole = np.rint(numbers)
+        if (np.abs(numbers - whole) <= slack).all() and np.unique(whole).size >= _FEWEST_NUMBERS:
+            return True
+    return False
 
 
 def _numbers(

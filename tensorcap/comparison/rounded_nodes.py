@@ -16,6 +16,7 @@ import numpy as np
 from tensorcap.alignment import MappedArchive
 from tensorcap.runs import is_fact
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
@@ -23,6 +24,7 @@ from tensorcap_formats.records import Record
 _MOST_ROWS: Final = 512  # of a tensor, the first ones, that are read
 _WHOLE: Final = ("int", "uint")  # kinds of dtypes
 _SUMS: Final = ("Add", "Sub", "Sum", "QLinearAdd")
+_FEW: Final = 0.25  # of the values that have one number: the sum is hardly more than that
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class RoundedNode:
 
     Attributes:
         module: Site of the module that it lies in, in the reference's names.
+        call: Which call of that it is a part of, in its step.
         name: Its name within that.
         step: In the unit of the values.
         zero: The number that stands for 0, if whole numbers were recorded, else 0.
@@ -40,6 +43,7 @@ class RoundedNode:
     """
 
     module: str
+    call: int
     name: str
     step: float
     zero: float
@@ -53,10 +57,14 @@ class LostOperand:
 
     Attributes:
         module: Site of the module, in the reference's names.
+        rank: Of the run.
+        run_step: Of the run.
         text: What is lost, as the end of a sentence.
     """
 
     module: str
+    rank: int
+    run_step: int
     text: str
 
 
@@ -82,42 +90,63 @@ def rounded_nodes(target: Archive) -> Iterator[RoundedNode]:
         operands = tuple(_operands(target, made, makers)) if _base(made) in _SUMS else ()
         record, (module, _, name) = target.get(key), Key.parse(text).site.partition(":")
         zero = _number(value, "zero") if record.dtype.kind in _WHOLE else 0.0
-        yield RoundedNode(names.get(module, module), name, step, zero, record, operands)
+        call = int(_number(value, "module_call"))
+        yield RoundedNode(names.get(module, module), call, name, step, zero, record, operands)
 
 
 def inner_roundings(target: Archive, nodes: Iterable[RoundedNode]) -> dict[str, float]:
     """What rounding within modules does to their results, by module: RMS over that of values, no unit.
 
-    Errors of nodes are independent. Of one it is the median of rows, without rows of zeros alone.
+    Errors of the nodes of a call are independent. Of one it is the median of rows, without rows of zeros
+    alone; of a module it is the largest of its calls.
     """
-    squares: dict[str, float] = {}
+    squares: dict[tuple[str, int, int, int], float] = {}
     for node in nodes:
-        if not node.record.stored or not node.record.shape:
+        rows = _rows(target, node)
+        if rows is None:
             continue
-        try:
-            values = target.load(node.record).astype(np.float64)
-        except (OSError, ReadError):  # the comparison says so
-            continue
-        unit = node.step if node.record.dtype.kind in _WHOLE else 1.0
-        rows = (values.reshape(-1, values.shape[-1])[:_MOST_ROWS] - node.zero) * unit
         sizes = np.sqrt(np.square(rows).mean(axis=1))
         sizes = sizes[(sizes > 0) & np.isfinite(sizes)]
         if sizes.size:
             relative = node.step / math.sqrt(12) / float(np.median(sizes))
-            squares[node.module] = squares.get(node.module, 0.0) + relative**2
-    return {module: math.sqrt(square) for module, square in squares.items()}
+            call = node.module, node.record.key.rank, node.record.key.step, node.call
+            squares[call] = squares.get(call, 0.0) + relative**2
+    largest: dict[str, float] = {}
+    for (module, *_), square in squares.items():
+        largest[module] = max(math.sqrt(square), largest.get(module, 0.0))
+    return largest
+
+
+def _rows(target: Archive, node: RoundedNode) -> Array | None:
+    """The first rows of what a node makes, in the unit of its values, float64; None if there are none."""
+    if not node.record.stored or not node.record.size or not node.record.shape:
+        return None
+    try:
+        values = target.load(node.record).astype(np.float64)
+    except (OSError, ReadError):  # the comparison says so
+        return None
+    unit = node.step if node.record.dtype.kind in _WHOLE else 1.0
+    rows: Array = (values.reshape(-1, values.shape[-1])[:_MOST_ROWS] - node.zero) * unit
+    return rows
 
 
 def lost_operands(target: Archive, nodes: Iterable[RoundedNode]) -> Iterator[LostOperand]:
-    """Yield the operands that are lost in sums: none of their values is half a step of the sum."""
+    """Yield the operands that are lost in sums: none of their values is half a step of the sum.
+
+    And the sum is hardly anything else: one number stands for a quarter of its values or more. Of a sum of
+    many numbers such an operand is no more than rounding itself, as the mean that a norm takes away.
+    """
     for node in nodes:
-        for record, size in node.operands:
-            if size <= node.step / 2:
-                text = (
-                    f"{node.name} rounds a sum to steps of {node.step:.3g}, in which its operand of at most "
-                    f"{size:.3g} is lost ({record.key.text})"
-                )
-                yield LostOperand(node.module, text)
+        lost = [(record, size) for record, size in node.operands if size <= node.step / 2]
+        rows = _rows(target, node) if lost else None
+        if rows is None or np.unique(rows, return_counts=True)[1].max() < _FEW * rows.size:
+            continue
+        for record, size in lost:
+            text = (
+                f"{node.name} rounds a sum to steps of {node.step:.3g}, in which its operand of at most "
+                f"{size:.3g} is lost ({record.key.text})"
+            )
+            yield LostOperand(node.module, node.record.key.rank, node.record.key.step, text)
 
 
 def _operands(

@@ -37,10 +37,17 @@ class WeightMistake:
     Attributes:
         kind: What such a mistake is called; "" if nothing is wrong, or if it is not known.
         text: The same in words.
+        held: Key text of the weight of the reference that is held in the place of this one; "" if none is.
     """
 
     kind: str = ""
     text: str = ""
+    held: str = ""
+
+    @classmethod
+    def of_other(cls, held: str) -> WeightMistake:
+        """The mistake that another weight of the reference is held, as that of another layer."""
+        return cls("other-weights", f"it is the reference's {held}, rounded", held)
 
 
 def find_weight_mistake(reference: Array, weight: WeightNumbers) -> WeightMistake:

@@ -8,7 +8,6 @@ and is right for what this one gives itself, undoes it.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +24,7 @@ from tensorcap_formats.records import Record
 _HALF: Final = re.compile(r"(?<![A-Za-z0-9_])(?:encoder|decoder)(?![A-Za-z0-9_])")
 _ROUNDS: Final = 3  # of runs: q, k and v, what attention makes of them, and the projection behind
 _LESSENED: Final = 8.0  # times the error of what is undone, that what undoes it has without (as CMP-55)
-_WITHOUT_EFFECT: Final = 1e-4  # of its error, or of all if it has another shape (as CMP-55)
+_WITHOUT_EFFECT: Final = 1e-4  # of its error, at most 1, or of 1 if it has another shape (as CMP-55)
 _TOGETHER: Final = 4  # tensors that may make up for each other: a run for each
 _TELLING: Final = 16  # elements; tensors of fewer are equal by chance
 _ATTEMPTS: Final = 3  # at a set of tensors that leaves nothing else wrong
@@ -336,9 +335,9 @@ class _Search(Generic[J]):
             results = [run[one] for run in (self._first, owns) for one in dependents if one in run]
             if not results or any(one.is_bad or one.status == "unjudged" for one in results):
                 continue
-            error = own.error if own.error is None or math.isfinite(own.error) else None
+            error = 1.0 if own.error is None or not own.error <= 1 else own.error
             largest = max((one.error or 0.0 for one in results), default=0.0)
-            is_exact = largest <= _WITHOUT_EFFECT * (1.0 if error is None else error)
+            is_exact = largest <= _WITHOUT_EFFECT * error
             if is_exact or text in self._explained:
                 yield text, dependents[0]
             else:

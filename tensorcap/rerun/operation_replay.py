@@ -273,9 +273,7 @@ class OperationReplays(OperationRuns):
         without = self.without(run, {*released, *left_out}, len(self.order))
         users = {user for one in left_out for user in self.consumers(one, without.released)}
         errors = [judged[one, 0].error for one in left_out if (one, 0) in judged]
-        own = min(
-            (1.0 if error is None or not math.isfinite(error) else error for error in errors), default=1.0
-        )
+        own = min((error for error in errors if error is not None and error <= 1), default=1.0)
         for user in users:
             outputs = [at for at in range(len(self.nodes[user].shapes)) if (user, at) in self._values.records]
             before = [self._hold_against(user, at, run.memo[user], run) for at in outputs]

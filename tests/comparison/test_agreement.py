@@ -307,6 +307,23 @@ class TestDifferent:
         found = compare(run_of(), run_of(other=norm), exclude=["@root"] if status == "diverged" else [])
         assert statuses(found, "0/block/input.x") == [status]
 
+    @pytest.mark.spec("CMP-55")
+    @pytest.mark.parametrize("small", [0.0, 1e-6])
+    @pytest.mark.parametrize(("noise", "status"), [(4e-3, "diverged"), (2e-5, "explained")])
+    def test_an_error_of_a_reference_near_zero_is_no_larger_than_one(
+        self, run_of: Make, small: float, noise: float, status: str
+    ) -> None:
+        results = {"0/block.attn/output.0": Y, "0/block.attn.q/output": Q, "0/block/output": LOGITS}
+        results = {key: value * np.float32(1 + noise) for key, value in results.items()}
+        results["0/@root/output"] = results["0/block/output"]
+        key = "0/block.attn/output.1"
+        reference, target = (
+            run_of(other={key: WEIGHTS * np.float32(size), **made}, dtype="bfloat16")
+            for size, made in ((small, {}), (1.0, results))
+        )
+        found = compare(reference, target, compute_dtype="bfloat16")
+        assert statuses(found, "0/@root/output", key) == ["within-rounding", status]
+
     @pytest.mark.spec("CMP-19")
     def test_what_repeats_a_tensor_that_differs_need_not_be_equal_to_it(self, run_of: Make) -> None:
         other = {"0/block.norm/output": Q, "0/block.attn/input.hidden": HIDDEN * (1 + 1e-7)}

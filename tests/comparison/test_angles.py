@@ -123,6 +123,18 @@ def test_places_that_a_mask_of_the_call_leaves_out_have_any_angle(make_archive: 
 
 
 @pytest.mark.spec("POL-300")
+def test_a_mask_that_keeps_no_place_leaves_none_out(make_archive: MakeArchive) -> None:
+    right, wrong = table(range(28))[None], table(range(1, 29), "bfloat16")[None]
+    for slot in ("mask", "padding_mask"):  # one that names what is left out has nothing to leave out
+        given = {f"0/positions/input.{slot}": np.zeros((1, 28), bool)}
+        assert judged(make_archive, right, wrong, "bfloat16", **given).status == "diverged"
+    padded = np.arange(28)[None] >= 20
+    low = np.where(padded[..., None], table(range(500, 528), "bfloat16"), table(range(28), "bfloat16"))
+    given = {"0/positions/input.padding_mask": padded}
+    assert judged(make_archive, right, low, "bfloat16", **given).status == "within-rounding"
+
+
+@pytest.mark.spec("POL-300")
 def test_pairs_may_lie_along_the_channels_of_an_image(make_archive: MakeArchive) -> None:
     right, low, wrong = (
         np.tile(table(places, name, side_by_side=True).T[None, :, :, None], (2, 1, 1, 3))

@@ -41,6 +41,14 @@ def test_a_value_half_a_step_beyond_is_rounded_only() -> None:
     assert cut.is_choice
 
 
-@pytest.mark.parametrize(("ends", "step"), [(None, 0.1), ([-1.0], 0.1), ([-1.0, 1.0], None), ([], 0.1)])
+@pytest.mark.parametrize(
+    ("ends", "step"), [(None, 0.1), ([-1.0], 0.1), ([-1.0, 1.0], None), ([], 0.1), (["-1", 1.0], 0.1)]
+)
 def test_without_a_range_nothing_is_known(ends: object, step: object) -> None:
     assert find_cut(normal(2) * 9, ends, step, "its results") is None
+
+
+def test_all_values_may_be_cut() -> None:
+    cut = find_cut(np.full((2, 4), 3.0), [-1.0, 1.0], 0.01, "its results")
+    assert cut is not None
+    assert cut.text.startswith("100 % of its results lie beyond")

@@ -9,6 +9,7 @@ import pytest
 
 from tensorcap.comparison import Comparison, compare
 from tensorcap.comparison.element_order import find_order
+from tensorcap_formats.dtypes import Array
 from tests.comparison.conftest import MakeArchive
 
 RNG: Final = np.random.default_rng(11)
@@ -239,6 +240,41 @@ def test_a_state_in_another_order_in_the_last_step_alone_is_not_proven_by_other_
         "explained",
         "diverged",
     ]
+
+
+@pytest.mark.spec("CMP-250")
+@pytest.mark.parametrize(
+    ("places", "off", "expected"),
+    [
+        pytest.param([8, 9, 2, 3, 4, 5, 6, 7], 0, "explained", id="the-newest-in-the-place-of-the-oldest"),
+        pytest.param([9, 8, 2, 3, 4, 5, 6, 7], 0, "diverged", id="not-in-their-order"),
+        pytest.param([2, 3, 8, 9, 4, 5, 6, 7], 0, "diverged", id="in-another-place"),
+        pytest.param([9, 2, 3, 4, 5, 6, 7, 8], 0, "diverged", id="and-the-others-are-moved"),
+        pytest.param([8, 9, 2, 3, 4, 5, 6, 7], 1, "diverged", id="and-the-results-differ"),
+    ],
+)
+def test_a_ring_that_first_turns_in_the_last_step_shows_that_it_is_one(
+    make_archive: MakeArchive, places: list[int], off: float, expected: str
+) -> None:
+    keys, values = (RNG.normal(size=(1, 2, 10, 4)).astype(np.float32) for _ in range(2))
+    window, other = list(range(2, 10)), [LOGITS[0], LOGITS[1] + off]
+
+    def states(side: Array, last: list[int]) -> list[Any]:
+        return [side[:, :, :8], side[:, :, last]]
+
+    reference, target = (
+        decoded(make_archive, states(keys, last), states(values, last), made, steps=2)
+        for last, made in ((window, LOGITS), (places, other))
+    )
+    found = compare(reference, target)
+    key = "1/@root/output.cache.layers.0.keys"
+    assert status(found, key) == expected
+    if expected == "explained":
+        reason = next(p.reason for p in found.pairs if p.key == key)
+        assert (
+            reason == "it holds the same in another order along axis 2, and what the step makes of it agrees"
+        )
+        assert found.exit_status == 0
 
 
 @pytest.mark.spec("CMP-250")

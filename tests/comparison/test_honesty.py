@@ -318,6 +318,40 @@ def test_what_is_computed_twice_is_not_handed_on(make_archive: Any, *, is_again:
 
 
 @pytest.mark.spec("CMP-19")
+def test_what_modules_within_one_another_make_of_one_argument_is_handed_on(make_archive: Any) -> None:
+    given, made = (np.random.default_rng(n).standard_normal(32).astype(np.float32) for n in range(2))
+    sites = ("wrapper", "wrapper.inner", "wrapper.inner.core")  # each is given the same, and returns the same
+
+    def archive(*factors: float) -> Any:
+        results = {f"0/{s}/output": made * np.float32(f) for s, f in zip(sites[::-1], factors, strict=True)}
+        return make_archive({**{f"0/{site}/input.x": given for site in sites}, **results})
+
+    broken = [key for key, _ in echoes(archive(1, 1, 1), archive(1.001, 1.002, 1.002))]
+    assert broken == ["0/wrapper.inner/output"]
+
+
+@pytest.mark.spec("CMP-19")
+def test_what_is_computed_twice_may_stand_beside_something_else_of_the_same_argument(
+    make_archive: Any,
+) -> None:
+    given, queries, keys = (np.random.default_rng(n).standard_normal(32).astype(np.float32) for n in range(3))
+
+    def archive(factor: float) -> Any:
+        results = {"q": queries, "k": keys * np.float32(1.001), "again": keys * np.float32(factor)}
+        if factor == 1:
+            results["k"] = keys
+        return make_archive(
+            {
+                f"0/{site}/{slot}": value
+                for site, result in results.items()
+                for slot, value in (("input.x", given), ("output", result))
+            }
+        )
+
+    assert not echoes(archive(1), archive(1.002))
+
+
+@pytest.mark.spec("CMP-19")
 def test_an_unreadable_echo_is_left_to_its_pair(make_archive: Any) -> None:
     broken = make_archive(block(X, X * np.float32(1.001), X), digests=False, unreadable="0/a.proj/output")
     found = compare(make_archive(block(X, X, X)), broken, compute_dtype="bfloat16")

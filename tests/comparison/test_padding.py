@@ -167,6 +167,25 @@ def test_what_such_a_module_returns_is_padded_wherever_it_is_given(make_archive:
 
 
 @pytest.mark.spec("POL-301")
+def test_masks_of_many_steps_and_modules_are_all_read(make_archive: MakeArchive) -> None:
+    def archive(by: float) -> Any:
+        tensors = {}
+        for step in range(10):
+            mask = np.ones((ROWS, TOKENS), np.int64)
+            mask[1, : step + 1] = 0
+            for layer in range(2):
+                made = tensor(ROWS, TOKENS, WIDTH, seed=2 * step + layer)
+                made[mask == 0] += np.float32(by)
+                tensors[f"{step}/encoder.{layer}/input.x"] = tensor(ROWS, TOKENS, WIDTH, seed=99)
+                tensors[f"{step}/encoder.{layer}/input.attention_mask"] = mask
+                tensors[f"{step}/encoder.{layer}/output"] = made
+        return make_archive(tensors, run={"dtype": "float32"})
+
+    found = compare(archive(0), archive(1))
+    assert [pair.key for pair in found.pairs if not pair.is_green] == []
+
+
+@pytest.mark.spec("POL-301")
 def test_a_mask_of_either_of_two_leaves_nothing_out(make_archive: MakeArchive) -> None:
     inputs = given_to_module(also="0/encoder/input.encoder_output")
     wrong = spoiled(BY_TOKEN, 1, FIRST)

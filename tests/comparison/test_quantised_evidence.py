@@ -79,6 +79,34 @@ def test_a_bias_of_32_bits_is_rounded_to_a_step_that_such_numbers_have(
     assert statuses(found)["0/proj/param.bias"] == expected
 
 
+@pytest.mark.spec("POL-280")
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param(4.0, "within-rounding", id="of-the-inputs-times-the-weights"),
+        pytest.param(3.0, "diverged", id="of-other-inputs"),
+        pytest.param(0.0, "diverged", id="of-zeros"),
+    ],
+)
+def test_the_step_of_inputs_is_known_by_what_they_lie_on(
+    make_archive: MakeArchive, given: float, expected: str
+) -> None:
+    """Of a norm, which does not round its inputs itself: what made them did."""
+    bias, x = np.linspace(-0.5, 0.5, 24).astype(np.float32), RNG.normal(size=(16, 24)).astype(np.float32)
+
+    def archive(values: Any, inputs: Any, **settings: Any) -> Any:
+        tensors = {"0/norm/param.bias": values, "0/norm/input.x": inputs, "0/norm/output": x}
+        if settings:
+            tensors["0/norm/param.bias_step"] = np.array([0.02], np.float32)
+            tensors["0/norm/param.weight_step"] = np.array([0.005], np.float32)
+        return make_archive(tensors, run=run_of("norm", "float32", **settings))
+
+    rounded = (np.rint(bias / 0.02) * 0.02).astype(np.float32)
+    inputs = (np.rint(x * 30) * given).astype(np.float32)
+    target = archive(rounded, inputs, dequantised=["bias"], numbers={"bias": "int32"})
+    assert statuses(compare(archive(bias, inputs), target))["0/norm/param.bias"] == expected
+
+
 @pytest.mark.spec("POL-281")
 def test_all_rows_of_a_lookup_are_judged(make_archive: MakeArchive) -> None:
     table = RNG.normal(size=(40, 32)).astype(np.float32)
@@ -104,3 +132,42 @@ def test_all_rows_of_a_lookup_are_judged(make_archive: MakeArchive) -> None:
     noise = float(np.linalg.norm(rounded[tokens] - table[tokens]))
     assert status == "diverged"
     assert ratio == pytest.approx(float(np.linalg.norm(last - table[tokens])) / noise, rel=1e-3)
+
+
+@pytest.mark.spec("POL-620")
+@pytest.mark.parametrize(
+    ("over", "factor", "expected"),
+    [
+        pytest.param(1.0, 1.0, "within-rounding", id="nothing-cut"),
+        pytest.param(1.3, 1.0, "within-rounding", id="cut"),
+        pytest.param(1.0, 1.02, "diverged", id="nothing-cut-and-a-mistake"),
+        pytest.param(1.1, 1.015, "diverged", id="cut-and-a-mistake"),
+        pytest.param(1.2, 1.02, "diverged", id="more-cut-and-a-mistake"),
+    ],
+)
+def test_what_a_range_cuts_hides_no_mistake(
+    make_archive: MakeArchive, over: float, factor: float, expected: str
+) -> None:
+    """Half a percent of the inputs lie beyond 1, and are cut to it; results are those times a factor."""
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((48, 64)).astype(np.float32)
+    steps = np.abs(weight).max(axis=1, keepdims=True) / 127
+    rounded = (np.rint(weight / steps) * steps).astype(np.float32)
+    x = rng.uniform(-1, 1, (64, 64)).astype(np.float32)
+    x.reshape(-1)[rng.choice(x.size, x.size // 200, replace=False)] = over
+    given = np.clip(np.rint(x * 127), -127, 127) / 127
+
+    def archive(values: Any, result: Any, **settings: Any) -> Any:
+        tensors = {"0/fc/param.weight": values, "0/fc/input.x": x, "0/fc/output": result.astype(np.float32)}
+        if settings:
+            tensors["0/fc/param.weight_step"] = steps.astype(np.float32)
+        return make_archive(tensors, run=run_of("fc", "float32", **settings))
+
+    settings: dict[str, Any] = {"dequantised": ["weight"], "numbers": {"weight": "int8"}, "input_bits": 8}
+    settings |= {"input_step": 1 / 127, "input_range": [-1.0, 1.0]}
+    target = archive(rounded, given @ rounded.T * factor, **settings)
+    found = compare(archive(weight, x @ weight.T), target)
+    assert statuses(found)["0/fc/output"] == expected
+    assert (found.exit_status == 0) == (expected == "within-rounding")
+    told = [text for text in found.warnings if "as a calibration may choose" in text]
+    assert bool(told) == (over > 1 and expected == "within-rounding")

@@ -185,7 +185,8 @@ def _values(reference: Archive, target: Archive, pair: MeasuredPair) -> tuple[Ar
 def _kept_by_mask(context: Context, record: Record) -> Array | None:
     """Which places a mask among the arguments of the table's call keeps, if both runs have the same one.
 
-    Places that are left out have angles of any size: a count of none that is divided by.
+    Places that are left out have angles of any size: a count of none that is divided by. A mask of padding
+    has them as true; one that keeps nothing is of something else.
     """
     made = record.key.rank, record.key.step, record.key.site, record.key.call
     is_result = record.key.slot.startswith("output")
@@ -196,5 +197,7 @@ def _kept_by_mask(context: Context, record: Record) -> Array | None:
         if not key.endswith("mask") or pair is None or pair.status != "identical" or not other.stored:
             continue
         if len(other.shape) == len(record.shape) - 1 and other.dtype.kind == "bool":
-            return np.asarray(context.reference.load(other))
+            values = np.asarray(context.reference.load(other), bool)
+            kept = ~values if key.endswith("padding_mask") else values
+            return kept if kept.any() else None
     return None

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from tensorcap.comparison.exact import parameter_rounding
+from tensorcap.comparison.other_weights import OtherWeights
 from tensorcap.comparison.preflight.item import Item, UnknownError, common_modules, make_item
 from tensorcap.comparison.preflight.weights import (
     Weight,
@@ -29,13 +30,16 @@ from tensorcap.comparison.weight_grids import find_weight_grid
 from tensorcap.metrics import measure
 from tensorcap.wording import FEW, conjugated, counted, some
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.errors import ReadError
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.keys import ROOT_SITE
+from tensorcap_formats.records import Record
 from tensorcap_formats.view import ArchiveView
 
 _COUNTERS: Final = ("num_batches_tracked",)  # buffers that a forward pass in evaluation mode does not read
 _OF_CHECKPOINTS: Final = ("running_mean", "running_var")  # buffers that loading in another dtype rounds too
 _LAYOUT: Final = "{} the same in another layout, as far as statistics show"
+_HELD: Final = "holds what {} holds in the reference"
 _SUBTREE: Final = 3  # parameters: fewer are no part of a model that was never loaded
 
 
@@ -154,7 +158,8 @@ def _compare_weights(
         one, other = (None if weight.info.shape is None else list(weight.info.shape) for weight in pair)
         yield make_item(kind, pair.reference.text, one, other, "Its shapes differ.", explains=True)
     if outcome.other:
-        yield _other_item(kind, outcome.other, pairs, ours.values(), theirs.values())
+        held = _Held(reference, target, layers)
+        yield _other_item(kind, outcome.other, pairs, ours.values(), theirs.values(), held)
     for grid, on_grid in outcome.on_grid.items():
         yield _grid_item(kind, grid, on_grid)
     if outcome.quantised:
@@ -304,6 +309,7 @@ def _other_item(
     pairs: Sequence[_WeightPair],
     ours: Iterable[Weight],
     theirs: Iterable[Weight],
+    held: _Held,
 ) -> Item:
     """One item for all pairs that are not the same numbers; the one with the largest error gives the name."""
     error, worst = max(other, key=lambda entry: -1.0 if entry[0] is None else entry[0])
@@ -322,7 +328,7 @@ def _other_item(
         text += f"; the first holds {sides[0]} in the reference, {sides[1]} in the target."
     for hint in (
         _place_text(unlike, pairs),
-        _exchanged_text(unlike, ours),
+        _exchanged_text(unlike, ours, held),
         _tied_text(unlike, ours, theirs),
     ):
         text += f" {hint}" if hint else ""
@@ -347,16 +353,55 @@ def _place_text(unlike: Sequence[_WeightPair], pairs: Sequence[_WeightPair]) -> 
     return f"Nothing in {'.'.join(common) or 'the model'} is the same: was it loaded?"
 
 
-def _exchanged_text(unlike: Sequence[_WeightPair], ours: Iterable[Weight]) -> str:
+class _Held:
+    """Which weights of the reference a target holds in the place of others, with rounding."""
+
+    def __init__(self, reference: Archive, target: Archive, layers: QuantisedLayers) -> None:
+        self._reference, self._target, self._layers = reference, target, layers
+        self._others = OtherWeights(reference)
+
+    def text(self, pair: _WeightPair) -> str:
+        """What the target holds in the place of a weight, as the end of a sentence; "" if nothing."""
+        ours, theirs = pair.reference.record, pair.target.record
+        judged = self._layers.weights.get(ours.key.text) if ours is not None else None
+        if judged is not None:
+            return _HELD.format(judged.mistake.held) + ", rounded" if judged.mistake.held else ""
+        if ours is None or theirs is None or not theirs.stored or ours.shape != theirs.shape:
+            return ""
+        if theirs.dtype.kind != "float":
+            return ""
+
+        def error(record: Record) -> float | None:
+            return _measured_error(self._reference, self._target, other(record))
+
+        def other(record: Record) -> _WeightPair:
+            return _WeightPair(replace(pair.reference, record=record), pair.target)
+
+        def is_held(record: Record) -> bool:
+            archives = self._reference, self._target
+            return error(record) == 0 or _grid_text(*archives, other(record), QuantisedLayers()) != ""
+
+        try:
+            record = self._others.find(ours, self._target, theirs, is_held)
+        except (OSError, ReadError):  # the comparison says so
+            record = None
+        if record is None:
+            return ""
+        is_equal = record.dtype == theirs.dtype and error(record) == 0
+        return _HELD.format(record.key.text) + ("" if is_equal else ", rounded")
+
+
+def _exchanged_text(unlike: Sequence[_WeightPair], ours: Iterable[Weight], held: _Held) -> str:
     """Say which weights hold what another one holds in the reference."""
     holders: dict[tuple[str, str], Weight] = {}
     for weight in ours:
         holders.setdefault(weight.contents, weight)
-    texts = [
-        f"{pair.target.text} holds what {holders[pair.target.contents].text} holds in the reference"
-        for pair in unlike
-        if pair.target.is_telling and pair.target.contents in holders
-    ]
+    texts = []
+    for pair in unlike:
+        is_known = pair.target.is_telling and pair.target.contents in holders
+        other = _HELD.format(holders[pair.target.contents].text) if is_known else held.text(pair)
+        if other:
+            texts.append(f"{pair.target.text} {other}")
     return (
         f"{'; '.join(texts[:FEW])}{f', and {len(texts) - FEW} more' if len(texts) > FEW else ''}."
         if texts
