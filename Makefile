@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := hf,zarr,compress,report
+# Tests have small tensors, and run in as many processes as CI has cores: threads in each of them spin for cores that
+# others have. On two busy cores 34 tests took 62 CPU seconds with them, and 10 without.
+export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo pictures test test-slow test-entries test-files fuzz kills test-browser test-downstream test-executorch test-jax test-neuron zoo ablate golden upgrades trained check clean
 

@@ -78,6 +78,8 @@ def refuse_overlap(source: Path, path: Path) -> None:
     Raises:
         UsageError: The output is the source, in it, or around it.
     """
+    while not os.path.lexists(source) and ":" in str(source):  # a part of it, as in `FOLDER:RUNNER`
+        source = Path(str(source).rpartition(":")[0])
     source, output = Path(os.path.realpath(source)), Path(os.path.realpath(path))
     if source == output or source in output.parents or output in source.parents:
         raise UsageError(

@@ -412,7 +412,7 @@ class PairContext:
         return {name: (ours.get(name), theirs.get(name)) for name in {**ours, **theirs}}
 
     def find_neighbours(self) -> Iterator[Record]:
-        """Find records of the reference around this one, of the same parent module and step."""
+        """Find records of the reference around this one, of the same step: of the parent module and in it."""
         key = self.reference.key
         parent = module_of(key.site).rpartition(".")[0]
         step = [
@@ -421,7 +421,7 @@ class PairContext:
         at = next((i for i, r in enumerate(step) if r.row == self.reference.row), 0)
         for record in step[max(0, at - _NEIGHBOURS) : at + _NEIGHBOURS]:
             site = module_of(record.key.site)
-            is_sibling = site.startswith(parent) if parent else True
+            is_sibling = not parent or f"{site}.".startswith(f"{parent}.")
             is_result = not record.key.slot.startswith(_NO_RESULTS)
             if record.row != self.reference.row and is_sibling and is_result and _is_readable(record):
                 yield record

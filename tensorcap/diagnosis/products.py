@@ -166,7 +166,7 @@ def _find_other_weights(context: PairContext, weight: Record) -> list[Record]:
         if r.shape == weight.shape and r.row != weight.row and r.key.slot == "param.weight" and r.stored
     ]
     site = weight.key.site.rpartition(".")[0]
-    return sorted(fitting, key=lambda r: (not r.key.site.startswith(site), r.row))[:_OTHER_WEIGHTS]
+    return sorted(fitting, key=lambda r: (not r.key.site.startswith(f"{site}."), r.row))[:_OTHER_WEIGHTS]
 
 
 def _read_rows(archive: Archive, weight: Record, picked: Values) -> Values:

@@ -64,6 +64,27 @@ def test_a_head_whose_weights_the_target_leaves_out_is_explained(
     assert (said in reasons) == (keys == ())
 
 
+@pytest.mark.spec("ALN-305")
+def test_a_head_that_returns_several_results_is_explained_by_any_of_them(tmp_path: Path) -> None:
+    ours = {
+        "0/net/output": HIDDEN,
+        "0/pooler/output.0": drawn(1, 10),
+        "0/pooler/output.1": POOLED,
+        "0/@root/output.0": LOGITS,
+        "0/@root/output.1": POOLED,
+    }
+    theirs = {"0/body/output": HIDDEN, "0/@root/output.0": LOGITS}
+    modules = [{"path": "net", "class": "my.Net"}, {"path": "pooler", "class": "my.Linear"}]
+    modules[1]["parameters"] = {"weight": {"shape": [9, 8]}}  # type: ignore[assignment]  # JSON
+    target = {
+        "modules": [{"path": "body", "class": "my.Net"}],
+        "model": {"left_out_weights": ["pooler.weight"]},
+    }
+    found, reasons = unexplained(tmp_path, ours, theirs, reference={"modules": modules}, target=target)
+    assert found == ()
+    assert "the target's code leaves out the weights of pooler, and its other results agree" in reasons
+
+
 @pytest.mark.spec("ALN-306")
 @pytest.mark.parametrize(
     ("mask", "keys"),

@@ -162,3 +162,19 @@ def test_localize_keeps_its_suspects_and_warns_if_a_hypothesis_fails(
     assert " ".join(printed.output.split()).count(FAULT) == 1
     as_json = json.loads(CliRunner().invoke(tcap, [*arguments, "--json"]).stdout)
     assert FAULT in as_json["notes"]
+
+
+def test_neighbours_are_of_the_same_parent_and_not_of_one_whose_name_goes_on(
+    diagnosed: Diagnose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+
+    def propose(context: PairContext) -> Iterator[Hypothesis]:
+        found.extend(record.key.site for record in context.find_neighbours())
+        yield from ()
+
+    monkeypatch.setattr(diagnosis, "FAMILIES", (Family("neighbours", propose),))
+    sites = ("a.attn_norm", "a.attn.q", "a.attn.k", "a.attn.k.inner", "a.attn", "a.attn2.q")
+    reference = {f"0/{site}/output": np.arange(8.0) + at for at, site in enumerate(sites)}
+    diagnosed(reference, {**reference, "0/a.attn.q/output": np.ones(8)}, key="0/a.attn.q/output")
+    assert found == ["a.attn.k", "a.attn.k.inner", "a.attn"]

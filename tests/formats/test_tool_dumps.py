@@ -18,8 +18,15 @@ import pytest
 from safetensors.numpy import save_file
 
 from tensorcap.comparison import compare
+from tensorcap_formats.conversion import convert
 from tensorcap_formats.dtypes import Array, decode
-from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, UnsafeFileError
+from tensorcap_formats.errors import (
+    CorruptArchiveError,
+    NotAnArchiveError,
+    ReadError,
+    UnsafeFileError,
+    UsageError,
+)
 from tensorcap_formats.open import open_archive
 from tests.support.torch_bytes import floats, integers, write_torch
 
@@ -107,6 +114,16 @@ def test_of_several_runners_one_is_named_by_its_beginning(tmp_path: Path) -> Non
 
 
 @pytest.mark.spec("TDM-3")
+@pytest.mark.parametrize("output", ["x.h5", "x.zarr"])
+def test_the_folder_of_a_runner_is_not_written_into(tmp_path: Path, output: str) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    results(folder / "0000000000.json", {"onnxrt-runner-N0": [{"y": A}], "trt-runner-N1": [{"y": A + 1}]})
+    with pytest.raises(UsageError, match="is the source or overlaps with it"):
+        convert(f"{folder}:onnxrt", folder / output)
+    assert [path.name for path in folder.iterdir()] == ["0000000000.json"]
+
+
 def test_the_hint_for_a_folder_of_several_runners_can_be_followed(tmp_path: Path) -> None:
     names = [f"{kind}-runner-N{i}-11/29/26-23:55:57" for i, kind in enumerate(("onnxrt", "trt"))]
     (tmp_path / "out").mkdir()

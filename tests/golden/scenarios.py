@@ -614,7 +614,8 @@ _TRAP_NAMES: Final = (
     "inverted_mask other_constants one_nan one_outlier cut_vocabulary near_twins fused_in_another_order "
     "fused_as_named swapped_weights fused_weights fused_weights_alone stacked_weights renamed_weights "
     "lost_weight other_gradient coarser_weights symmetric_weight not_transposed fused_twins "
-    "misnamed_projections swapped_projections doubled_projection"
+    "misnamed_projections swapped_projections doubled_projection misnamed_behind_a_mistake "
+    "misnamed_in_a_wrong_block"
 )
 TRAPS: Final = _TRAP_NAMES.split()
 _TRAPS: Final = Batch(

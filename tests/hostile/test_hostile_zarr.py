@@ -249,7 +249,18 @@ def test_a_foreign_store_that_lies_is_refused(foreign: Path, case: str) -> None:
         pytest.param(3, {"compressors": BloscCodec(), "shards": (64, 64)}, id="shards"),
     ],
 )
-def test_nothing_behind_a_chunk_of_blosc_is_read(version: Any, options: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("at", "size", "error", "reason"),
+    [
+        pytest.param(12, 100_000, CorruptArchiveError, "bytes, expected the 100000 that it says", id="chunk"),
+        pytest.param(
+            4, 2**31 - 1, UnsafeFileError, r"x: a chunk: \d+ stored bytes claim .* 2147483647", id="bomb"
+        ),
+    ],
+)
+def test_a_chunk_of_blosc_is_not_decoded_by_a_size_that_lies(
+    version: Any, options: Any, at: int, size: int, error: Any, reason: str, tmp_path: Path
+) -> None:
     values = np.random.default_rng(0).uniform(size=(64, 64)).astype("<f4")
     group = zarr.open_group(tmp_path / "x.zarr", mode="w", zarr_format=version)
     group.create_array("x", data=values, chunks=(32, 64), **options)
@@ -257,9 +268,9 @@ def test_nothing_behind_a_chunk_of_blosc_is_read(version: Any, options: Any, tmp
         np.testing.assert_array_equal(archive.load(archive.get("x")), values)
     chunk = max(tmp_path.rglob("*"), key=lambda path: path.is_file() and path.stat().st_size)
     content = bytearray(chunk.read_bytes())
-    content[12:16] = (100_000).to_bytes(4, "little")  # the size of the first chunk
+    content[at : at + 4] = size.to_bytes(4, "little")  # of the first chunk, or of what comes of it
     chunk.write_bytes(content)
-    with pytest.raises(CorruptArchiveError, match="bytes, expected the 100000 that it says"):
+    with pytest.raises(error, match=reason):
         read_all(tmp_path / "x.zarr")
 
 

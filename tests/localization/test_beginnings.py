@@ -200,6 +200,41 @@ def test_a_projection_that_lacks_its_bias_is_paired_by_its_weight_and_not_the_mo
     assert source.key.text == "0/last/input.input"
 
 
+class Fused(nn.Module):
+    """The three layers of a `Core` as one, under other names, and a layer behind it."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        parts = [getattr(attention.core, name) for name in "qkv"]
+        self.mixer: Any = nn.Module()
+        self.mixer.three, self.mixer.last = nn.Linear(24, 72), attention.dense
+        with torch.no_grad():
+            self.mixer.three.weight.copy_(torch.cat([part.weight for part in parts]))
+            self.mixer.three.bias.copy_(torch.cat([part.bias for part in parts]))
+        self.mixer.forward = self.mix
+
+    def mix(self, x: torch.Tensor) -> Any:
+        a, b, c = self.mixer.three(x).chunk(3, -1)
+        return self.mixer.last(torch.softmax(a @ b.mT, -1) @ c)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.mixer(x.flip(-1))
+
+
+@pytest.mark.spec("ALN-140")
+def test_a_module_with_a_fused_projection_is_paired_by_the_parameters_in_it(tmp_path: Path) -> None:
+    x = torch.randn(1, 6, 24, generator=torch.Generator().manual_seed(2))
+    attention = Attention(("q", "k", "v", "dense"), is_nested=True, bias=True)
+    reference = nn.Sequential(attention)
+    capture_workload(Workload(reference.eval(), {"input": x}), tmp_path / "ref.h5")
+    capture_workload(Workload(Fused(attention).eval(), {"x": x}), tmp_path / "tgt.h5")
+    aligned = align(tmp_path / "ref.h5", tmp_path / "tgt.h5")
+    assert {key: aligned.target.links[key].entry.evidence for key in ("0/0.dense/output", "0/0/output")} == {
+        "0/0.dense/output": "values",
+        "0/0/output": "values",
+    }
+
+
 @pytest.mark.spec("ALN-240")
 def test_layers_of_a_port_in_bfloat16_are_paired_by_the_extremes_of_their_parameters(tmp_path: Path) -> None:
     reference, target = towers()

@@ -205,10 +205,11 @@ class _ForeignArray:
 
         from tensorcap_formats.zarr.blosc import with_checked_blosc
 
-        metadata = with_checked_blosc(self._metadata)
+        stored, files = self._stored()
+        check = partial(check_expansion, stored, where=f"{self._folder}: a chunk")
+        metadata = with_checked_blosc(self._metadata, check)
         place = StorePath(LocalStore(self._folder, read_only=True))
         array = zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=place))
-        stored, files = self._stored()
         self._missing.add(self._chunks(array), files, self._folder)
         missing, total = self._missing_chunks(array)
         if total and missing == total:

@@ -34,7 +34,7 @@ class Candidate:
         is_by_rule: Whether they are so by rules only.
         role: What the names of both say that they are, as a query; "" if that is not what pairs them.
         is_placed: Whether their place between others is what speaks for them.
-        has_equal_parameters: Whether its modules alone hold these parameters, bit for bit.
+        has_equal_parameters: Whether its modules alone hold these parameters, bit for bit or rounded.
         is_tied: Whether others have equal values, so that only the order of results decides.
         similarity: What structure, shapes and arguments say, in nats.
     """

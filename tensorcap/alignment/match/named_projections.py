@@ -1,13 +1,14 @@
 """Projections that hold the values of another one beside them, paired by what their names say.
 
 Values that are found elsewhere may be those of weights that were loaded under another name, or of a port
-whose names are exchanged, in code and weights alike. What is made of them tells the two apart.
+whose names are exchanged, in code and weights alike. What is made of them tells the two apart, where it was
+made of right values: behind a mistake everything differs, and tells nothing.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tensorcap.alignment.match.candidates import Candidate, Place
@@ -37,17 +38,22 @@ def pair_named_projections(state: MatchState) -> None:
 
     1. Of each pair of a query, key, value, gate or up with another one of these, the module of the target is
        looked up that lies beside its partner and alone has the name of its role.
-    2. It takes the partner's place if what is made of the reference's result differs, so that the port's
-       names are not exchanged in code and weights alike, and if its own partner is moved too or it has none.
+    2. It takes the partner's place in all layers where what is made of the reference's result differs, if
+       results agree in one of these, and in none of them with what is made of them: else the port's names
+       are exchanged in code and weights alike. Its own partner has to be moved too, or it has none.
     3. Those beside them that are free then, as where one has the values of two, are paired likewise.
     """
     matching = state.matching
     if not matching.uses_names:
         return
+    exchanged: dict[tuple[str, str], list[Candidate]] = defaultdict(list)
+    for candidate in matching.accepted:
+        if not candidate.is_named and are_exchanged(candidate.reference, candidate.target):
+            exchanged[candidate.reference, candidate.target].append(candidate)
     moves = {
         matching.sites_of(move.candidate, move.place)[0]: move
-        for candidate in matching.accepted
-        for move in _moves_of(matching, candidate)
+        for candidates in exchanged.values()
+        for move in _moves_of(matching, candidates)
     }
     before = -1
     while before != len(moves):
@@ -64,18 +70,41 @@ def pair_named_projections(state: MatchState) -> None:
             _accept(matching, left, other, places[reference, right])
 
 
-def _moves_of(matching: Matching, candidate: Candidate) -> Iterator[_Move]:
-    one, other = matching.templates_of(candidate)
-    if candidate.is_named or not are_exchanged(one.name, other.name) or one.slot or other.slot:
+def _moves_of(matching: Matching, candidates: Sequence[Candidate]) -> Iterator[_Move]:
+    """What is moved of the pairs of two site templates."""
+    one, other = matching.templates_of(candidates[0])
+    if one.slot or other.slot:
         return
     right = _beside(matching.sides[1], other.name).get(projection_role(one.name))
     if right is None or projection_role(other.name) not in _beside(matching.sides[0], one.name):
         return
+    members = [(candidate, place) for candidate in candidates for place in candidate.places]
+    sites = [matching.sites_of(candidate, place) for candidate, place in members]
+    agreeing = [left for left, partner in sites if matching.are_near(left, partner)]
+    if not agreeing or not all(_is_spoilt(matching, left) for left in agreeing):
+        return
     moved = Candidate(one.name, right, ())
-    for place in candidate.places:
+    for (candidate, place), (left, _) in zip(members, sites, strict=True):
         fits = place[1] in matching.sides[1].templates[right].members and matching.sizes_fit(moved, place)
-        if fits and matching.is_spoilt(0, matching.sites_of(candidate, place)[0]):
+        if fits and _is_spoilt(matching, left):
             yield _Move(candidate, place, right)
+
+
+def _is_spoilt(matching: Matching, site: str) -> bool:
+    """Whether what comes of a projection's values differs, and nothing that its module makes after it agrees.
+
+    A block without a module of its own for attention may err in what follows that.
+    """
+    side = matching.sides[0]
+    parent, order = site.rpartition(".")[0], side.order(site)
+    after = [
+        other
+        for other in matching.partner[0]
+        if other.rpartition(".")[0] == parent and side.order(other) > order and not projection_role(other)
+    ]
+    return matching.is_spoilt(0, site) and not any(
+        matching.are_near(other, matching.partner[0][other]) for other in after
+    )
 
 
 def _beside(side: Side, name: str) -> dict[str, str]:

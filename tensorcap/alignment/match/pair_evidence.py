@@ -252,9 +252,7 @@ class PairEvidence:
         name = f"both are the {candidate.role} by name" if candidate.role else "the same name"
         reasons = [name] if candidate.is_named else []
         if candidate.has_equal_parameters:
-            reasons.append(
-                "the same parameters, bit for bit, own ones or of what lies in it, as far as both have any"
-            )
+            reasons.append("the parameters that both hold, in themselves or within, are the same")
         agreed = (candidate.agreeing[p] for p in candidate.places if p in candidate.agreeing)
         agreements = [agreement for agreement in agreed if agreement.nats >= WEIGHTS.reported_least]
         if agreements:

@@ -163,7 +163,9 @@ class Pairs:
         if not candidate.places:
             self.accepted.remove(candidate)
             self._drifts_count = len(self.accepted)
-            self.template_partners[candidate.reference].discard(candidate.target)
+            templates = candidate.reference, candidate.target
+            if all((other.reference, other.target) != templates for other in self.accepted):
+                self.template_partners[candidate.reference].discard(candidate.target)
 
     def are_near(self, left: str, right: str) -> bool | None:
         """Whether two sites have values as near as pairs before them are; None if unknown."""
@@ -247,12 +249,18 @@ class Pairs:
         return bool(following) and all(self._agrees(side, other, near) for other in following)
 
     def is_spoilt(self, side: int, site: str) -> bool:
-        """Whether what comes of a site's values is known to differ, and nothing made of them agrees."""
+        """Whether what comes of a site's values is known to differ, and nothing made of them agrees.
+
+        Results of other sizes, as those of the last token alone, and such without fingerprints are unknown.
+        """
         if self.is_confirmed(side, site) or not self.is_ordered:
             return False
         order, near = self.sides[side].order(site), self._near_before(side, self.sides[side].order(site))
-        following = [other for at, other in self._last_paired(side) if at > order]
-        return any(not self._agrees(side, other, near) for other in following)
+        following = [
+            (other, self.partner[side][other]) for at, other in self._last_paired(side) if at > order
+        ]
+        distances = [self.distance_between(*(pair if side == 0 else pair[::-1])) for pair in following]
+        return any(near < distance < math.inf for distance in distances)
 
     def _last_paired(self, side: int) -> list[tuple[int, str]]:
         """The last sites of a run that have a partner, with their order."""

@@ -6,14 +6,15 @@ add a pass, write a function of the `MatchState` and list it in `proposal.PASSES
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.slots import Slots
 from tensorcap.alignment.names import Rules
+from tensorcap.runs import enclosing_sites
 from tensorcap.wording import fault_text
 from tensorcap_formats.errors import TensorcapError
 
@@ -25,10 +26,12 @@ class ParameterMark:
     Attributes:
         text: Its digest; or its shape and its ends, where one side rounds it.
         is_constant: Whether it has one value only, so that others may have it too.
+        size: Number of its elements.
     """
 
     text: str
     is_constant: bool
+    size: int
 
 
 @dataclass(slots=True)
@@ -133,11 +136,14 @@ def pair_by_parameters(state: MatchState) -> None:
     1. Modules are paired whose set of parameters no other module of their side has.
     2. So are those that are left, one of which has some of the other's and no others, as one without a bias.
     3. Of the modules right around these, two are paired if all that lies in the one is paired with what lies
-       in the other, and as much else in the one as in the other has parameters; so outwards.
+       in the other, and what else lies in either has as many elements of parameters, as three projections
+       and a fused one have; so outwards.
     """
     pairs = _modules_of_equal_parameters(state)
     pairs += _modules_that_lack_parameters(state, pairs)
-    settled = tuple({sites[i] for sites in pairs} for i in range(2))
+    rest = [
+        _elements_within(known, {sites[i] for sites in pairs}) for i, known in enumerate(state.parameters)
+    ]
     while pairs:
         _accept_proven_sites(state, pairs)
         around: tuple[dict[str, set[str]], dict[str, set[str]]] = (defaultdict(set), defaultdict(set))
@@ -151,17 +157,7 @@ def pair_by_parameters(state: MatchState) -> None:
             for outer, others in around[0].items()
             if len(others) == 1 and len(around[1][next(iter(others))]) == 1
         ]
-        pairs = [
-            sites
-            for sites in pairs
-            if len(
-                {
-                    _count_others_within(known, site, paired)
-                    for known, site, paired in zip(state.parameters, sites, settled, strict=True)
-                }
-            )
-            == 1
-        ]
+        pairs = [(site, other) for site, other in pairs if rest[0][site] == rest[1][other]]
 
 
 def _modules_of_equal_parameters(state: MatchState) -> list[tuple[str, str]]:
@@ -205,9 +201,14 @@ def _modules_that_lack_parameters(
     ]
 
 
-def _count_others_within(known: Mapping[str, frozenset[ParameterMark]], site: str, paired: set[str]) -> int:
-    """How many modules with parameters lie in a module and are in no pair."""
-    return sum(inner.startswith(f"{site}.") and inner not in paired for inner in known)
+def _elements_within(known: Mapping[str, frozenset[ParameterMark]], paired: Container[str]) -> Counter[str]:
+    """How many elements of parameters each module holds in modules within it that are in no pair."""
+    elements: Counter[str] = Counter()
+    for site, marks in known.items():
+        if site not in paired:
+            size = sum(mark.size for mark in marks)
+            elements.update(dict.fromkeys(enclosing_sites(site), size))
+    return elements
 
 
 def _accept_proven_sites(state: MatchState, pairs: Sequence[tuple[str, str]]) -> None:

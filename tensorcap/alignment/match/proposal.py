@@ -6,6 +6,7 @@ reason.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final, Literal
@@ -177,14 +178,15 @@ def _marks(archive: Archive, narrow: str) -> Mapping[str, frozenset[ParameterMar
 
 
 def _mark(parameter: TensorInfo, narrow: str) -> ParameterMark:
-    statistics = parameter.statistics
+    statistics, size = parameter.statistics, math.prod(parameter.shape or ())
     if statistics is None:
-        return ParameterMark(parameter.digest, is_constant=False)
+        return ParameterMark(parameter.digest, is_constant=False, size=size)
     is_constant = statistics.minimum == statistics.maximum
     if not narrow:
-        return ParameterMark(parameter.digest, is_constant)
+        return ParameterMark(parameter.digest, is_constant, size)
     ends = [end for end in (statistics.minimum, statistics.maximum) if end is not None]
-    return ParameterMark(f"{parameter.shape} {rounded(np.array(ends, float), narrow).tolist()}", is_constant)
+    text = f"{parameter.shape} {rounded(np.array(ends, float), narrow).tolist()}"
+    return ParameterMark(text, is_constant, size)
 
 
 def _write_entries(state: MatchState) -> tuple[list[Entry], list[LeftOver]]:

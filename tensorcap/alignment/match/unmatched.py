@@ -235,8 +235,8 @@ class Unmatched:
         if side.module(site) != ROOT_SITE or not results or not agree:
             return ""
         digest = side.result(site).digest
-        makers = [s for s in side.by_site if side.module(s) != ROOT_SITE and side.result(s).digest == digest]
-        for head in dict.fromkeys(maker.partition(".")[0] for maker in makers if digest):
+        makers = [side.module(s) for s in side.by_site if digest and side.result(s).digest == digest]
+        for head in dict.fromkeys(maker.partition(".")[0] for maker in makers if maker != ROOT_SITE):
             within = [s for s in members if s == head or s.startswith(f"{head}.")]
             weights = [f"{s}.{name}" for s in within for name in members[s].parameters]
             paired = [s for s in side.by_site if side.module(s) in within and matching.has_partner(0, s)]

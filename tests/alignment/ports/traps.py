@@ -576,6 +576,36 @@ def misnamed_projections() -> Trap:
     return Trap(one, two, frozenset(pairs), sure=("layers.0.self_attn.q_proj", "layers.0.self_attn.k_proj"))
 
 
+def misnamed_behind_a_mistake() -> Trap:
+    """The same in two layers, with another mistake between them: the second has wrong results for that."""
+    one: dict[str, Array] = {"front": drawn(2, 3, 9)}
+    two: dict[str, Array] = {"table": one["front"]}
+    for i in range(2):
+        q, k, v, mixed = (drawn(2, 3, 8) for _ in range(4))
+        error = np.float32(0.004 * i)
+        wrong = [x + error * drawn(2, 3, 8) for x in (k, q, v, mixed)]
+        for name, x in attention(q, k, v, mixed).items():
+            one[name.replace("0", str(i))] = x
+        for name, x in renamed_attention(*wrong).items():
+            two[name.replace("0", str(i))] = x
+        hidden = drawn(2, 3, 7)
+        one[f"layers.{i}.fc"] = hidden
+        two[f"blocks.{i}.inner"] = hidden + np.float32(0.004) * drawn(2, 3, 7)
+    pairs = {(f"layers.{i}.self_attn.q_proj", f"blocks.{i}.mixer.to_k") for i in range(2)}
+    return Trap(one, two, frozenset(pairs), sure=("front",))
+
+
+def misnamed_in_a_wrong_block() -> Trap:
+    """The same in a block without a module for attention, which errs behind that."""
+    q, k, v, mixed, hidden = (drawn(2, 3, 8) for _ in range(5))
+    before, after = drawn(2, 3, 9), drawn(2, 3, 7)
+    one = {"front": before, **attention(q, k, v, mixed), "layers.0.self_attn.fc": hidden, "head": after}
+    two = {"table": before, **renamed_attention(k, q, v, mixed)}
+    two |= {"blocks.0.mixer.inner": hidden + drawn(2, 3, 8), "last": after + drawn(2, 3, 7)}
+    pairs = {("layers.0.self_attn.q_proj", "blocks.0.mixer.to_k")}
+    return Trap(one, two, frozenset(pairs), sure=("layers.0.self_attn.q_proj", "layers.0.self_attn.k_proj"))
+
+
 TRAPS = {
     make.__name__: make()
     for make in (
@@ -635,5 +665,7 @@ TRAPS = {
         swapped_projections,
         doubled_projection,
         misnamed_projections,
+        misnamed_behind_a_mistake,
+        misnamed_in_a_wrong_block,
     )
 }
