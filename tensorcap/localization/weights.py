@@ -25,7 +25,7 @@ from tensorcap.wording import name_numbers, name_pattern
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError, UsageError
-from tensorcap_formats.keys import Key
+from tensorcap_formats.keys import Key, unescape
 from tensorcap_formats.open import open_archive
 from tensorcap_formats.records import Record
 
@@ -70,7 +70,7 @@ class WeightComparison:
         """
         for key, diagnosis in self.diagnoses.items():
             if Key.parse(key).site == module and diagnosis.explanations:
-                where = f"in its parameter {Key.parse(key).slot.partition('.')[2]} "
+                where = f"in its parameter {unescape(Key.parse(key).slot.partition('.')[2])} "
                 named = tuple(replace(e, text=where + e.text) for e in diagnosis.explanations)
                 return replace(diagnosis, explanations=named)
         return None
