@@ -40,7 +40,6 @@ _MOST_BYTES: Final = 1 << 32  # that a trace holds; what does not fit is taken f
 _LEAST: Final = 2.0**-17  # relative distance of values that are equal, in float32: sums in another order
 _ROUNDINGS: Final = 4.0  # of the target's dtype that a value may be away from an equal one
 _LONGEST: Final = 60  # characters of an operation's arguments, beside which parameters are named too
-_IMMATERIAL: Final = ("device", "generator", "half_to_float", "layout", "memory_format", "pin_memory")
 
 
 def add_differing_operations(
@@ -264,7 +263,7 @@ def _differing(
     if not any(sides):
         return None
     left = _without_common(*sides)
-    is_alike = list(map(_arguments_and_name, left[0])) == list(map(_arguments_and_name, left[1]))
+    is_alike = [node.call_text for node in left[0]] == [node.call_text for node in left[1]]
     first, second = (tuple(map(_place, nodes)) for nodes in left)
     return DifferingOperations(first, second, is_alike)
 
@@ -292,7 +291,7 @@ def _first_alone(
 
 def _without_common(ours: Sequence[Node], theirs: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
     """Leave out what both sides run in the same order, but for the first operation of each."""
-    texts = [list(map(_arguments_and_name, nodes)) for nodes in (ours, theirs)]
+    texts = [[node.call_text for node in nodes] for nodes in (ours, theirs)]
     blocks = SequenceMatcher(None, texts[0], texts[1], autojunk=False).get_matching_blocks()
     common = [{block[side] + at for block in blocks for at in range(block.size)} for side in (0, 1)]
     left = [
@@ -302,18 +301,9 @@ def _without_common(ours: Sequence[Node], theirs: Sequence[Node]) -> tuple[Seque
     return left[0], left[1]
 
 
-def _arguments_and_name(node: Node) -> str:
-    """What an operation is and is given apart from tensors, as `aten.gelu(approximate='tanh')`."""
-    numbers = {value.name: value.number for value in node.inputs if value.number is not None}
-    named = {name: value for name, value in {**numbers, **node.arguments}.items() if name not in _IMMATERIAL}
-    text = ", ".join(f"{name}={value!r}" for name, value in named.items())
-    name = node.op.removesuffix(".default")
-    return f"{name}({text})" if text else name
-
-
 def _place(node: Node) -> Place:
     """Where an operation ran, with its arguments and the names of parameters, as far as these are short."""
-    text = _arguments_and_name(node)
+    text = node.call_text
     name, _, arguments = text.partition("(")
     parameters = ", ".join(value.parameter for value in node.inputs if value.parameter)
     if parameters and len(parameters) + len(arguments) <= _LONGEST:
