@@ -33,13 +33,21 @@ from tensorcap.diagnosis import Family
 from tensorcap.localization.error_origins import ErrorOrigins
 from tensorcap.localization.suspect import By, Operation
 from tensorcap.rerun import BAD, InjectedRun, OpenReplay, OwnError, replay_within, run_injected
-from tensorcap.runs import Calls, StateWriters, contents_of, is_inner, is_parameter, is_result, is_telling
+from tensorcap.runs import (
+    Calls,
+    Contents,
+    StateWriters,
+    contents_of,
+    is_inner,
+    is_parameter,
+    is_result,
+    is_telling,
+)
 from tensorcap.wording import some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.progress import Progress, Silent
-from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
     from tensorcap.adapters import Rerun
@@ -518,7 +526,7 @@ class _Takers:
     """
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
-        self._takers: dict[tuple[object, ...], list[Pair]] = {}
+        self._takers: dict[Contents, list[Pair]] = {}
         self._results: dict[str, list[Pair]] = {}
         for pair in pairs:
             record = pair.reference
@@ -527,7 +535,7 @@ class _Takers:
             if record.key.slot.startswith("output"):
                 self._results.setdefault(record.key.where, []).append(pair)
             elif record.key.slot.startswith("input") and record.digest:
-                self._takers.setdefault(_contents(record), []).append(pair)
+                self._takers.setdefault(contents_of(record), []).append(pair)
 
     def undo(self, pair: Pair, inputs: Sequence[Pair]) -> bool:
         """Whether all calls that are given a tensor have results as right as what it was computed of.
@@ -539,7 +547,7 @@ class _Takers:
         record, error = pair.reference, pair.row_error
         if record is None or not record.digest or error is None or not inputs:
             return False
-        takers = self._takers.get(_contents(record), [])
+        takers = self._takers.get(contents_of(record), [])
         calls = [one.reference.key.where for one in takers if one.reference is not None]
         results = [result for call in calls for result in self._results.get(call, ())]
         given = [one.row_error for one in inputs]
@@ -637,7 +645,3 @@ def _excessive_gain(pair: Pair) -> Finding | None:
 
 def _severity(own: OwnError) -> int:
     return SEVERITY.index(own.status)
-
-
-def _contents(record: Record) -> tuple[object, ...]:
-    return record.key.rank, record.key.step, record.digest, record.shape
