@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -64,6 +64,10 @@ class _Run:
     workload: Workload
     metadata: Mapping[str, Any]
 
+    def capture(self, path: Path, **options: Any) -> Path:
+        """Capture it, with further arguments of `capture`, and return where its archive is."""
+        return capture_workload(self.workload, path, run=self.metadata, **options).path or path
+
 
 def verify(
     reference_model: Side,
@@ -106,24 +110,14 @@ def verify(
         is_run = isinstance(reference_model, Workload | Runnable)
         progress.stage("capturing the reference" if is_run else "opening the reference")
         reference_run = _make(reference_model, None)
-        trusted, target_run = _open_reference(
+        trusted, under_test = _open_reference(
             stack, reference_model, reference_run, target_model, folder / REFERENCE, progress
         )
+        target_run = under_test if isinstance(under_test, _Run) else None
         weights = None
         if target_run is not None:
             weights = _compare_weights(trusted, reference_run, target_run, rules, progress)
-        progress.stage("opening the target" if target_run is None else "capturing the target")
-        has_values = any(is_parameter(record.key) and record.stored for record in trusted.records)
-        tested = stack.enter_context(
-            _open_side(
-                target_model,
-                target_run,
-                folder / TARGET,
-                trusted,
-                injectable=("input",),
-                params=True if has_values and _has_few_bits(target_model, target_run) else None,
-            )
-        )
+        tested = _open_target(stack, under_test, folder / TARGET, trusted, progress)
         compared = _compare_runs(
             stack,
             (trusted, tested),
@@ -264,39 +258,51 @@ def _open_reference(
     target: Side,
     path: Path,
     progress: Progress,
-) -> tuple[Archive, _Run | None]:
-    """Capture the reference, and make the target, which may be made of the reference's run.
+) -> tuple[Archive, _Run | Archive]:
+    """Capture the reference, and make or open the target, which may be made of the reference's run.
 
     1. If the target is compiled from an exported graph, the reference is captured once more, as the same
        graph: its nodes are what the target has values of.
     2. If the target has weights in few bits, the reference is captured once more with the values of its own,
        which the target's results are held against.
     """
-    with _open_side(side, run, path, None) as trusted:
-        target_run, first = _make(target, trusted), trusted.path
-    decompositions = "" if target_run is None else adapter_for(target_run.workload.model).decompositions
-    stage = ""
-    options: dict[str, Any] = {}
-    if decompositions:
-        stage = "capturing the reference's graph"
-        options = {"level": "export", "decompositions": decompositions}
-    elif _has_few_bits(target, target_run):
-        stage, options = "capturing the reference with its weights", {"params": True}
-    if run is not None and stage:
-        progress.stage(stage)
-        again = capture_workload(run.workload, path, run=run.metadata, **options)
-        return stack.enter_context(opened(again.path or path)), target_run
-    source = cast("Source", side) if run is None else first
-    return stack.enter_context(opened(source)), target_run
-
-
-def _has_few_bits(target: Side, run: _Run | None) -> bool:
-    """Whether a target has weights in few bits, whose values can be had."""
+    source = cast("Source", side) if run is None else run.capture(path)
+    with opened(source) as trusted:
+        under_test: _Run | Archive | None = _make(target, trusted)
+        if under_test is None:
+            progress.stage("opening the target")
+            under_test = stack.enter_context(opened(cast("Source", target), reference=trusted))
     if run is not None:
-        model = run.workload.model
-        return bool(packed_weights(RunInfo.of(adapter_for(model).describe(model))))
-    with opened(cast("Source", target)) as tested:
-        return holds_packed_weights(tested)
+        decompositions = ""
+        if isinstance(under_test, _Run):
+            decompositions = adapter_for(under_test.workload.model).decompositions
+        if decompositions:
+            progress.stage("capturing the reference's graph")
+            source = run.capture(path, level="export", decompositions=decompositions)
+        elif _has_few_bits(under_test):
+            progress.stage("capturing the reference with its weights")
+            source = run.capture(path, params=True)
+    return stack.enter_context(opened(source)), under_test
+
+
+def _open_target(
+    stack: ExitStack, target: _Run | Archive, path: Path, reference: Archive, progress: Progress
+) -> Archive:
+    """Capture the target if it is to be run; its weights in few bits too, if the reference has its own."""
+    if isinstance(target, Archive):
+        return target
+    progress.stage("capturing the target")
+    has_values = any(is_parameter(record.key) and record.stored for record in reference.records)
+    params = True if has_values and _has_few_bits(target) else None
+    return stack.enter_context(opened(target.capture(path, injectable=("input",), params=params)))
+
+
+def _has_few_bits(target: _Run | Archive) -> bool:
+    """Whether a target has weights in few bits, whose values can be had."""
+    if isinstance(target, Archive):
+        return holds_packed_weights(target)
+    model = target.workload.model
+    return bool(packed_weights(RunInfo.of(adapter_for(model).describe(model))))
 
 
 def _make(side: Side, reference: Archive | None) -> _Run | None:
@@ -311,16 +317,6 @@ def _make(side: Side, reference: Archive | None) -> _Run | None:
     if workload.seed is None:
         workload = replace(workload, seed=_SEED)
     return _Run(workload, metadata)
-
-
-def _open_side(
-    side: Side, run: _Run | None, path: Path, reference: Archive | None, **options: Any
-) -> AbstractContextManager[Archive]:
-    """Open the archive of a side, after capturing it, with further arguments, if it is to be run."""
-    if run is None:
-        return opened(cast("Source", side), reference=reference)
-    captured = capture_workload(run.workload, path, run=run.metadata, **options)
-    return opened(captured.path or path)
 
 
 def _compare_weights(

@@ -29,6 +29,7 @@ from tensorcap.comparison.divergence import (
     called_sites,
     caller_of,
     first_divergence,
+    has_only_grown,
     is_circumstance,
     state_writer,
 )
@@ -166,6 +167,7 @@ __all__ = [
     "find_weight_grid",
     "first_divergence",
     "given_unlike_on_ranks",
+    "has_only_grown",
     "has_sync_points",
     "holds_packed_weights",
     "injection_text",

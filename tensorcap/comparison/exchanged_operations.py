@@ -16,7 +16,7 @@ from tensorcap_formats.records import Record
 from tensorcap_formats.view import ArchiveView, recorded
 
 _MOST_OPERATIONS: Final = 6  # of a side that a sentence lists
-_LONGEST: Final = 60  # characters of an argument
+_LONGEST: Final = 140  # characters of one of them, with its arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def exchanged_operations(
         if other is None or not region.inputs <= by_key.keys():
             continue
         candidates.remove(other)
-        names = (tuple(_described(node) for node in one.nodes) for one in (region, other))
+        names = (tuple(node.call_text for node in one.nodes) for one in (region, other))
         kind = (*names, name_pattern(region.nodes[0].module))
         kinds.setdefault(kind, []).append((region, other, _first_wrong(region, other, by_key)))
     return tuple(_exchange(members) for members in kinds.values() if any(key for _, _, key in members))
@@ -206,14 +206,6 @@ def _call(node: Node) -> tuple[str, str, int]:
     return node.where.partition("/")[0], node.module, node.module_call
 
 
-def _described(node: Node) -> str:
-    """An operation with its arguments, as `aten.gelu(approximate='tanh')`."""
-    arguments = [f"{name}={value!r}" for name, value in node.arguments.items()]
-    text = ", ".join(arguments)
-    inside = f"({text})" if text and len(text) <= _LONGEST else ""
-    return f"{node.op.removesuffix('.default')}{inside}"
-
-
 def _first_wrong(ours: _Region, theirs: _Region, pairs: Mapping[str, Pair]) -> str:
     """The first result that is not green, of what is equal; "" if there is none."""
     if not ours.inputs or not all(pairs[name].is_equal for name in ours.inputs):
@@ -230,8 +222,8 @@ def _exchange(members: Sequence[tuple[_Region, _Region, str]]) -> ExchangedOpera
     line = f":{last.line}" if last.line else ""
     function = f" in {last.function}" if last.function else ""
     return ExchangedOperations(
-        tuple(_described(node) for node in region.nodes),
-        tuple(_described(node) for node in other.nodes),
+        tuple(shortened(node.call_text, _LONGEST) for node in region.nodes),
+        tuple(shortened(node.call_text, _LONGEST) for node in other.nodes),
         tuple(dict.fromkeys(ours.nodes[0].module for ours, _, _ in members)),
         f"{last.file.rpartition('/')[2]}{line}{function}" if last.file else "",
         key,

@@ -23,7 +23,7 @@ from tensorcap.localization.evidence import is_within
 from tensorcap.localization.operation_traces import HeldValues, OperationTrace, TracedCalls, TracedValue
 from tensorcap.localization.suspect import DifferingOperations, Localization, Place, Suspect
 from tensorcap.rerun import inject
-from tensorcap.runs import Node, enclosing_sites, is_telling
+from tensorcap.runs import Node, enclosing_sites, is_inner, is_parameter, is_telling
 from tensorcap.session import capture_workload
 from tensorcap.wording import some
 from tensorcap_formats.archive import Archive
@@ -40,7 +40,6 @@ _MOST_BYTES: Final = 1 << 32  # that a trace holds; what does not fit is taken f
 _LEAST: Final = 2.0**-17  # relative distance of values that are equal, in float32: sums in another order
 _ROUNDINGS: Final = 4.0  # of the target's dtype that a value may be away from an equal one
 _LONGEST: Final = 60  # characters of an operation's arguments, beside which parameters are named too
-_IMMATERIAL: Final = ("device", "generator", "half_to_float", "layout", "memory_format", "pin_memory")
 
 
 def add_differing_operations(
@@ -57,8 +56,8 @@ def add_differing_operations(
     """Say of the first suspects in which operations their code differs from the target's.
 
     1. The reference's model runs, and the target, of which what makes the same is given the reference's
-       arguments, but not the modules within it; once for suspects none of which lies within another one. The
-       operations in both are recorded.
+       arguments, but not the modules within it from the suspect on; once for suspects none of which lies
+       within another one. The operations in both are recorded. Suspects by their weights alone are left out.
     2. A value is *held* by the other side if a value there has its number of elements and its statistics, but
        for rounding. These do not tell an order of elements.
     3. Operations differ whose results the other side does not hold, and of which something is made that it
@@ -79,11 +78,12 @@ def add_differing_operations(
     if not all(adapter_for(workload.model).has_operations for workload in (reference_model, target_model)):
         return localization
     suspects = list(localization.suspects)
-    if not suspects:
+    traced = [at for at, one in enumerate(suspects[:_LOOKED_AT]) if one.by != ("weights",)]
+    if not traced:
         return localization
     progress.stage("tracing the operations of suspects")
-    modules = [suspect.module for suspect in suspects[:_LOOKED_AT]]
-    counterparts = [_Counterpart.of(module, reference, target, compared) for module in modules]
+    modules = [suspects[at].module for at in traced]
+    counterparts = [_Counterpart.of(suspects[at], reference, target, compared) for at in traced]
     notes = list(localization.notes)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tensorcap-")))
@@ -99,8 +99,9 @@ def add_differing_operations(
                 )
                 theirs = OperationTrace(stack.enter_context(open_archive(path)))
                 for at in group:
-                    code = _differing(suspects[at], ours, theirs, counterparts[at])
-                    suspects[at] = replace(suspects[at], code=code)
+                    suspect = suspects[traced[at]]
+                    code = _differing(suspect, ours, theirs, counterparts[at])
+                    suspects[traced[at]] = replace(suspect, code=code)
             except Exception as error:  # of a model that refuses it: no suspect may be lost by that
                 names = some(modules if ours is None else [modules[at] for at in group])
                 notes.append(f"Operations of {names} were not traced: {type(error).__name__}: {error}.")
@@ -131,23 +132,27 @@ def _trace_target(
     target: Archive,
     mapping: MappingSource | Literal["none"] | None,
 ) -> None:
-    """Run the target with the reference's arguments in what makes the same, which is not the model itself."""
+    """Run the target with the reference's arguments, but not from the suspects on in what makes the same."""
     options = _traced([one.around for one in counterparts])
-    if any(one.maker == ROOT_SITE for one in counterparts):
+    left = {text for one in counterparts for text in one.left}
+    if not any(_is_injectable(record.key) and record.key.text not in left for record in target.records):
         capture_workload(workload, path, **options)
         return
-    within = tuple(f"{one.maker}." for one in counterparts)
-    left = [record.key.text for record in target.records if record.key.site.startswith(within)]
     inject(
         reference,
         workload,
         path,
         target=target,
         mapping=mapping,
-        left=left,
+        left=sorted(left),
         leaves_misfits=True,
         **options,
     )
+
+
+def _is_injectable(key: Key) -> bool:
+    """Whether it is of an argument that a module within the model is given."""
+    return key.slot.startswith("input") and key.site != ROOT_SITE and not is_inner(key)
 
 
 def _traced(sites: Iterable[str]) -> dict[str, Any]:
@@ -164,22 +169,26 @@ class _Counterpart(NamedTuple):
         maker: Site of the module.
         around: Site of the module around it that calls it; its own where none does but the model.
         results: Key texts, in the target, of what belongs to the reference's results.
+        left: Key texts, in the target, of what is not the reference's in its run: all in the module, but for
+            what the reference makes before the suspect, which another suspect may have made wrong.
     """
 
     maker: str
     around: str
     results: tuple[str, ...]
+    left: tuple[str, ...]
 
     @classmethod
-    def of(cls, module: str, reference: Archive, target: Archive, compared: Archive) -> _Counterpart:
+    def of(cls, suspect: Suspect, reference: Archive, target: Archive, compared: Archive) -> _Counterpart:
         """Find it.
 
         Args:
-            module: Site of the reference's module.
+            suspect: The reference's module, and a step of it.
             reference: The trusted archive.
             target: The target under its own keys.
             compared: The target under the reference's keys.
         """
+        module = suspect.module
         own, alike = _counterparts(module, reference, compared)
         texts = tuple(key.text for key in (*own, *alike))
         maker = ROOT_SITE
@@ -191,7 +200,24 @@ class _Counterpart(NamedTuple):
             module = next(enclosing_sites(module))
             own, alike = _counterparts(module, reference, compared)
         around = caller_of(maker, called_sites(target))
-        return cls(maker, maker if around == ROOT_SITE else around, texts)
+        before = _before(suspect, reference, compared)
+        within = (r.key for r in target.records if maker == ROOT_SITE or r.key.site.startswith(f"{maker}."))
+        left = tuple(key.text for key in within if key not in before)
+        return cls(maker, maker if around == ROOT_SITE else around, texts, left)
+
+
+def _before(suspect: Suspect, reference: Archive, compared: Archive) -> set[Key]:
+    """Keys of the target's tensors that belong to what the reference makes before it calls a suspect."""
+    step = Key.parse(suspect.key).step
+    orders = [
+        record.order
+        for record in reference.records
+        if record.key.step == step and is_within(module_of(record.key.site), suspect.module)
+    ]
+    first = min(orders, default=0)
+    texts = {r.key.text for r in reference.records if r.order < first and not is_parameter(r.key)}
+    own = (recorded(compared, record)[1] for record in compared.records if record.key.text in texts)
+    return {record.key for record in own if record is not None}
 
 
 def _counterparts(module: str, reference: Archive, compared: Archive) -> tuple[list[Key], list[Key]]:
@@ -237,7 +263,7 @@ def _differing(
     if not any(sides):
         return None
     left = _without_common(*sides)
-    is_alike = list(map(_arguments_and_name, left[0])) == list(map(_arguments_and_name, left[1]))
+    is_alike = [node.call_text for node in left[0]] == [node.call_text for node in left[1]]
     first, second = (tuple(map(_place, nodes)) for nodes in left)
     return DifferingOperations(first, second, is_alike)
 
@@ -265,7 +291,7 @@ def _first_alone(
 
 def _without_common(ours: Sequence[Node], theirs: Sequence[Node]) -> tuple[Sequence[Node], Sequence[Node]]:
     """Leave out what both sides run in the same order, but for the first operation of each."""
-    texts = [list(map(_arguments_and_name, nodes)) for nodes in (ours, theirs)]
+    texts = [[node.call_text for node in nodes] for nodes in (ours, theirs)]
     blocks = SequenceMatcher(None, texts[0], texts[1], autojunk=False).get_matching_blocks()
     common = [{block[side] + at for block in blocks for at in range(block.size)} for side in (0, 1)]
     left = [
@@ -275,18 +301,9 @@ def _without_common(ours: Sequence[Node], theirs: Sequence[Node]) -> tuple[Seque
     return left[0], left[1]
 
 
-def _arguments_and_name(node: Node) -> str:
-    """What an operation is and is given apart from tensors, as `aten.gelu(approximate='tanh')`."""
-    numbers = {value.name: value.number for value in node.inputs if value.number is not None}
-    named = {name: value for name, value in {**numbers, **node.arguments}.items() if name not in _IMMATERIAL}
-    text = ", ".join(f"{name}={value!r}" for name, value in named.items())
-    name = node.op.removesuffix(".default")
-    return f"{name}({text})" if text else name
-
-
 def _place(node: Node) -> Place:
     """Where an operation ran, with its arguments and the names of parameters, as far as these are short."""
-    text = _arguments_and_name(node)
+    text = node.call_text
     name, _, arguments = text.partition("(")
     parameters = ", ".join(value.parameter for value in node.inputs if value.parameter)
     if parameters and len(parameters) + len(arguments) <= _LONGEST:

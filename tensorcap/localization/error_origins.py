@@ -393,6 +393,7 @@ def _parents(calls: Sequence[Call]) -> Iterator[tuple[tuple[int, int, str, int],
 
 
 def _contents(record: Record) -> tuple[object, ...]:
+    """What records of one value on a rank have in common, in whichever steps: a cache is handed on."""
     return record.key.rank, record.digest, record.dtype.name, record.shape
 
 

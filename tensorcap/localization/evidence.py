@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -24,6 +25,7 @@ from tensorcap.comparison import (
     called_sites,
     caller_of,
     first_divergence,
+    has_only_grown,
     is_circumstance,
     state_writer,
 )
@@ -31,13 +33,21 @@ from tensorcap.diagnosis import Family
 from tensorcap.localization.error_origins import ErrorOrigins
 from tensorcap.localization.suspect import By, Operation
 from tensorcap.rerun import BAD, InjectedRun, OpenReplay, OwnError, replay_within, run_injected
-from tensorcap.runs import Calls, StateWriters, contents_of, is_inner, is_parameter, is_result, is_telling
+from tensorcap.runs import (
+    Calls,
+    Contents,
+    StateWriters,
+    contents_of,
+    is_inner,
+    is_parameter,
+    is_result,
+    is_telling,
+)
 from tensorcap.wording import some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.progress import Progress, Silent
-from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
     from tensorcap.adapters import Rerun
@@ -135,11 +145,15 @@ class Totals:
 
     def are_exceeded_by(self, key: str, error: float | None) -> bool:
         """Whether an error lies far above the total one of the same tensor; if so, it is noted."""
-        total = self._errors.get(key)
-        if total is None or error is None or error <= _FAR_ABOVE * total:
+        if not self.are_far_below(key, error):
             return False
         self.exceeded[key] = None
         return True
+
+    def are_far_below(self, key: str, error: float | None) -> bool:
+        """Whether an error lies far above the total one of the same tensor."""
+        total = self._errors.get(key)
+        return total is not None and error is not None and error > _FAR_ABOVE * total
 
     def explain(self, own: OwnError) -> bool:
         """Whether a result or a state differs in the free run too, and is undone there by what follows it."""
@@ -297,9 +311,12 @@ def evidence_of_replay(opened_replay: OpenReplay, free: Comparison) -> EvidenceS
 def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
     """What a target shows that was run on the reference's arguments.
 
-    Results are natural, so that an error goes on into what the code around a module makes of it: evidence
-    against a module that has an earlier suspect within it adds nothing. Nobody is accused of what the free
-    runs excuse, nor who hands it on (LCL-301), nor in low precision of what stands out a little (LCL-300).
+    1. Nobody is accused of what the free runs excuse, nor who hands it on (LCL-301).
+    2. Results are natural, so that an error goes on into what the code around a module makes of it: evidence
+       against a module that has an earlier suspect within it adds nothing.
+    3. In low precision what stands out a little is a note (LCL-300). It accuses nobody around it either, but
+       hides nothing there that is far larger.
+    4. If there is neither, the first divergence is evidence.
 
     Args:
         run: The injected run.
@@ -309,46 +326,43 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
     origins = ErrorOrigins(run.reference, run.target, free.pairs)
     free_pairs = {pair.key: pair for pair in free.pairs}
     makers = _makers_of_arguments(run)
+    precision = POLICY.precision_of_runs(run.reference.info, run.target.info)
+    is_wide = precision is None or precision.is_wide
     bad: dict[str, list[OwnError]] = {}
-    excused: set[str] = set()
+    unclear: dict[str, list[OwnError]] = {}
+    excused: set[str] = set()  # key texts
     for own in run.own_errors:
-        if own.is_bad and (totals.explain(own) or totals.are_exceeded_by(own.key, own.error)):
-            excused.add(own.module)
+        if not own.is_bad:
             continue
-        made_by = makers.get(own.key, ()) if own.is_bad else ()
-        if not excused.isdisjoint(made_by) or any(
-            is_within(module, maker) for maker in made_by for module in bad
+        if totals.explain(own) or totals.are_exceeded_by(own.key, own.error):
+            excused.add(own.key)
+            continue
+        made_by = makers.get(own.key, ())
+        if any(maker.text in excused for maker in made_by) or any(
+            is_within(module, maker.site) for maker in made_by for module in (*bad, *unclear)
         ):
             continue
         pair = free_pairs.get(own.key)
-        if own.is_bad and pair is not None:
+        if pair is not None:
             if origins.is_undone(pair):
                 continue
             own = _of_maker(own, origins, pair, free.pairs)
-        if own.is_bad and (own.module in bad or not any(is_within(module, own.module) for module in bad)):
-            bad.setdefault(own.module, []).append(own)
-    evidence = _ranked(bad, Calls(run.reference), "is wrong though it was given the reference's tensors")
-    if not evidence:
-
-        def accuses(pair: Pair) -> bool:
-            free_pair = free_pairs.get(pair.key)
-            if totals.has_explained(pair.key) or (free_pair is not None and origins.is_undone(free_pair)):
-                return False
-            return not (pair.is_compared and totals.are_exceeded_by(pair.key, pair.row_error))
-
-        counted = [pair for pair in run.comparison.pairs if pair.is_green or accuses(pair)]
-        divergence = first_divergence(run.reference, counted)
+        within = [module for module in bad if is_within(module, own.module)]
+        if (within and own.module not in bad) or _comes_of(own, unclear):
+            continue
+        is_accusing = is_wide or _is_clear(own)
+        (bad if is_accusing else unclear).setdefault(own.module, []).append(own)
+    for module, errors in bad.items():
+        errors += unclear.pop(module, ())
+    how, calls = "is wrong though it was given the reference's tensors", Calls(run.reference)
+    evidence, little = _ranked(bad, calls, how), _ranked(unclear, calls, how)
+    if not evidence and not little:
+        divergence = _first_not_excused(run, totals, origins, makers)
         first = _of_divergence(run.reference, divergence, run.comparison.pairs)
-        evidence = tuple(
-            _at_maker(one, origins, free_pairs, free.pairs)
-            for one in first
-            if not totals.exceeded.keys() & set(one.keys)
-        )
-    precision = POLICY.precision_of_runs(run.reference.info, run.target.info)
-    is_wide = precision is None or precision.is_wide
-    unclear = [one for one in evidence if not is_wide and not _is_clear(one)]
-    evidence = tuple(one for one in evidence if one not in unclear)
-    notes = (*totals.notes, *map(_note_of_unclear, unclear))
+        first = tuple(_at_maker(one, origins, free_pairs, free.pairs) for one in first)
+        evidence = tuple(one for one in first if is_wide or _is_clear(one))
+        little = tuple(one for one in first if one not in evidence)
+    notes = (*totals.notes, *map(_note_of_unclear, little))
     if run.unknown:
         notes += (
             "Arguments that were left as they were and are not known in the reference: "
@@ -362,19 +376,50 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
         None,
         evidence,
         run.own_errors,
-        unjudged=(*totals.exceeded, *(one.keys[0] for one in unclear)),
+        unjudged=(*totals.exceeded, *(one.keys[0] for one in little)),
         notes=notes,
     )
 
 
-def _makers_of_arguments(run: InjectedRun) -> dict[str, list[str]]:
-    """The modules whose result an argument is, on both sides, bit for bit, by its key text (LCL-270).
+def _comes_of(own: OwnError, unclear: Mapping[str, Sequence[OwnError]]) -> bool:
+    """Whether an error may come of those that modules within its own make, which stand out a little."""
+    errors = [
+        one.error or 0.0
+        for module, within in unclear.items()
+        if module != own.module and is_within(module, own.module)
+        for one in within
+    ]
+    return bool(errors) and own.error is not None and own.error <= _FAR_ABOVE * max(errors)
+
+
+def _first_not_excused(
+    run: InjectedRun, totals: Totals, origins: ErrorOrigins, makers: Mapping[str, Sequence[Key]]
+) -> Divergence | None:
+    """The first divergence of an injected run but for what the free runs excuse (LCL-301).
+
+    What comes before it and lies far above its total error is noted.
+    """
+    wrong = [p for p in run.comparison.pairs if p.is_required and not p.is_green and not has_only_grown(p)]
+    far = {pair.key for pair in wrong if pair.is_compared and totals.are_far_below(pair.key, pair.row_error)}
+    excused = far | {p.key for p in wrong if totals.has_explained(p.key) or origins.is_undone(p)}
+    excused |= {key for key, results in makers.items() if any(one.text in excused for one in results)}
+    pairs = [pair for pair in run.comparison.pairs if pair.key not in excused]
+    divergence = first_divergence(run.reference, pairs) if excused else run.comparison.divergence
+    last = "" if divergence is None or divergence.is_growth else divergence.pair.key
+    for pair in takewhile(lambda pair: pair.key != last, wrong):
+        if pair.key in far:
+            totals.exceeded[pair.key] = None
+    return divergence
+
+
+def _makers_of_arguments(run: InjectedRun) -> dict[str, list[Key]]:
+    """The results that an argument is, on both sides, bit for bit, by its key text (LCL-270).
 
     Whoever hands it on is not wrong, though the target has no such module and calls what lies in it itself.
     """
     target = run.target
-    results: dict[tuple[object, ...], list[str]] = {}
-    makers: dict[str, list[str]] = {}
+    results: dict[tuple[object, ...], list[Key]] = {}
+    makers: dict[str, list[Key]] = {}
     for record in sorted(run.reference.records, key=lambda record: record.order):
         key = record.key
         if key.text not in target or not is_telling(record):
@@ -384,7 +429,7 @@ def _makers_of_arguments(run: InjectedRun) -> dict[str, list[str]]:
         if not all(held[1:]):
             continue
         if is_result(key):
-            results.setdefault(held, []).append(key.site)
+            results.setdefault(held, []).append(key)
         elif key.slot.startswith("input"):
             makers[key.text] = results.get(held, [])
     return makers
@@ -481,7 +526,7 @@ class _Takers:
     """
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
-        self._takers: dict[tuple[object, ...], list[Pair]] = {}
+        self._takers: dict[Contents, list[Pair]] = {}
         self._results: dict[str, list[Pair]] = {}
         for pair in pairs:
             record = pair.reference
@@ -490,7 +535,7 @@ class _Takers:
             if record.key.slot.startswith("output"):
                 self._results.setdefault(record.key.where, []).append(pair)
             elif record.key.slot.startswith("input") and record.digest:
-                self._takers.setdefault(_contents(record), []).append(pair)
+                self._takers.setdefault(contents_of(record), []).append(pair)
 
     def undo(self, pair: Pair, inputs: Sequence[Pair]) -> bool:
         """Whether all calls that are given a tensor have results as right as what it was computed of.
@@ -502,7 +547,7 @@ class _Takers:
         record, error = pair.reference, pair.row_error
         if record is None or not record.digest or error is None or not inputs:
             return False
-        takers = self._takers.get(_contents(record), [])
+        takers = self._takers.get(contents_of(record), [])
         calls = [one.reference.key.where for one in takers if one.reference is not None]
         results = [result for call in calls for result in self._results.get(call, ())]
         given = [one.row_error for one in inputs]
@@ -576,7 +621,7 @@ def _of_divergence(
     return (_of_pair(first.module, first.pair, first.explanation),)
 
 
-def _is_clear(evidence: Evidence) -> bool:
+def _is_clear(evidence: Evidence | OwnError) -> bool:
     """Whether it is no matter of a limit that a correct port passes now and then."""
     is_other_function = any(f.test == "input_dependence" and f.status in BAD for f in evidence.findings)
     is_much = any(f.test in EVIDENCE_TESTS and f.status == "diverged" for f in evidence.findings)
@@ -600,7 +645,3 @@ def _excessive_gain(pair: Pair) -> Finding | None:
 
 def _severity(own: OwnError) -> int:
     return SEVERITY.index(own.status)
-
-
-def _contents(record: Record) -> tuple[object, ...]:
-    return record.key.rank, record.key.step, record.digest, record.shape

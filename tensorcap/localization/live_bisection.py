@@ -181,7 +181,7 @@ class _RunLog:
     runs: dict[str, Run] = field(default_factory=dict)
 
     def load(self) -> None:
-        """Read what an earlier search left.
+        """Read what an earlier search left; a last line that was not written whole is left out.
 
         Raises:
             UsageError: It is of another search.
@@ -189,8 +189,9 @@ class _RunLog:
         if self.path is None or not self.path.exists():
             return
         try:
-            lines = self.path.read_text(encoding="utf-8").splitlines()
-            about, *runs = map(json.loads, lines)
+            text = self.path.read_text(encoding="utf-8")
+            whole = text[: text.rfind("\n") + 1]
+            about, *runs = map(json.loads, whole.splitlines())
             self.runs = {run["cut"]: Run(**run) for run in runs}
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be read: {error.strerror}") from error
@@ -198,6 +199,8 @@ class _RunLog:
             raise UsageError(f"{self.path}: is no state of a bisection", hint="Name another file.") from None
         if about != self.about:
             raise UsageError(f"{self.path}: is of another search", hint="Name another file, or delete it.")
+        if whole != text:
+            self.path.write_text(whole, encoding="utf-8")
 
     def add(self, run: Run) -> None:
         """Keep what a run came to."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tensorcap.comparison import Comparison, Pair, QuantisedWeight
 from tensorcap.diagnosis import Diagnosis, Explanation
@@ -17,19 +17,17 @@ def evidence_of_weights(reference: Archive, target: Archive, free: Comparison) -
 
     A result may hide it: of a zero point that is 1 off the rounding of inputs makes more than that.
     """
-    evidence = tuple(
-        Evidence(
-            site,
-            (pair.key,),
-            pair.status,
-            pair.findings,
-            None,
-            None,
-            f"its parameter {name} is not the reference's, rounded to {weight.text}",
-        )
-        for site, name, pair, weight in _wrong_weights(free)
-    )
+    wrong: dict[str, list[tuple[Pair, str]]] = {}
+    for site, name, pair, weight in _wrong_weights(free):
+        text = f"its parameter {name} is not the reference's, rounded to {weight.text}"
+        wrong.setdefault(site, []).append((pair, text))
+    evidence = tuple(_of_module(site, *zip(*weights, strict=True)) for site, weights in wrong.items())
     return EvidenceSource("weights", reference, target, None, evidence) if evidence else None
+
+
+def _of_module(site: str, pairs: Sequence[Pair], texts: Sequence[str]) -> Evidence:
+    keys, first = tuple(pair.key for pair in pairs), pairs[0]
+    return Evidence(site, keys, first.status, first.findings, None, None, "; ".join(texts))
 
 
 def explain_by_weights(free: Comparison, module: str) -> Diagnosis | None:

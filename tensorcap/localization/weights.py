@@ -21,11 +21,11 @@ from tensorcap.diagnosis.diagnosis import LIMIT
 from tensorcap.localization.expert_weights import expert_entries
 from tensorcap.runs import PartialArchive, is_parameter
 from tensorcap.session import capture
-from tensorcap.wording import name_numbers, name_pattern
+from tensorcap.wording import name_numbers, name_pattern, some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError, UsageError
-from tensorcap_formats.keys import Key
+from tensorcap_formats.keys import Key, unescape
 from tensorcap_formats.open import open_archive
 from tensorcap_formats.records import Record
 
@@ -70,7 +70,7 @@ class WeightComparison:
         """
         for key, diagnosis in self.diagnoses.items():
             if Key.parse(key).site == module and diagnosis.explanations:
-                where = f"in its parameter {Key.parse(key).slot.partition('.')[2]} "
+                where = f"in its parameter {unescape(Key.parse(key).slot.partition('.')[2])} "
                 named = tuple(replace(e, text=where + e.text) for e in diagnosis.explanations)
                 return replace(diagnosis, explanations=named)
         return None
@@ -87,6 +87,11 @@ class WeightComparison:
             elif not pair.is_compared:
                 reasons[pair.key] = pair.reason or pair.status
         return reasons
+
+    @property
+    def exchanged_text(self) -> str:
+        """Which modules of the target have the weights of one that is called otherwise; "" if none have."""
+        return some([f"{theirs} has those of {ours}" for ours, theirs in self.exchanged.items()])
 
     @property
     def exit_status(self) -> int:

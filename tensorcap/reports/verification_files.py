@@ -135,9 +135,7 @@ def write_files(
     for suspect in document["suspects"]:
         layer = layer_of(suspect["key"], suspect["module"], layers_by_scenario[FREE])
         suspect["target"] = json_value(layer.target) if layer else None
-    with (folder / _MARK).open(
-        "w", encoding="utf-8"
-    ) as file:  # in pieces: its text is some times the tensors
+    with (folder / _MARK).open("w", encoding="utf-8") as file:  # in pieces: the whole text may be large
         json.dump(document, file, ensure_ascii=False, allow_nan=False, indent=1)
         file.write("\n")
     return verification

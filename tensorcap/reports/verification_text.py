@@ -92,7 +92,7 @@ def _side_text(side: ArchiveSummary, file: str) -> str:
 
 def _lines(verification: Verification, layers: Sequence[Layer]) -> Iterator[str]:
     if verification.weights is not None:
-        yield _weights_text(verification.weights)
+        yield weights_text(verification.weights)
         yield from _weights_not_compared(verification.weights)
     yield from _verdict(verification)
     for number, suspect in enumerate(verification.suspects[:_SUSPECTS], 1):
@@ -166,26 +166,22 @@ def _preflight_lines(verification: Verification) -> Iterator[str]:
         yield f"{text}: {len(explaining) - FEW} more, see verify.json."
 
 
-def _weights_text(weights: WeightComparison) -> str:
+def weights_text(weights: WeightComparison) -> str:
+    """What came of the weights, as sentences: how many are the same numbers, and under which names."""
     compared = weights.comparison.compared
     text = f"Weights: {compared} of {counted(weights.comparison.records, 'parameter')} compared"
+    exchanged = f", though not by name: {weights.exchanged_text}" if weights.exchanged else ""
     if not weights.unlike:
-        return f"{text}, all of them the same numbers{_exchanged_text(weights)}." if compared else f"{text}."
+        return f"{text}, all of them the same numbers{exchanged}." if compared else f"{text}."
     text += (
         f", {len(weights.unlike)} of them not the same numbers ({some([p.key for p in weights.unlike])}); "
         f"the worst is off by {error_of(weights.unlike[0]):.2e} of its norm."
     )
     explanations = weights.diagnosis.explanations if weights.diagnosis else ()
-    if not explanations:
-        return text
-    mistake = explanations[0].text
-    return f"{text} {mistake[:1].upper()}{mistake[1:].rstrip('.')}."
-
-
-def _exchanged_text(weights: WeightComparison) -> str:
-    """Which modules of the target have the weights of one that is called otherwise; "" if none have."""
-    pairs = [f"{theirs} has those of {ours}" for ours, theirs in weights.exchanged.items()]
-    return f", though not by name: {some(pairs)}" if pairs else ""
+    if explanations:
+        mistake = explanations[0].text
+        text += f" {mistake[:1].upper()}{mistake[1:].rstrip('.')}."
+    return f"{text} Not by name: {weights.exchanged_text}." if exchanged else text
 
 
 def _weights_not_compared(weights: WeightComparison) -> Iterator[str]:

@@ -16,6 +16,7 @@ from tensorcap_formats.errors import CorruptArchiveError, ReadError, TensorNotFo
 from tensorcap_formats.keys import Key, module_site
 from tensorcap_formats.records import Record
 
+_IMMATERIAL: Final = ("device", "generator", "half_to_float", "layout", "memory_format", "pin_memory")
 _SLOT: Final = "op"  # the slot of the value with an op's facts
 
 
@@ -91,6 +92,18 @@ class Node:
     inputs: tuple[Value, ...]
     arguments: Mapping[str, Any]
     outputs: tuple[Value, ...]
+
+    @property
+    def call_text(self) -> str:
+        """What it is and is given apart from tensors, as `aten.gelu(approximate='tanh')`.
+
+        What changes no value, as a device, is left out.
+        """
+        numbers = {value.name: value.number for value in self.inputs if value.number is not None}
+        known = {**numbers, **self.arguments}
+        text = ", ".join(f"{name}={value!r}" for name, value in known.items() if name not in _IMMATERIAL)
+        name = self.op.removesuffix(".default")
+        return f"{name}({text})" if text else name
 
     def input(self, name: str) -> Value:
         """Return the tensor argument of that name.

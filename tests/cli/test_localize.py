@@ -9,6 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from tensorcap_cli.main import main as tcap
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.open import open_archive
 
 SOURCE = """
 import torch
@@ -55,7 +57,15 @@ def test_the_next_step_of_an_unexplained_suspect_traces_both_models(
     run = CliRunner()
     for name in ("reference", "port"):
         assert run.invoke(tcap, ["capture", "torch", f"models.py:{name}", "-o", f"{name}.h5"]).exit_code == 0
+    paths: list[str] = []  # that are opened: to merge ranks, or to parse a dump, takes long
+
+    def counted(path: str) -> Archive:
+        paths.append(str(path))
+        return open_archive(path)
+
+    monkeypatch.setattr("tensorcap_formats.open.open_archive", counted)
     found = run.invoke(tcap, ["localize", "reference.h5", "port.h5"])
+    assert (paths.count("reference.h5"), paths.count("port.h5")) == (1, 1)
     *_, last = found.stdout.splitlines()
     what, _, command = last.partition(": ")
     assert what == "Next, which operations either side alone runs, with their lines"

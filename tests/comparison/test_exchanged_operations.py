@@ -124,6 +124,18 @@ def test_the_same_exchange_behind_the_first_is_named_with_it(exchanged: Any) -> 
 
 
 @pytest.mark.spec("CMP-210")
+def test_operations_of_many_arguments_are_told_apart_by_all_of_them(exchanged: Any) -> None:
+    theirs = activation(GELU_OP, layers=2)
+    for layer, number in enumerate((1, 2)):
+        arguments = {"sizes": list(range(60)), "number": number, "device": "cpu"}
+        theirs.facts[f"0/layers.{layer}.act:aten.gelu.default/op"]["arguments"] = arguments
+    (one,) = exchanged(activation(SILU_OP, layers=2), theirs)  # the second is given other values
+    assert one.modules == ("layers.0.act",)
+    assert one.target[0].startswith("aten.gelu(sizes=[0, 1, 2")
+    assert one.target[0].endswith("58, 59], number=1)")
+
+
+@pytest.mark.spec("CMP-210")
 def test_operations_that_compute_the_same_are_none(exchanged: Any) -> None:
     sigmoid: Any = ("aten.sigmoid.default", (1 / (1 + np.exp(-X))).astype(np.float32), {})
     assert exchanged(activation(SILU_OP), activation(sigmoid, ("aten.mul.Tensor", SILU, {}))) == ()

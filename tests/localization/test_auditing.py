@@ -14,6 +14,7 @@ import tensorcap
 from tensorcap.diagnosis import diagnose
 from tensorcap.localization import compare_weights, ranking, weights
 from tensorcap.port_verification import Runnable, verify
+from tensorcap.reports.verification_text import weights_text
 from tensorcap.workload import Workload
 from tests.support.progress import RecordedProgress
 
@@ -149,6 +150,13 @@ def test_weights_under_the_name_of_another_projection_are_said_to_be_so() -> Non
     exchanged = {"attention.query": "attention.to_k", "attention.key": "attention.to_q"}
     assert (found.unlike, found.exchanged) == ((), exchanged)
     assert found.to_json()["exchanged"] == exchanged
+    told = "attention.to_q has those of attention.key, attention.to_k has those of attention.query"
+    assert found.exchanged_text == told
+    port = attention(("to_q", "to_k", "to_v", "out"), (2, 1, 3, 5))
+    found = compare_weights(attention(("query", "key", "value", "out"), (1, 2, 3, 4)), port)
+    assert found is not None
+    assert [pair.key for pair in found.unlike] == ["0/attention.out/param.weight"]
+    assert weights_text(found).endswith(f" Not by name: {told}.")
     found = compare_weights(reference, attention(("to_q", "to_k", "to_v"), (1, 2, 3)))
     assert found is not None
     assert (found.unlike, found.exchanged) == ((), {})

@@ -233,6 +233,36 @@ def test_each_of_two_mistakes_has_its_own_operations(tmp_path: Path) -> None:
     assert codes[:2] == [(["aten.silu"], ["aten.gelu"]), ([], ["aten.tanh", "aten.add.Tensor"])]
 
 
+class Flat(nn.Module):
+    """Three projections in the model itself, with activations of their own between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act, self.mid = nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64)
+        self.gate, self.down = nn.SiLU(), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.down(self.gate(self.mid(self.act(self.up(x)))))
+
+
+def without_activations(self: Flat, x: Tensor) -> Any:
+    return self.down(torch.sinc(self.mid(1.01 * torch.relu(self.up(x)))))
+
+
+@pytest.mark.spec("LCL-600")
+def test_an_earlier_mistake_in_the_same_code_hides_no_operation_of_a_later_one(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    reference, target = Flat().eval(), Flat().eval()
+    target.load_state_dict(reference.state_dict())
+    replace_method(target, "forward", without_activations)
+    found = {one.module: one.code for one in compared(tmp_path, reference, target).suspects}
+    told = {module: code and named(code) for module, code in found.items()}
+    assert told == {
+        "act": (["aten.gelu"], ["aten.relu", "aten.mul.Tensor"]),
+        "gate": (["aten.silu"], ["aten.sinc"]),
+    }
+
+
 @pytest.mark.spec("LCL-603")
 def test_nothing_is_said_without_both_models(tmp_path: Path) -> None:
     target = made()

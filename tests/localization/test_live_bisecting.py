@@ -205,6 +205,8 @@ def test_an_interrupted_search_goes_on(reference: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         bisect_live(reference, Workload(target, (INPUT,)), state=tmp_path / "state", progress=Interrupted())
     before = len((tmp_path / "state").read_text().splitlines()) - 1
+    with open(tmp_path / "state", "a") as state:
+        state.write('{"cut": "0/3')  # of a process that was killed while it wrote
     progress = RecordedProgress()
     found = bisect_live(
         reference,
@@ -219,7 +221,7 @@ def test_an_interrupted_search_goes_on(reference: Path, tmp_path: Path) -> None:
     )  # as it is, those that are left, within the module
     with pytest.raises(UsageError, match="is of another search"):
         bisect_live(reference, Workload(target, (INPUT,)), state=tmp_path / "state", limit=0.5)
-    (tmp_path / "state").write_text(json.dumps({}) + "\n{")
+    (tmp_path / "state").write_text(json.dumps({}) + "\n{\n")
     with pytest.raises(UsageError, match="is no state of a bisection"):
         bisect_live(reference, Workload(target, (INPUT,)), state=tmp_path / "state")
 

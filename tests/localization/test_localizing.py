@@ -307,6 +307,35 @@ def test_a_little_above_a_limit_of_low_precision_is_a_note(
     assert len(said) == (not suspects)
 
 
+class NoisyBlock(nn.Module):
+    """A residual, of which the norm within makes a little error of its own."""
+
+    def __init__(self, gain: float, size: float) -> None:
+        super().__init__()
+        self.norm, self.fc, self.gain = NoisyNorm(256), nn.Linear(256, 256), gain
+        self.norm.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.gain * x + self.fc(self.norm(x))
+        return made
+
+
+@pytest.mark.spec("LCL-300")
+@pytest.mark.parametrize(("gain", "suspects"), [(1.0, []), (0.5, ["1"])], ids=["right", "wrong"])
+def test_what_stands_out_a_little_hides_no_mistake_of_the_code_around_it(
+    tmp_path: Path, gain: float, suspects: list[str]
+) -> None:
+    def model(gain: float, size: float) -> Any:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 256), NoisyBlock(gain, size), nn.Linear(256, 64)).eval()
+
+    capture_workload(Workload(model(1.0, 0.0), (X,)), tmp_path / "ref.h5")
+    target = Workload(model(gain, 0.003).to(torch.bfloat16), (X.bfloat16(),))
+    found = localize(tmp_path / "ref.h5", target_model=target)
+    assert [one.module for one in found.suspects] == suspects
+    assert found.notes[0].startswith("0/1.norm/output stands out a little")
+
+
 class WithFunction(nn.Module):
     """The same as a block under names of its own, with the quick GELU as a function."""
 

@@ -247,3 +247,4 @@ def test_verify_accuses_a_layer_of_its_weight_alone(off: int, tmp_path: Path) ->
     if off:
         assert suspects[0].diagnosis is not None
         assert "in its parameter weight: its zero point is 1 off" in suspects[0].diagnosis.text
+        assert suspects[0].code is None  # its operations are right, and other ones than in floats

@@ -162,12 +162,18 @@ def run(names: Sequence[str], log: Callable[[str], Any] = print, workers: int = 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", metavar="GLOB", default="*", help="entries whose names match, as 'gpt2/*'")
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="GLOB",
+        help="entries whose names match, as 'gpt2/*'; may be repeated",
+    )
     parser.add_argument(
         "--json", metavar="FILE", type=Path, help="write all outcomes, with the printed reports"
     )
     options = parser.parse_args()
-    outcomes = run([name for name in entries() if fnmatchcase(name, options.only)])
+    globs = options.only or ["*"]
+    outcomes = run([name for name in entries() if any(fnmatchcase(name, glob) for glob in globs)])
     if options.json:
         options.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
     print(f"\n{summary(outcomes)}")

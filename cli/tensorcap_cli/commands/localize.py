@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -131,7 +132,9 @@ def localize_sides(
         raise click.UsageError("Missing argument: expected REF TGT, or REF --target-model MODEL.")
     mapping, compute_dtype = options.pop("mapping"), options.pop("compute_dtype")
     repeat, exhaustive = options.pop("target_repeat"), options.pop("exhaustive", False)
-    with open_archive(reference) as trusted:
+    with ExitStack() as stack:
+        trusted = stack.enter_context(open_archive(reference))
+        tested = None if target is None else stack.enter_context(opened(target, reference=trusted))
         tested_model = None if target_model is None else make_target(target_model, trusted, options)
         if target_model is not None:
             options = dict.fromkeys(options)  # they were the target's
@@ -139,7 +142,7 @@ def localize_sides(
         trusted_model, note = _make_replayed(model, trusted, options) if is_replayed else (None, "")
         localization = localize(
             trusted,
-            target,
+            tested,
             reference_model=trusted_model,
             target_model=tested_model,
             target_repeat=repeat,
@@ -150,11 +153,8 @@ def localize_sides(
         )
         recipe = trusted.info.workload.path
         sides = Sides(reference, target or "", mapping or "", names, has_recipe=bool(recipe))
-        if target is not None:
-            with opened(target, reference=trusted) as tested:
-                if trusted.info.framework == tested.info.framework == "torch":
-                    other = tested.info.workload.path
-                    sides = replace(sides, reference_recipe=recipe, target_recipe=other)
+        if tested is not None and trusted.info.framework == tested.info.framework == "torch":
+            sides = replace(sides, reference_recipe=recipe, target_recipe=tested.info.workload.path)
     return localization, note, sides
 
 

@@ -245,6 +245,8 @@ def source_of_verification(
     )
     weights = verification.weights
     notes = list(verification.notes)
+    if weights is not None and weights.exchanged:
+        notes.insert(0, f"Weights are those of a module of another name: {weights.exchanged_text}.")
     if weights is not None and weights.unlike:
         keys = some([pair.key for pair in weights.unlike])
         notes.insert(0, f"{counted(len(weights.unlike), 'weight')} not the same numbers: {keys}.")
