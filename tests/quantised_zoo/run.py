@@ -71,8 +71,10 @@ def blocks(report: str) -> Iterator[tuple[str, str]]:
     """Sites and the lines about them: a suspect's block, or that of a divergence."""
     for match in re.finditer(r"^\d+\. (\S+) .*(?:\n  .*)*", report, re.MULTILINE):
         yield match[1], match[0].split("\n", 1)[-1]
-    for match in re.finditer(r"^(?:FIRST DIVERGENCE)?  \d+/([^/\s]+)/\S+ .*(?:\n    .*)*", report, re.MULTILINE):
-        yield match[1].split("@")[0] or match[1], match[0].split("\n", 1)[-1]
+    for match in re.finditer(r"^FIRST DIVERGENCE  \d+/([^/\s]+)/.*(?:\n  .*)*", report, re.MULTILINE):
+        yield match[1], match[0].split("\n", 1)[-1]
+    for match in re.finditer(r"^  \d+/([^/\s]+)/.*\n((?:    .*\n)+)", report, re.MULTILINE):
+        yield match[1], match[2]
 
 
 def _model(entry: Entry, folder: Path) -> tuple[str, str]:
