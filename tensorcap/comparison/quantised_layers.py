@@ -59,7 +59,10 @@ _BIAS: Final = "param.bias"
 _WEIGHT_STEP: Final = "param.weight_step"
 _CUT: Final = 2.0  # times what rounding makes, that cutting values may make by choice of a calibration
 _CUT_OF_RESULT: Final = 0.05  # of a result's norm, likewise
-_CUT_BELOW_0: Final = ("ReLU", "ReLU6")  # classes of activations that quantisers make a part of the layer before
+_CUT_BELOW_0: Final = (
+    "ReLU",
+    "ReLU6",
+)  # classes of activations that quantisers make a part of the layer before
 _BITS: Final = 8  # of inputs that are rounded at each call
 _FOUND: Final = 0.1  # of what a weight leaves of its result, that rounding of inputs may leave
 _NAMED: Final = 0.5  # of the error that another reading may leave, to be what is wrong
@@ -73,8 +76,8 @@ class QuantisedWeight:
         text: Its numbers in words.
         rounding: Its errors beside those of rounding to the nearest number.
         mistake: What is wrong with it, if that is known.
-        of_results: The largest own error over predicted error of its layer's results, if these are what rounding
-            predicts, and the layer computes with more than this weight; None otherwise.
+        of_results: The largest own error over predicted error of its layer's results, if these are what
+            rounding predicts, and the layer computes with more than this weight; None otherwise.
     """
 
     text: str
@@ -93,7 +96,9 @@ class QuantisedWeight:
         """The finding of its pair."""
         rounding = self.rounding
         if self.of_results is not None:
-            text = f"its layer computes with more than it, and is off by what rounding to {self.text} predicts"
+            text = (
+                f"its layer computes with more than it, and is off by what rounding to {self.text} predicts"
+            )
             return POLICY.quantised.finding("weight_rounding", self.of_results, text)
         text = f"the reference's, rounded to {self.text}"
         if POLICY.quantised.status(rounding.value) != "within-rounding":
@@ -126,8 +131,8 @@ class LayerError:
         chance: What chance allows the ratio, if the prediction is one of chance.
         cut: What ranges of a calibration cut of inputs or results.
         with_cut: As `predicted`, with what that makes.
-        is_of_more: Whether the layer computes with more than its weight, and is off by what independent errors
-            of rounding make, in each output.
+        is_of_more: Whether the layer computes with more than its weight, and is off by what independent
+            errors of rounding make, in each output.
     """
 
     own: float
@@ -299,7 +304,9 @@ def measure_layers(
         is_right = POLICY.quantised.status(judged.rounding.value) == "within-rounding"
         sides = (ours.get((site, _BIAS)), theirs.get((site, _BIAS)))
         of_bias = _bias_error(reference, target, *sides) if _is_right(weights, sides[0]) else None
-        for found in () if is_right else _factors(reference, target, site, trusted, weight, products, both[0]):
+        for found in (
+            () if is_right else _factors(reference, target, site, trusted, weight, products, both[0])
+        ):
             scaled = _judge_weight(trusted * found.factors, weight, inputs)
             if scaled.finding.status != "within-rounding":
                 continue
@@ -355,8 +362,8 @@ def measure_layers(
 def _with_activation(reference: Archive, target: Archive, sites: Collection[str]) -> Mapping[str, str]:
     """Results of layers that cut off below 0 what the reference has a ReLU behind for, and why they differ.
 
-    The module behind is given the layer's result by the reference; in the target both results are the same, and
-    what it cuts off is most of how they differ.
+    The module behind is given the layer's result by the reference; in the target both results are the same,
+    and what it cuts off is most of how they differ.
     """
     results = {r.key.text: r for r in reference.records if is_result(r.key) and r.stored}
     made = {contents_of(r): r for r in results.values() if r.key.site in sites and r.digest}
@@ -619,7 +626,7 @@ def _factors(
     products: Sequence[_Product],
     calls: Mapping[tuple[int, int, int], _Call],
 ) -> Iterator[_Factors]:
-    """Yield what columns may have been multiplied by: what fits, what a norm before has lost, what the layer holds."""
+    """Yield what columns may have been multiplied by: what fits, a norm has lost, or the layer holds."""
     if not products:
         return
     fitted = _column_factors(weight, rounded, products[0])
@@ -820,7 +827,7 @@ def _rest(product: _Product, weight: WeightNumbers, x: Array) -> float:
 
 
 def _has_more(product: _Product, weight: WeightNumbers) -> bool:
-    """Whether a layer computes with more than its weight and a bias: rotated inputs, columns in floats, a thin product."""
+    """Whether a layer computes with more than its weight and a bias, as with rotated inputs."""
     rest = product.y - product.x @ weight.values.T
     size = float(np.linalg.norm(rest - rest.mean(axis=0)))
     return size > _NAMED * float(np.linalg.norm(product.y - product.wanted))

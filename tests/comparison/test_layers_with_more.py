@@ -75,9 +75,7 @@ def test_a_norm_is_divided_by_what_columns_are_multiplied_by(
     factors = np.sqrt(np.abs(NORM))
     weight, steps = rounded(WEIGHT * factors)
     noisy = X * (1 + 0.2 * RNG.normal(size=X.shape))
-    reference = layer(
-        make_archive, X, WEIGHT, X @ WEIGHT.T, tensors={"0/norm/param.weight": NORM}
-    )
+    reference = layer(make_archive, X, WEIGHT, X @ WEIGHT.T, tensors={"0/norm/param.weight": NORM})
     x = noisy / factors**power
     target = layer(
         make_archive,

@@ -14,7 +14,9 @@ def _is_installed(*names: str) -> bool:
 
 
 def _entries() -> tuple[Entry, ...]:
-    entries = [entry for entry in TORCH_ENTRIES if not entry.name.startswith("torchao/") or _is_installed("torchao")]
+    entries = [
+        entry for entry in TORCH_ENTRIES if not entry.name.startswith("torchao/") or _is_installed("torchao")
+    ]
     if _is_installed("onnxruntime", "onnxscript"):
         from tests.quantised_zoo.onnx_targets import ONNX_ENTRIES
 

@@ -34,5 +34,3 @@ class Entry:
     @property
     def is_right(self) -> bool:
         return not self.guilty
-
-

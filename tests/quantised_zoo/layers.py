@@ -1,6 +1,6 @@
-"""Linear layers that keep their weights packed, as GPTQ, AWQ, gpt-oss, DeepSeek and compressed-tensors lay them out.
+"""Linear layers that keep their weights packed, as GPTQ, AWQ, gpt-oss, DeepSeek and compressed-tensors do.
 
-A makers' function takes the layer of the reference and what it was given, `[tokens, in]`, and returns the packed one.
+A maker takes the layer of the reference and what it was given, `[tokens, in]`, and returns the packed one.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def gptq(
     symmetric: bool = False,
     clip: float = 1.0,
 ) -> nn.Module:
-    """The error of a column is made up for in those that follow (Frantar et al. 2022); without feedback, nearest."""
+    """The error of a column is made up for in those that follow (Frantar et al. 2022), with feedback."""
     weight, size = linear.weight.detach().double(), linear.in_features
     covariance = x.double().T @ x.double()
     order = covariance.diagonal().argsort(descending=True) if act_order else torch.arange(size)
@@ -119,7 +119,7 @@ def gptq(
 
 
 class AWQLinear(Packed):
-    """`qweight` int32 `[in, out / 8]` in AWQ's order, `qzeros` `[groups, out / 8]`, `scales` `[groups, out]`."""
+    """`qweight` int32 `[in, out / 8]` in AWQ's order, `qzeros` `[groups, out / 8]`, `scales`."""
 
     qweight: Tensor
     qzeros: Tensor
@@ -133,7 +133,12 @@ class AWQLinear(Packed):
 
 
 def awq(
-    linear: nn.Linear, x: Tensor, *, kind: Callable[..., nn.Module] = AWQLinear, group: int = 32, clip: float = 1.0
+    linear: nn.Linear,
+    x: Tensor,
+    *,
+    kind: Callable[..., nn.Module] = AWQLinear,
+    group: int = 32,
+    clip: float = 1.0,
 ) -> nn.Module:
     """Groups of inputs; `clip` is what AWQ's search leaves of their ranges."""
     rows = linear.weight.detach().unflatten(1, (-1, group))
@@ -148,7 +153,7 @@ def awq(
 
 
 class MXFP4Linear(Packed):
-    """`weight_blocks` uint8 `[out, groups, 16]`, the first value in the low bits, `weight_scales` uint8 `[out, groups]`."""
+    """`weight_blocks` uint8 `[out, groups, 16]`, the first value in the low bits, and `weight_scales`."""
 
     weight_blocks: Tensor
     weight_scales: Tensor
@@ -174,7 +179,7 @@ def mxfp4(linear: nn.Linear, x: Tensor, *, kind: Callable[..., nn.Module] = MXFP
 
 
 class Float8Linear(Packed):
-    """`weight` float8_e4m3fn `[out, in]`, `weight_scale_inv` of blocks of 32 by 32, which is multiplied (DeepSeek)."""
+    """`weight` float8_e4m3fn, times `weight_scale_inv` of blocks of 32 by 32 (DeepSeek)."""
 
     weight: Tensor
     weight_scale_inv: Tensor
@@ -198,7 +203,7 @@ def float8(linear: nn.Linear, x: Tensor, *, kind: Callable[..., nn.Module] = Flo
 
 
 class Int8Linear(Packed):
-    """`weight` int8 `[out, in]`, `weight_scale` `[out, 1]`, `weight_zero_point` int8 `[out, 1]` (compressed-tensors)."""
+    """`weight` int8, `weight_scale` and `weight_zero_point` `[out, 1]` (compressed-tensors)."""
 
     weight: Tensor
     weight_scale: Tensor
@@ -296,7 +301,9 @@ def rotated(linear: nn.Linear, x: Tensor, *, kind: Callable[..., nn.Module] = Ro
     return int8(linear, x, weight=linear.weight @ rotation, rotation=rotation, kind=kind)
 
 
-def with_outliers(linear: nn.Linear, x: Tensor, *, kind: Callable[..., nn.Module] = OutlierLinear) -> nn.Module:
+def with_outliers(
+    linear: nn.Linear, x: Tensor, *, kind: Callable[..., nn.Module] = OutlierLinear
+) -> nn.Module:
     outliers = x.abs().amax(0).topk(4).indices
     rest = linear.weight.detach().clone()
     rest[:, outliers] = 0

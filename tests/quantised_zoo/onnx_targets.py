@@ -144,19 +144,33 @@ def products(folder: Path, change: Change | None = None, before: Change | None =
     inputs: Any = models.encoder().inputs
     feeds = iter([{name: value.numpy() for name, value in inputs.items()}])
     quantize_static(
-        ready, folder / "target.onnx", Images(feeds), per_channel=True, nodes_to_quantize=chosen, weight_type=QuantType.QInt8
+        ready,
+        folder / "target.onnx",
+        Images(feeds),
+        per_channel=True,
+        nodes_to_quantize=chosen,
+        weight_type=QuantType.QInt8,
     )
     return _changed(folder / "target.onnx", change)
 
 
 def static(
-    folder: Path, change: Change | None = None, *, form: QuantFormat = QuantFormat.QDQ, contrast: float = 1.0, **options: Any
+    folder: Path,
+    change: Change | None = None,
+    *,
+    form: QuantFormat = QuantFormat.QDQ,
+    contrast: float = 1.0,
+    **options: Any,
 ) -> Path:
     """`quantize_static` of the network, calibrated on eight batches."""
     feeds = ({"x": models.images(seed).numpy() * np.float32(contrast)} for seed in range(8))
     settings = {"per_channel": True, "weight_type": QuantType.QInt8, **options}
     quantize_static(
-        _saved(exported(models.network), folder), folder / "target.onnx", Images(feeds), quant_format=form, **settings
+        _saved(exported(models.network), folder),
+        folder / "target.onnx",
+        Images(feeds),
+        quant_format=form,
+        **settings,
     )
     return _changed(folder / "target.onnx", change)
 
@@ -181,7 +195,9 @@ def rounded_weights(folder: Path, *, wired: bool = True) -> Path:
         nodes += [
             helper.make_node("MatMulInteger", [*numbers, *zeros], [f"{at}/sum"], f"{at}/MatMulInteger"),
             helper.make_node("Cast", [f"{at}/sum"], [f"{at}/float"], f"{at}/Cast", to=onnx.TensorProto.FLOAT),
-            helper.make_node("Mul", [f"{at}/{x}_scale", f"{at}/{weight}_scale"], [f"{at}/scale"], f"{at}/Scales"),
+            helper.make_node(
+                "Mul", [f"{at}/{x}_scale", f"{at}/{weight}_scale"], [f"{at}/scale"], f"{at}/Scales"
+            ),
             helper.make_node("Mul", [f"{at}/float", f"{at}/scale"], [node.output[0]], f"{at}/Mul"),
         ]
     del graph.model.graph.node[:]
@@ -198,7 +214,7 @@ def pretrained() -> Workload:
 
 
 def attention(folder: Path, change: Change | None = None) -> Path:
-    """The pretrained BERT, its attention fused by onnxruntime's optimiser and rounded to int8: `QAttention`."""
+    """The pretrained BERT, its attention fused by onnxruntime's optimiser and in int8: `QAttention`."""
     from onnxruntime.transformers import optimizer
 
     from tests.onnx import bert
@@ -334,23 +350,33 @@ RIGHT: Final = (
         in_words="quantize_dynamic, uint8 weights with one scale",
         target=partial(dynamic, weight_type=QuantType.QUInt8, per_channel=False),
     ),
-    _of_encoder(name="onnx-dynamic/weights-too", in_words="DynamicQuantizeLinear of weights", target=rounded_weights),
+    _of_encoder(
+        name="onnx-dynamic/weights-too", in_words="DynamicQuantizeLinear of weights", target=rounded_weights
+    ),
     _of_encoder(name="onnx-int4/blocks", in_words="MatMulNBits", target=nbits),
     _of_encoder(
-        name="onnx-int4/symmetric", in_words="MatMulNBits without zero points", target=partial(nbits, symmetric=True)
+        name="onnx-int4/symmetric",
+        in_words="MatMulNBits without zero points",
+        target=partial(nbits, symmetric=True),
     ),
     _of_encoder(name="onnx-qdq/products", in_words="QDQ around products", target=products),
-    _of_encoder(name="onnx-qdq/smooth", in_words="SmoothQuant of a layer", target=partial(products, before=smooth)),
+    _of_encoder(
+        name="onnx-qdq/smooth", in_words="SmoothQuant of a layer", target=partial(products, before=smooth)
+    ),
     _of_network(name="onnx-qdq/network", in_words="QDQ of a network", target=static),
     _of_network(name="onnx-qoperator/network", in_words="QLinearConv", target=OPERATORS),
     _of_network(
-        name="onnx-qoperator/tensor", in_words="one scale for each weight", target=partial(OPERATORS, per_channel=False)
+        name="onnx-qoperator/tensor",
+        in_words="one scale for each weight",
+        target=partial(OPERATORS, per_channel=False),
     ),
     _of_pretrained(name="onnx-fused/attention", in_words="QAttention", target=attention),
 )
 
 
-def _encoder_mistake(name: str, in_words: str, target: Any, words: tuple[str, ...], site: str = QUERY) -> Entry:
+def _encoder_mistake(
+    name: str, in_words: str, target: Any, words: tuple[str, ...], site: str = QUERY
+) -> Entry:
     return Entry(name, in_words, models.encoder, target, (site,), words)
 
 
@@ -448,13 +474,19 @@ MISTAKES: Final = (
     _network_mistake(
         "onnx-qdq/axes-exchanged",
         "inputs and outputs of a square kernel exchanged",
-        partial(static, change=_set(f"{CONV}.weight_quantized", lambda g: g[f"{CONV}.weight_quantized"].swapaxes(0, 1))),
+        partial(
+            static,
+            change=_set(f"{CONV}.weight_quantized", lambda g: g[f"{CONV}.weight_quantized"].swapaxes(0, 1)),
+        ),
         ("axis", "axes", "transpos"),
     ),
     _network_mistake(
         "onnx-qdq/bias-of-another",
         "numbers of the bias of the convolution before",
-        partial(static, change=_set(f"{CONV}.bias_quantized", lambda g: g[f"{CONV}.bias_quantized".replace("2", "1")])),
+        partial(
+            static,
+            change=_set(f"{CONV}.bias_quantized", lambda g: g[f"{CONV}.bias_quantized".replace("2", "1")]),
+        ),
         ("bias",),
     ),
     _network_mistake(
@@ -471,14 +503,18 @@ MISTAKES: Final = (
         "the bias was divided by the scale of the weight alone",
         partial(
             OPERATORS,
-            change=_set(f"{CONV}.bias_quantized", lambda g: g[f"{CONV}.bias_quantized"] * g["conv2d_1_scale"]),
+            change=_set(
+                f"{CONV}.bias_quantized", lambda g: g[f"{CONV}.bias_quantized"] * g["conv2d_1_scale"]
+            ),
         ),
         ("bias",),
     ),
     _network_mistake(
         "onnx-qoperator/scales-rolled",
         "scales of the channel before",
-        partial(OPERATORS, change=_set(f"{CONV}.weight_scale", lambda g: np.roll(g[f"{CONV}.weight_scale"], 1))),
+        partial(
+            OPERATORS, change=_set(f"{CONV}.weight_scale", lambda g: np.roll(g[f"{CONV}.weight_scale"], 1))
+        ),
         ("rolled", "shifted", "behind", "before"),
     ),
     _network_mistake(
@@ -492,7 +528,9 @@ MISTAKES: Final = (
     ),
     _pretrained_mistake("onnx-fused/other-heads", "six heads, not twelve", _other_heads, ("head",)),
     _pretrained_mistake("onnx-fused/no-mask", "the mask is not given", _no_mask, ("mask",)),
-    _pretrained_mistake("onnx-fused/bias-of-another", "the bias of the next layer", _bias_of_another, ("bias",)),
+    _pretrained_mistake(
+        "onnx-fused/bias-of-another", "the bias of the next layer", _bias_of_another, ("bias",)
+    ),
     _pretrained_mistake(
         "onnx-fused/scales-rolled",
         "scales of the channel before, of values",

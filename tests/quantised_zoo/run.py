@@ -1,7 +1,7 @@
 """Score `tcap compare` and `tcap localize` on quantised targets, as a user runs them.
 
-Right targets have to end with 0, mistakes with 1, the guilty module first and the mistake named. Names are words that
-each entry lists, looked for in what is said of the guilty module; `--json` keeps the reports, so that they can be read.
+Right targets have to end with 0, mistakes with 1, the guilty module first and the mistake named. Names are
+words that each entry lists, looked for in what is said of the guilty module; `--json` keeps the reports.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def blocks(report: str) -> Iterator[tuple[str, str]]:
 def _model(entry: Entry, folder: Path) -> tuple[str, str]:
     """The reference's and the target's model, as a command takes them."""
     line = f"from tests.quantised_zoo.catalogue import ENTRIES\n\nENTRY = ENTRIES[{entry.name!r}]\n"
-    text = f"\n\ndef reference():\n    return ENTRY.reference()\n\n\ndef target():\n    return ENTRY.target({str(folder)!r})\n"
+    text = "\n\ndef reference():\n    return ENTRY.reference()\n"
+    text += f"\n\ndef target():\n    return ENTRY.target({str(folder)!r})\n"
     (folder / "model.py").write_text(line + text)
     target = entry.target(folder)
     return f"{folder}/model.py:reference", (
@@ -143,7 +144,8 @@ def line_of(outcome: Outcome) -> str:
             "named" if outcome.is_named else "not named"
         )
     kind = "right" if entry.is_right else "mistake"
-    return f"{outcome.name:34} {outcome.way:9} {kind:8} exit {outcome.exit_status:2}  {outcome.seconds:5.1f} s  {said}"
+    line = f"{outcome.name:34} {outcome.way:9} {kind:8} exit {outcome.exit_status:2}"
+    return f"{line}  {outcome.seconds:5.1f} s  {said}"
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
@@ -165,7 +167,9 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the scores; 1 if an exit status is not as it should be, 2 if no entry is chosen."""
     parser = argparse.ArgumentParser(
-        prog="tests.quantised_zoo.run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="tests.quantised_zoo.run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--only", action="append", metavar="GLOB", help="names of entries, as 'gptq/*'")
     parser.add_argument("--way", action="append", choices=WAYS, help="all if none is given")

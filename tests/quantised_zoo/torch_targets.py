@@ -48,14 +48,16 @@ UP: Final = "model.layers.1.mlp.up_proj"
 DOWN: Final = "model.layers.1.mlp.down_proj"
 Q: Final = "model.layers.1.self_attn.q_proj"
 K: Final = "model.layers.1.self_attn.k_proj"
-O: Final = "model.layers.1.self_attn.o_proj"
+OUT: Final = "model.layers.1.self_attn.o_proj"
 NORM: Final = "model.layers.1.post_attention_layernorm"
 
 
 def linears(model: Any) -> dict[str, nn.Linear]:
     """Layers of the blocks, by site; the head stays as it is."""
     return {
-        name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and ".layer" in name
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and ".layer" in name
     }
 
 
@@ -83,7 +85,7 @@ def packed(
     before: Callable[[Any], None] | None = None,
     after: Callable[[Any], None] | None = None,
 ) -> Workload:
-    """A model whose layers a maker has exchanged, some of them another; `before` and `after` change the model."""
+    """A model whose layers a maker has exchanged, some of them another one; both ends may change it."""
     workload = make()
     model: Any = workload.model
     if before is not None:
@@ -225,7 +227,9 @@ def _truncate(linear: nn.Linear, x: Tensor) -> nn.Module:
 def _clip_one_channel(linear: nn.Linear, x: Tensor) -> nn.Module:
     made: Any = int8(linear, x)
     made.weight_scale[9] /= 3
-    made.weight[9] = (linear.weight.detach()[9] / made.weight_scale[9]).round().clamp(-127, 127).to(torch.int8)
+    made.weight[9] = (
+        (linear.weight.detach()[9] / made.weight_scale[9]).round().clamp(-127, 127).to(torch.int8)
+    )
     return made
 
 
@@ -270,7 +274,9 @@ def _torchao(config: Callable[[], Any], after: Callable[[Any], None] | None = No
 
     workload = models.decoder()
     model: Any = workload.model
-    quantize_(model, config(), filter_fn=lambda module, name: isinstance(module, nn.Linear) and ".layers." in name)
+    quantize_(
+        model, config(), filter_fn=lambda module, name: isinstance(module, nn.Linear) and ".layers." in name
+    )
     if after is not None:
         after(model)
     return workload
@@ -385,7 +391,9 @@ def _bias_times(factor: float) -> Callable[[Any], None]:
     return plant
 
 
-def _entry(make: Callable[[], Workload], name: str, in_words: str, target: Callable[[], Workload], **more: Any) -> Entry:
+def _entry(
+    make: Callable[[], Workload], name: str, in_words: str, target: Callable[[], Workload], **more: Any
+) -> Entry:
     def made(folder: Path) -> Workload:
         return target()
 
@@ -404,12 +412,18 @@ RIGHT: Final = (
         lambda: _torchao(lambda: _ao("Int8DynamicActivationInt8WeightConfig")),
     ),
     _of_decoder("torchao/int4", "weights in int4, groups of 32", lambda: _torchao(_int4_groups)),
-    _of_decoder("torchao/float8", "weights in float8", lambda: _torchao(lambda: _ao("Float8WeightOnlyConfig"))),
+    _of_decoder(
+        "torchao/float8", "weights in float8", lambda: _torchao(lambda: _ao("Float8WeightOnlyConfig"))
+    ),
     _of_encoder("torch-ao/dynamic", "quantize_dynamic of a BERT", _dynamic),
     _of_network("torch-ao/static", "convert_fx of a network", _static),
-    _of_decoder("gptq/nearest", "GPTQ's layout, rounded to nearest", lambda: packed(partial(gptq, feedback=False))),
+    _of_decoder(
+        "gptq/nearest", "GPTQ's layout, rounded to nearest", lambda: packed(partial(gptq, feedback=False))
+    ),
     _of_decoder("gptq/feedback", "GPTQ with its error feedback", lambda: packed(gptq)),
-    _of_decoder("gptq/act-order", "GPTQ in the order of activations", lambda: packed(partial(gptq, act_order=True))),
+    _of_decoder(
+        "gptq/act-order", "GPTQ in the order of activations", lambda: packed(partial(gptq, act_order=True))
+    ),
     _of_decoder("gptq/symmetric", "GPTQ without zero points", lambda: packed(partial(gptq, symmetric=True))),
     _of_decoder("awq/folded", "AWQ's scales folded into the norm before", lambda: packed(awq, before=_fold)),
     _of_decoder("awq/clipped", "ranges cut to 0.85 by AWQ's search", lambda: packed(partial(awq, clip=0.85))),
@@ -417,26 +431,34 @@ RIGHT: Final = (
     _of_decoder("mx/mxfp4", "MXFP4", lambda: packed(mxfp4)),
     _of_decoder("fp8/blocks", "float8 with a scale for each block", lambda: packed(float8)),
     _of_encoder("int8/rows", "int8 with a scale for each row", lambda: packed(int8, make=models.encoder)),
-    _of_encoder("int8/tensor", "one scale, coarse", lambda: packed(partial(int8, tensor=True), make=models.encoder)),
     _of_encoder(
-        "int8/asymmetric", "with zero points", lambda: packed(partial(int8, symmetric=False), make=models.encoder)
+        "int8/tensor", "one scale, coarse", lambda: packed(partial(int8, tensor=True), make=models.encoder)
     ),
-    _of_decoder("int8/dynamic", "inputs too, by token", lambda: packed(partial(int8, kind=Int8DynamicLinear))),
+    _of_encoder(
+        "int8/asymmetric",
+        "with zero points",
+        lambda: packed(partial(int8, symmetric=False), make=models.encoder),
+    ),
+    _of_decoder(
+        "int8/dynamic", "inputs too, by token", lambda: packed(partial(int8, kind=Int8DynamicLinear))
+    ),
     _of_decoder("int8/smooth", "SmoothQuant", lambda: packed(smooth)),
     _of_decoder("int8/rotated", "QuaRot: weights and inputs rotated", lambda: packed(rotated)),
     _of_decoder("int8/outliers", "LLM.int8: four inputs in floats", lambda: packed(with_outliers)),
     _of_decoder("awq/corrected", "LQER: what is lost is added by thin matrices", lambda: packed(corrected)),
     _of_decoder(
-        "mixed/bits", "int8, but one layer in int4 and one in float8", lambda: packed(int8, {UP: awq, DOWN: float8})
+        "mixed/bits",
+        "int8, but one layer in int4 and one in float8",
+        lambda: packed(int8, {UP: awq, DOWN: float8}),
     ),
 )
 
 
-def _reads(maker: Any, kind: Callable[..., nn.Module], site: str = DOWN, **options: Any) -> Callable[[], Workload]:
+def _reads(
+    maker: Any, kind: Callable[..., nn.Module], site: str = DOWN, **options: Any
+) -> Callable[[], Workload]:
     """One layer is read otherwise than all, which are packed alike."""
-    return lambda: packed(
-        partial(maker, **options), {site: partial(maker, kind=kind, **options)}
-    )
+    return lambda: packed(partial(maker, **options), {site: partial(maker, kind=kind, **options)})
 
 
 def _encoder_reads(kind: Callable[..., nn.Module], **options: Any) -> Callable[[], Workload]:
@@ -449,7 +471,9 @@ def _awq_with(**options: Any) -> Callable[[], Workload]:
     return lambda: packed(awq, before=partial(_fold, **options))
 
 
-def _with_other(buffers: tuple[str, ...], maker: Any, first: str = UP, second: str = UP.replace("1", "0")) -> Any:
+def _with_other(
+    buffers: tuple[str, ...], maker: Any, first: str = UP, second: str = UP.replace("1", "0")
+) -> Any:
     return lambda: packed(maker, after=lambda model: _exchange(model, first, second, buffers=buffers))
 
 
@@ -491,10 +515,18 @@ MISTAKES: Final = (
         words=("packed", "nibble", "order", "permut", "rows are"),
     ),
     _of_decoder(
-        "awq/not-folded", "the norm keeps its weight", _awq_with(times=0), guilty=BEHIND_NORM, words=("factor", "channel", "times a", "norm")
+        "awq/not-folded",
+        "the norm keeps its weight",
+        _awq_with(times=0),
+        guilty=BEHIND_NORM,
+        words=("factor", "channel", "times a", "norm"),
     ),
     _of_decoder(
-        "awq/folded-twice", "the norm is divided twice", _awq_with(times=2), guilty=BEHIND_NORM, words=("factor", "channel", "times a", "norm")
+        "awq/folded-twice",
+        "the norm is divided twice",
+        _awq_with(times=2),
+        guilty=BEHIND_NORM,
+        words=("factor", "channel", "times a", "norm"),
     ),
     _of_decoder(
         "awq/folded-of-another",
@@ -541,8 +573,8 @@ MISTAKES: Final = (
     _of_decoder(
         "fp8/grid-transposed",
         "the grid of scales is transposed",
-        _reads(float8, GridTransposed, O),
-        guilty=(O,),
+        _reads(float8, GridTransposed, OUT),
+        guilty=(OUT,),
         words=("transpos", "axis", "axes"),
     ),
     _of_decoder(
@@ -581,7 +613,11 @@ MISTAKES: Final = (
         words=("rolled", "shifted", "row behind", "row before", "rows behind", "row ahead"),
     ),
     _of_encoder(
-        "int8/transposed", "the weight is transposed", _encoder_reads(Transposed), guilty=(QUERY,), words=("transpos",)
+        "int8/transposed",
+        "the weight is transposed",
+        _encoder_reads(Transposed),
+        guilty=(QUERY,),
+        words=("transpos",),
     ),
     _of_encoder(
         "int8/truncated",
@@ -642,14 +678,18 @@ MISTAKES: Final = (
     _of_decoder(
         "int8/step-of-the-token-before",
         "inputs are rounded with the step of the token before",
-        lambda: packed(partial(int8, kind=Int8DynamicLinear), {DOWN: partial(int8, kind=StepOfTheTokenBefore)}),
+        lambda: packed(
+            partial(int8, kind=Int8DynamicLinear), {DOWN: partial(int8, kind=StepOfTheTokenBefore)}
+        ),
         guilty=(DOWN,),
         words=("clip", "cut", "inputs", "activations", "range"),
     ),
     _of_decoder(
         "int8/step-of-the-first-token",
         "inputs are rounded with the step of the first token",
-        lambda: packed(partial(int8, kind=Int8DynamicLinear), {DOWN: partial(int8, kind=StepOfTheFirstToken)}),
+        lambda: packed(
+            partial(int8, kind=Int8DynamicLinear), {DOWN: partial(int8, kind=StepOfTheFirstToken)}
+        ),
         guilty=(DOWN,),
         words=("clip", "cut", "inputs", "activations", "range"),
     ),

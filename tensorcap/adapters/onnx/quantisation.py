@@ -97,7 +97,9 @@ _WEIGHTS: Final[Mapping[str, tuple[Weight, ...]]] = {
     "MatMulIntegerToFloat": (Weight("weight", 1, 3, 5),),
     "QLinearAdd": (Weight("bias", 0, 1, 2), Weight("bias", 3, 4, 5)),
 }
-_BIASES: Final[Mapping[str, tuple[int, int, int]]] = {  # places of numbers, of the input's step and the weight's
+_BIASES: Final[
+    Mapping[str, tuple[int, int, int]]
+] = {  # places of numbers, of the input's step and the weight's
     "QLinearConv": (8, 1, 4),
     "QGemm": (6, 1, 4),
 }
