@@ -63,6 +63,7 @@ _CUT_BELOW_0: Final = (
     "ReLU",
     "ReLU6",
 )  # classes of activations that quantisers make a part of the layer before
+_TAIL: Final = 7.0  # nats, of the largest of some hundred outputs
 _BITS: Final = 8  # of inputs that are rounded at each call
 _FOUND: Final = 0.1  # of what a weight leaves of its result, that rounding of inputs may leave
 _NAMED: Final = 0.5  # of the error that another reading may leave, to be what is wrong
@@ -789,7 +790,7 @@ def _layer_error(
     if not inputs.any() and step is None:  # of like rows, rounding errors of inputs and results are alike
         by_chance = chance_of(min(len(x), x.shape[1]))
         if not is_right:  # errors that are not known fall on few directions if the rows are alike
-            by_chance = chance_of(_count_directions(x))
+            by_chance = _chance_of_rows(x)
         ratios = np.sqrt(squares / np.maximum(made, 1e-300)) / by_chance
         worst = float(ratios.max(initial=0.0))
     own_error, predicted = (math.sqrt(float(side.sum())) / size for side in (squares, made))
@@ -815,10 +816,15 @@ def _layer_error(
     return replace(error, mistake=_describe_result(product, weight, has_rounded_inputs=bool(inputs.any())))
 
 
-def _count_directions(x: Array) -> int:
-    """How many directions rows lie in, by their energy: (tr G)^2 / |G|^2 of G = x x'; at least 1."""
+def _chance_of_rows(x: Array) -> float:
+    """How many times what is expected the RMS of one output may be by chance, of weights with unknown errors.
+
+    It is a sum of squares along the directions that rows lie in, (tr G)^2 / |G|^2 by energy, of G = x x'. Of
+    few the tail is that of chi-squared, 1 + 2 sqrt(t / n) + 2 t / n (Laurent and Massart, 2000, lemma 1).
+    """
     gram = x @ x.T
-    return max(1, round(float(np.trace(gram) ** 2 / max(float(np.square(gram).sum()), 1e-300))))
+    count = max(1.0, float(np.trace(gram) ** 2 / max(float(np.square(gram).sum()), 1e-300)))
+    return math.sqrt(1 + 2 * math.sqrt(_TAIL / count) + 2 * _TAIL / count)
 
 
 def _rest(product: _Product, weight: WeightNumbers, x: Array) -> float:

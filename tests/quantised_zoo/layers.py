@@ -19,7 +19,7 @@ FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 def pack(numbers: Tensor, order: Sequence[int] = IN_ORDER) -> Tensor:
     """Eight numbers of four bits along the last axis as one of int32, `[..., n]` to `[..., n / 8]`."""
-    parts = numbers.long().unflatten(-1, (-1, 8))[..., list(order)]
+    parts = numbers.long().reshape(*numbers.shape[:-1], -1, 8)[..., list(order)]
     return (parts << torch.arange(0, 32, 4)).sum(-1).to(torch.int32)
 
 
@@ -141,7 +141,7 @@ def awq(
     clip: float = 1.0,
 ) -> nn.Module:
     """Groups of inputs; `clip` is what AWQ's search leaves of their ranges."""
-    rows = linear.weight.detach().unflatten(1, (-1, group))
+    rows = linear.weight.detach().reshape(linear.out_features, -1, group)
     scale, zero = grid(rows, clip=clip)
     numbers = nearest(rows, scale, zero).flatten(1)
     return kind(
@@ -170,7 +170,7 @@ class MXFP4Linear(Packed):
 
 def mxfp4(linear: nn.Linear, x: Tensor, *, kind: Callable[..., nn.Module] = MXFP4Linear) -> nn.Module:
     """Blocks of 32 with a power of two each (OCP MX)."""
-    rows = linear.weight.detach().unflatten(1, (-1, 32))
+    rows = linear.weight.detach().reshape(linear.out_features, -1, 32)
     exponents = rows.abs().amax(-1).log2().floor() - 2
     scaled = rows / torch.exp2(exponents)[..., None]
     codes = (scaled.abs()[..., None] - torch.tensor(FP4)).abs().argmin(-1) + 8 * (scaled < 0)
@@ -196,7 +196,7 @@ class Float8Linear(Packed):
 
 def float8(linear: nn.Linear, x: Tensor, *, kind: Callable[..., nn.Module] = Float8Linear) -> nn.Module:
     """Blocks of 32 by 32."""
-    blocks = linear.weight.detach().unflatten(0, (-1, 32)).unflatten(2, (-1, 32))
+    blocks = linear.weight.detach().reshape(linear.out_features // 32, 32, -1, 32)
     scale = blocks.abs().amax((1, 3)) / 448
     values = linear.weight.detach() / scale.repeat_interleave(32, 0).repeat_interleave(32, 1)
     return kind(linear, weight=values.to(torch.float8_e4m3fn), weight_scale_inv=scale)
