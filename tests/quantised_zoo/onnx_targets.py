@@ -44,7 +44,8 @@ class Graph:
         self.model = model
 
     def __getitem__(self, name: str) -> Array:
-        return numpy_helper.to_array(self._tensor(name))
+        value: Array = numpy_helper.to_array(self._tensor(name))
+        return value
 
     def __setitem__(self, name: str, value: Array) -> None:
         self._tensor(name).CopyFrom(numpy_helper.from_array(np.ascontiguousarray(value), name))
