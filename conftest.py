@@ -74,6 +74,7 @@ NEEDED_BY = {
         "tests/max/test_pipelines.py",
         "tests/max/test_ports.py",
         "tests/neuron",
+        "tests/quantised_zoo",
         "tests/rerun",
         "tests/rewrites",
         "tests/sensitivities",

@@ -7,9 +7,10 @@ rounding its inputs and results adds: `|(W' - W) x|`. Both are known from the re
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -62,6 +63,13 @@ _CUT: Final = 2.0  # times what rounding makes, that cutting values may make by 
 _CUT_OF_RESULT: Final = 0.05  # of a result's norm, likewise
 _OFF_STEP: Final = 0.02  # steps that a value may be off, besides its own rounding
 _FEWEST_NUMBERS: Final = 8  # of inputs: fewer lie on many a step
+_CUT_BELOW_0: Final = (
+    "ReLU",
+    "ReLU6",
+)  # classes of activations that quantisers make a part of the layer before
+_TAIL: Final = 7.0  # nats, of the largest of some hundred outputs
+_BITS: Final = 8  # of inputs that are rounded at each call
+_FOUND: Final = 0.1  # of what a weight leaves of its result, that rounding of inputs may leave
 _NAMED: Final = 0.5  # of the error that another reading may leave, to be what is wrong
 
 
@@ -73,11 +81,14 @@ class QuantisedWeight:
         text: Its numbers in words.
         rounding: Its errors beside those of rounding to the nearest number.
         mistake: What is wrong with it, if that is known.
+        of_results: The largest own error over predicted error of its layer's results, if these are what
+            rounding predicts, and the layer computes with more than this weight; None otherwise.
     """
 
     text: str
     rounding: Rounding
     mistake: WeightMistake = field(default_factory=WeightMistake)
+    of_results: float | None = None
 
     @property
     def rounded_to(self) -> str:
@@ -89,6 +100,11 @@ class QuantisedWeight:
     def finding(self) -> Finding:
         """The finding of its pair."""
         rounding = self.rounding
+        if self.of_results is not None:
+            text = (
+                f"its layer computes with more than it, and is off by what rounding to {self.text} predicts"
+            )
+            return POLICY.quantised.finding("weight_rounding", self.of_results, text)
         text = f"the reference's, rounded to {self.text}"
         if POLICY.quantised.status(rounding.value) != "within-rounding":
             text = f"not {text}"
@@ -121,6 +137,8 @@ class LayerError:
         cut: What ranges of a calibration cut of inputs or results.
         taken: What that makes of the result, relative.
         rest: The own error without that, relative.
+        is_of_more: Whether the layer computes with more than its weight, and is off by what independent
+            errors of rounding make, in each output.
     """
 
     own: float
@@ -132,6 +150,7 @@ class LayerError:
     cut: tuple[CutValues, ...] = ()
     taken: float = 0.0
     rest: float = 0.0
+    is_of_more: bool = False
 
     @property
     def ratio(self) -> float:
@@ -297,31 +316,41 @@ def measure_layers(
         weights[records[0].key.text] = judged
         rounded_to[records[0].key.text] = judged.rounded_to
         is_right = _is_rounded(judged.rounding)
-        factors = None if is_right or not products else _column_factors(trusted, weight, products[0])
-        if factors is not None:
-            trusted = trusted * factors
-            scaled = _judge_weight(trusted, weight, inputs)
-            if scaled.finding.status == "within-rounding":
-                weights[records[0].key.text] = replace(scaled, text=f"{scaled.text}, {_FOLDED}")
-                products = [replace(p, wanted=p.x @ trusted.T + p.bias) for p in products]
-                folded |= {product.key for product in products}
-                undone |= _undone(reference, target, site, both[0].values(), 1 / factors)
-                is_right = True
-            else:
-                trusted = trusted / factors
-        if not is_right and not judged.mistake.text:
-            held = _held_weight(others, records[0], target, records[1], weight)
-            weights[records[0].key.text] = replace(judged, mistake=held)
         sides = (ours.get((site, _BIAS)), theirs.get((site, _BIAS)))
         of_bias = _bias_error(reference, target, *sides) if _is_right(weights, sides[0]) else None
-        for product in products:
-            error = _layer_error(product, trusted, weight, module, precision, of_bias, is_right=is_right)
-            results[product.key] = error
+        for found in (
+            () if is_right else _factors(reference, target, site, trusted, weight, products, both[0])
+        ):
+            scaled = _judge_weight(trusted * found.factors, weight, inputs)
+            if scaled.finding.status != "within-rounding":
+                continue
+            trusted, is_right = trusted * found.factors, True
+            weights[records[0].key.text] = replace(scaled, text=f"{scaled.text}, {_FOLDED}")
+            if found.is_inside:
+                products = [replace(p, x=p.x / found.factors) for p in products]
+                break
+            products = [replace(p, wanted=p.x @ trusted.T + p.bias) for p in products]
+            folded |= {product.key for product in products}
+            undone |= _undone(reference, target, site, both[0].values(), 1 / found.factors)
+            break
+        errors = {
+            product.key: _layer_error(product, trusted, weight, module, precision, of_bias, is_right=is_right)
+            for product in products
+        }
+        if not is_right and errors and all(error.is_of_more for error in errors.values()):
+            ratio = max(error.finding.value for error in errors.values())
+            weights[records[0].key.text] = replace(judged, of_results=ratio)
+        elif not is_right and not judged.mistake.text:
+            held = _held_weight(others, records[0], target, records[1], weight)
+            weights[records[0].key.text] = replace(judged, mistake=held)
+        results |= errors
+        for error in errors.values():
             predicted[site] = max(error.expected, predicted.get(site, 0.0))
         for key, places, values in rows:
             error = _row_error(places, values, trusted, weight, module, is_right=is_right)
             results[key] = error
             predicted[site] = max(error.expected, predicted.get(site, 0.0))
+    undone |= _with_activation(reference, target, {site for site, _ in packed})
     measured = set(predicted)
     for site, estimate in _errors_by_statistics(reference, target, given, besides=measured):
         predicted[site] = max(estimate, predicted.get(site, 0.0))
@@ -344,6 +373,41 @@ def measure_layers(
     return QuantisedLayers(
         weights, results, predicted, undone, frozenset(folded), rounded_to, inner=inner, lost=lost
     )
+
+
+def _with_activation(reference: Archive, target: Archive, sites: Collection[str]) -> Mapping[str, str]:
+    """Results of layers that cut off below 0 what the reference has a ReLU behind for, and why they differ.
+
+    The module behind is given the layer's result by the reference; in the target both results are the same,
+    and what it cuts off is most of how they differ.
+    """
+    results = {r.key.text: r for r in reference.records if is_result(r.key) and r.stored}
+    made = {contents_of(r): r for r in results.values() if r.key.site in sites and r.digest}
+    given = {(r.key.site, _place(r.key)): r for r in reference.records if r.key.slot.startswith("input")}
+    found: dict[str, str] = {}
+    for text, record in results.items():
+        module = reference.info.modules.get(record.key.site)
+        argument = given.get((record.key.site, _place(record.key)))
+        if module is None or argument is None or module.short_class not in _CUT_BELOW_0:
+            continue
+        maker = made.get(contents_of(argument)) if argument.digest else None
+        if maker is None or maker.key.text not in target or text not in target:
+            continue
+        theirs, own = target.get(maker.key.text), target.get(text)
+        if not theirs.stored or contents_of(theirs) != contents_of(own):
+            continue
+        try:
+            wanted, whole, values = (
+                _floats(archive, each)
+                for archive, each in ((reference, record), (reference, maker), (target, theirs))
+            )
+        except (OSError, ReadError):  # the comparison says so
+            continue
+        if wanted is None or whole is None or values is None or wanted.shape != values.shape:
+            continue
+        if np.linalg.norm(values - wanted) <= _NAMED * np.linalg.norm(values - whole):
+            found[maker.key.text] = f"in the target {record.key.site} is a part of it"
+    return found
 
 
 def _lost_in_results(
@@ -585,6 +649,55 @@ def _row_error(
     return LayerError(own, math.sqrt(squares) / size, 0.0, weight.text, chance=chance)
 
 
+@dataclass(frozen=True, slots=True)
+class _Factors:
+    """Numbers that columns of a weight may have been multiplied by before it was rounded, `[inputs]`.
+
+    Attributes:
+        factors: The numbers.
+        is_inside: Whether the layer itself divides its input by them, and not what it is given by.
+    """
+
+    factors: Array
+    is_inside: bool = False
+
+
+def _factors(
+    reference: Archive,
+    target: Archive,
+    site: str,
+    weight: Array,
+    rounded: WeightNumbers,
+    products: Sequence[_Product],
+    calls: Mapping[tuple[int, int, int], _Call],
+) -> Iterator[_Factors]:
+    """Yield what columns may have been multiplied by: what fits, a norm has lost, or the layer holds."""
+    if not products:
+        return
+    fitted = _column_factors(weight, rounded, products[0])
+    if fitted is not None:
+        yield _Factors(fitted)
+    inputs = {contents_of(call.input) for call in calls.values()}
+    makers = {
+        record.key.site
+        for record in reference.records
+        if record.digest and record.key.slot.startswith("output") and contents_of(record) in inputs
+    }
+    ours, theirs = (_parameters(archive, makers) for archive in (reference, target))
+    for name, record in ours.items():
+        other = theirs.get(name)
+        if other is not None and record.size == other.size == weight.shape[1]:
+            sides = _floats(reference, record), _floats(target, other)
+            if sides[0] is not None and sides[1] is not None and (sides[0] * sides[1]).all():
+                yield _Factors((sides[0] / sides[1]).reshape(-1))
+    for (_, slot), record in _parameters(target, {site}).items():
+        if record.size == weight.shape[1] and slot not in (_BIAS, "param.weight"):
+            values = _floats(target, record)
+            if values is not None and values.all():
+                yield _Factors(values.reshape(-1), is_inside=True)
+                yield _Factors(1 / values.reshape(-1), is_inside=True)
+
+
 def _column_factors(reference: Array, weight: WeightNumbers, product: _Product) -> Array | None:
     """The numbers that columns of a weight were multiplied by before it was rounded; None if there are none.
 
@@ -699,7 +812,8 @@ def _layer_error(
     the bias is off by if that is rounded.
     """
     x, own = product.x, product.y - product.wanted
-    settings = module.settings if module is not None else {}
+    settings = dict(module.settings) if module is not None else {}
+    settings |= _found_rounding(product, weight, settings)
     if is_right:
         made = np.square(x @ (weight.values - reference).T).sum(axis=0)
     else:
@@ -720,6 +834,8 @@ def _layer_error(
     worst = 0.0
     if not inputs.any() and step is None:  # of like rows, rounding errors of inputs and results are alike
         by_chance = chance_of(min(len(x), x.shape[1]))
+        if not is_right:  # errors that are not known fall on few directions if the rows are alike
+            by_chance = _chance_of_rows(x)
         ratios = np.sqrt(squares / np.maximum(made, 1e-300)) / by_chance
         worst = float(ratios.max(initial=0.0))
     own_error, predicted = (math.sqrt(float(side.sum())) / size for side in (squares, made))
@@ -737,9 +853,70 @@ def _layer_error(
         taken=float(np.linalg.norm(taken)) / size,
         rest=float(np.linalg.norm(own - taken)) / size,
     )
+    has_more = not inputs.any() and step is None and _has_more(product, weight)
     if error.finding.status == "within-rounding":
-        return error
+        return replace(error, is_of_more=has_more and not is_right)
+    if is_right and has_more:
+        other = _layer_error(product, reference, weight, module, precision, of_bias, is_right=False)
+        if other.is_of_more:
+            return other
     return replace(error, mistake=_describe_result(product, weight, has_rounded_inputs=bool(inputs.any())))
+
+
+def _chance_of_rows(x: Array) -> float:
+    """How many times what is expected the RMS of one output may be by chance, of weights with unknown errors.
+
+    It is a sum of squares along the directions that rows lie in, (tr G)^2 / |G|^2 by energy, of G = x x'. Of
+    few the tail is that of chi-squared, 1 + 2 sqrt(t / n) + 2 t / n (Laurent and Massart, 2000, lemma 1).
+    """
+    gram = x @ x.T
+    count = max(1.0, float(np.trace(gram) ** 2 / max(float(np.square(gram).sum()), 1e-300)))
+    return math.sqrt(1 + 2 * math.sqrt(_TAIL / count) + 2 * _TAIL / count)
+
+
+def _rest(product: _Product, weight: WeightNumbers, x: Array) -> float:
+    """How far a result is from what the layer's own weight makes of an input, and the reference's bias."""
+    return float(np.linalg.norm(product.y - x @ weight.values.T - product.bias))
+
+
+def _has_more(product: _Product, weight: WeightNumbers) -> bool:
+    """Whether a layer computes with more than its weight and a bias, as with rotated inputs."""
+    rest = product.y - product.x @ weight.values.T
+    size = float(np.linalg.norm(rest - rest.mean(axis=0)))
+    return size > _NAMED * float(np.linalg.norm(product.y - product.wanted))
+
+
+def _found_rounding(
+    product: _Product, weight: WeightNumbers, settings: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """How a layer that does not say it rounds its inputs: the way by which its result is what it is.
+
+    They are in 8 bits, with a step for each row or one for all, and with a zero point or without.
+    """
+    if "input_bits" in settings or "input_step" in settings:
+        return {}
+    rest = _rest(product, weight, product.x)
+    for has_rows, is_symmetric in itertools.product((True, False), repeat=2):
+        if not has_rows and len(product.x) == _MOST_ROWS:  # others may have been larger
+            continue
+        x = _rounded_inputs(product.x, has_rows=has_rows, is_symmetric=is_symmetric)
+        if _rest(product, weight, x) <= _FOUND * rest:
+            return {"input_bits": _BITS, "input_rows": has_rows, "input_symmetric": is_symmetric}
+    return {}
+
+
+def _rounded_inputs(x: Array, *, has_rows: bool, is_symmetric: bool) -> Array:
+    """Inputs in 8 bits, as layers round them at each call."""
+    axis = 1 if has_rows else None
+    low, high = (np.asarray(end(x, axis=axis, keepdims=True)) for end in (np.min, np.max))
+    low, high = np.minimum(low, 0), np.maximum(high, 0)
+    top = 2 ** (_BITS - 1) - 1
+    step = np.maximum(-low, high) / top if is_symmetric else (high - low) / (2 * top + 1)
+    step = np.where(step == 0, 1.0, step)
+    zero = 0.0 if is_symmetric else np.rint(-low / step)
+    ends = (-top, top) if is_symmetric else (0, 2 * top + 1)
+    rounded: Array = (np.clip(np.rint(x / step) + zero, *ends) - zero) * step
+    return rounded
 
 
 def _input_variances(x: Array, settings: Mapping[str, Any]) -> Array:

@@ -285,7 +285,8 @@ def alternatives(weight: WeightNumbers) -> Iterator[tuple[str, Array]]:
     if weight.zeros is not None:
         yield "without its zero point", weight.numbers * steps
     for text, other in _arrangements(weight, undone=False):
-        yield f"where {text}", plain * other
+        if other.shape == plain.shape:  # of scales of columns the other axis has another length
+            yield f"where {text}", plain * other
     if weight.values.ndim != 2:
         return
     for axis, name in ((1, "columns"), (0, "rows")):

@@ -124,6 +124,33 @@ def test_a_weight_is_what_its_numbers_stand_for(form: str, tmp_path: Path) -> No
 
 
 @pytest.mark.spec("ONX-40")
+def test_a_gemm_of_whole_numbers_has_steps_of_outputs_and_a_bias_of_products(tmp_path: Path) -> None:
+    """`transB`: numbers are [outputs, inputs]. The step of the bias is that of the input times those."""
+    inputs = ["q", "xs", "xz", "fc.weight_quantized", "s", "z", "fc.bias_quantized", "ys", "yz"]
+    nodes = [
+        node("QuantizeLinear", ["x", "xs", "xz"], ["q"], "/act/q"),
+        node("QGemm", inputs, ["i"], "/fc/Gemm", transB=1, domain=MS),
+        node("DequantizeLinear", ["i", "ys", "yz"], ["/fc/y"], "/fc/d"),
+    ]
+    bias = np.array([100, -200, 300], np.int32)
+    weights = {
+        "fc.weight_quantized": np.ascontiguousarray(Q.T),
+        "fc.bias_quantized": bias,
+        "s": S,
+        "z": np.zeros(3, np.int8),
+        "xs": np.float32(0.0625),
+        "xz": np.int8(0),
+        "ys": np.float32(1),
+        "yz": np.int8(0),
+    }
+    with captured(tmp_path, nodes, weights) as archive:
+        np.testing.assert_array_equal(read(archive, "0/fc/param.weight"), Q.T * S[:, None])
+        np.testing.assert_array_equal(read(archive, "0/fc/param.bias"), bias * S * 0.0625)
+        np.testing.assert_array_equal(read(archive, "0/fc/param.bias_step"), S * 0.0625)
+        assert archive.info.modules["fc"].settings["numbers"] == {"weight": "int8", "bias": "int32"}
+
+
+@pytest.mark.spec("ONX-40")
 def test_blocks_of_four_bits_are_taken_apart(tmp_path: Path) -> None:
     numbers = DRAW.integers(0, 16, (2, 20)).astype(np.uint8)  # two blocks of 16, the second cut
     wide = np.zeros((2, 32), np.uint8)

@@ -99,6 +99,12 @@ _WEIGHTS: Final[Mapping[str, tuple[Weight, ...]]] = {
     "MatMulIntegerToFloat": (Weight("weight", 1, 3, 5),),
     "QLinearAdd": (Weight("bias", 0, 1, 2), Weight("bias", 3, 4, 5)),
 }
+_BIASES: Final[
+    Mapping[str, tuple[int, int, int]]
+] = {  # places of numbers, of the input's step and the weight's
+    "QLinearConv": (8, 1, 4),
+    "QGemm": (6, 1, 4),
+}
 _PRODUCTS: Final = (
     "MatMul",
     "MatMulInteger",
@@ -124,6 +130,7 @@ class QuantisedWeight:
         block: How many of these share a step.
         bits: Of one of these.
         is_transposed: Whether its axes are in the reverse order of those of the module's own weight.
+        input_step: Name of the step of an input, which its own are times, as those of a bias; "" if of none.
     """
 
     name: str
@@ -136,6 +143,7 @@ class QuantisedWeight:
     block: int = 0
     bits: int = 0
     is_transposed: bool = False
+    input_step: str = ""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -164,6 +172,8 @@ def read_floats(graph: OnnxGraph, weight: QuantisedWeight) -> Floats:
         return _of_blocks(graph, weight)
     numbers = graph.floats(weight.numbers)
     steps = _along(graph.floats(weight.steps), numbers.shape, weight)
+    if weight.input_step:
+        steps = steps * graph.floats(weight.input_step).reshape((1,) * numbers.ndim)
     zeros = _along(graph.floats(weight.zeros), numbers.shape, weight) if weight.zeros else None
     zeros = None if zeros is None or not zeros.any() else zeros
     whole = numbers if zeros is None else numbers - _spread(zeros, numbers.shape)
@@ -295,8 +305,19 @@ def _of_operator(
         steps = at(form.steps) if form.steps >= 0 else _factor_behind(graph, node)
         if not numbers or not steps or not all(graph.is_constant(n) for n in (numbers, steps)):
             continue
-        weight = QuantisedWeight(form.name, numbers, steps, zeros, form.axis, graph.number_format(numbers))
-        yield form.numbers, replace(weight, is_transposed=_takes_reversed(node, op, form.numbers))
+        is_transposed = _takes_reversed(node, op, form.numbers)
+        axis = 0 if op == "QGemm" and not is_transposed else form.axis
+        number = graph.number_format(numbers)
+        yield (
+            form.numbers,
+            QuantisedWeight(form.name, numbers, steps, zeros, axis, number, is_transposed=is_transposed),
+        )
+    places = _BIASES.get(op)
+    names = [at(place) for place in places or ()]
+    if places and all(name and graph.is_constant(name) for name in names):
+        bias, step, steps = names
+        number = graph.number_format(bias)
+        yield places[0], QuantisedWeight("bias", bias, steps, "", 0, number, input_step=step)
 
 
 def _steps_stated(graph: OnnxGraph, value: str) -> tuple[str, str]:

@@ -1,0 +1,151 @@
+"""Quantised layers that do more than multiply by a weight in few bits, as their authors write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tensorcap.comparison import Comparison, compare
+from tests.comparison.conftest import MakeArchive
+
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(64, 128)) * np.where(np.arange(128) == 5, 6, 1)
+WEIGHT = RNG.normal(size=(96, 128)) * np.exp(0.4 * RNG.normal(size=(96, 1)))
+NORM = 1 + 0.1 * RNG.normal(size=128)
+SETTINGS: dict[str, Any] = {"dequantised": ["weight"], "numbers": {"weight": "int8"}}
+
+
+def rounded(values: Any) -> tuple[Any, Any]:
+    """In int8 with a step for each row, and the steps."""
+    steps = np.abs(values).max(axis=1, keepdims=True) / 127
+    return np.rint(values / steps) * steps, steps
+
+
+def layer(make_archive: MakeArchive, x: Any, weight: Any, y: Any, steps: Any = None, **more: Any) -> Any:
+    """An archive of a layer `proj` behind a norm; with steps its weight is in int8."""
+    tensors = {"0/norm/output": x, "0/proj/param.weight": weight, "0/proj/input": x, "0/proj/output": y}
+    settings = {} if steps is None else SETTINGS
+    tensors |= {} if steps is None else {"0/proj/param.weight_step": steps}
+    tensors |= more.pop("tensors", {})
+    modules = [
+        {"path": "", "class": "my.Net"},
+        {"path": "norm", "class": "my.Norm"},
+        {"path": "proj", "class": "my.Layer", "settings": settings},
+    ]
+    held = {key: np.asarray(value, np.float32) for key, value in tensors.items()}
+    return make_archive(held, run={"modules": modules, "dtype": "float32"})
+
+
+def status(comparison: Comparison, key: str) -> str:
+    return next(pair.status for pair in comparison.pairs if pair.key == key)
+
+
+def in_bits(x: Any, *, shift: int = 0) -> Any:
+    """In 8 bits with a step for each row, or for one `shift` rows behind."""
+    steps = np.roll(np.abs(x).max(axis=1, keepdims=True) / 127, shift, axis=0)
+    return np.clip(np.rint(x / steps), -127, 127) * steps
+
+
+@pytest.mark.spec("POL-624")
+@pytest.mark.parametrize(
+    ("shift", "expected"),
+    [pytest.param(0, "within-rounding", id="own-steps"), pytest.param(1, "diverged", id="of-the-row-before")],
+)
+def test_a_layer_rounds_its_inputs_and_does_not_say_so(
+    make_archive: MakeArchive, shift: int, expected: str
+) -> None:
+    weight, steps = rounded(WEIGHT)
+    x = X * np.exp(RNG.normal(size=(64, 1)))
+    reference = layer(make_archive, x, WEIGHT, x @ WEIGHT.T)
+    target = layer(make_archive, x, weight, in_bits(x, shift=shift) @ weight.T, steps)
+    assert status(compare(reference, target), "0/proj/output") == expected
+
+
+@pytest.mark.spec("POL-625")
+@pytest.mark.parametrize(
+    ("power", "expected"),
+    [pytest.param(1, "within-rounding", id="once"), pytest.param(2, "diverged", id="twice")],
+)
+def test_a_norm_is_divided_by_what_columns_are_multiplied_by(
+    make_archive: MakeArchive, power: int, expected: str
+) -> None:
+    """By less than 10 % each, and the input is off by 20 %, so that columns say little."""
+    factors = np.sqrt(np.abs(NORM))
+    weight, steps = rounded(WEIGHT * factors)
+    noisy = X * (1 + 0.2 * RNG.normal(size=X.shape))
+    reference = layer(make_archive, X, WEIGHT, X @ WEIGHT.T, tensors={"0/norm/param.weight": NORM})
+    x = noisy / factors**power
+    target = layer(
+        make_archive,
+        x,
+        weight,
+        x @ weight.T,
+        steps,
+        tensors={"0/norm/param.weight": NORM / factors**power},
+    )
+    found = compare(reference, target)
+    assert status(found, "0/proj/param.weight") == expected
+    assert status(found, "0/norm/param.weight") == ("explained" if power == 1 else "diverged")
+
+
+@pytest.mark.spec("POL-625")
+@pytest.mark.parametrize(
+    ("is_divided", "expected"),
+    [pytest.param(True, "within-rounding", id="right"), pytest.param(False, "diverged", id="forgotten")],
+)
+def test_a_layer_divides_its_input_itself(make_archive: MakeArchive, is_divided: bool, expected: str) -> None:
+    factors = np.exp(RNG.normal(size=128))
+    weight, steps = rounded(WEIGHT * factors)
+    y = (X / factors if is_divided else X) @ weight.T
+    reference = layer(make_archive, X, WEIGHT, X @ WEIGHT.T)
+    target = layer(make_archive, X, weight, y, steps, tensors={"0/proj/buffer.smoothing": factors})
+    assert status(compare(reference, target), "0/proj/output") == expected
+
+
+@pytest.mark.spec("POL-626")
+@pytest.mark.parametrize(
+    ("is_rotated", "expected"),
+    [pytest.param(True, "within-rounding", id="right"), pytest.param(False, "diverged", id="forgotten")],
+)
+def test_a_layer_rotates_its_input(make_archive: MakeArchive, is_rotated: bool, expected: str) -> None:
+    rotation = np.linalg.qr(RNG.normal(size=(128, 128)))[0]
+    weight, steps = rounded(WEIGHT @ rotation)
+    y = (X @ rotation if is_rotated else X) @ weight.T
+    reference = layer(make_archive, X, WEIGHT, X @ WEIGHT.T)
+    found = compare(reference, layer(make_archive, X, weight, y, steps))
+    assert status(found, "0/proj/output") == expected
+    assert status(found, "0/proj/param.weight") == expected
+
+
+@pytest.mark.spec("POL-627")
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [pytest.param("ReLU", "explained", id="relu"), pytest.param("GELU", "diverged", id="another")],
+)
+def test_a_relu_is_a_part_of_the_layer_before(make_archive: MakeArchive, name: str, expected: str) -> None:
+    weight, steps = rounded(WEIGHT)
+
+    def archive(made: Any, after: Any, own: Any, **quantised: Any) -> Any:
+        tensors = {
+            "0/conv/param.weight": own,
+            "0/conv/input": X,
+            "0/conv/output": made,
+            "0/act/input": made,
+            "0/act/output": after,
+        }
+        if quantised:
+            tensors["0/conv/param.weight_step"] = steps
+        modules = [
+            {"path": "", "class": "my.Net"},
+            {"path": "conv", "class": "my.Conv", "settings": quantised},
+            {"path": "act", "class": f"torch.nn.{name}"},
+        ]
+        held = {key: np.asarray(value, np.float32) for key, value in tensors.items()}
+        return make_archive(held, run={"modules": modules, "dtype": "float32"})
+
+    y, cut = np.tanh(X @ WEIGHT.T), np.maximum(np.tanh(X @ weight.T), 0)  # no product, as of a convolution
+    reference = archive(y, np.maximum(y, 0), WEIGHT)
+    found = compare(reference, archive(cut, cut, weight, **SETTINGS))
+    assert status(found, "0/conv/output") == expected
