@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from tensorcap.adapters import adapter_for
-from tensorcap.alignment import MappingSource
+from tensorcap.alignment import Aligned, MappingSource
 from tensorcap.comparison import called_sites, caller_of
 from tensorcap.localization.evidence import is_within
 from tensorcap.localization.operation_traces import HeldValues, OperationTrace, TracedCalls, TracedValue
@@ -51,7 +51,7 @@ def add_differing_operations(
     *,
     reference_model: Workload | None,
     target_model: Workload | None,
-    mapping: MappingSource | Literal["none"] | None,
+    mapping: MappingSource | Aligned | Literal["none"] | None,
     progress: Progress,
 ) -> Localization:
     """Say of the first suspects in which operations their code differs from the target's.
@@ -71,7 +71,7 @@ def add_differing_operations(
         compared: That archive under the reference's keys.
         reference_model: The reference's model, inputs and seed; without it nothing is said.
         target_model: The target's model, inputs and seed; without it nothing is said.
-        mapping: As for `compare`.
+        mapping: As for `inject`.
         progress: Shows what is being run.
     """
     if reference_model is None or target_model is None:
@@ -129,7 +129,7 @@ def _trace_target(
     counterparts: Sequence[_Counterpart],
     reference: Archive,
     target: Archive,
-    mapping: MappingSource | Literal["none"] | None,
+    mapping: MappingSource | Aligned | Literal["none"] | None,
 ) -> None:
     """Run the target with the reference's arguments in what makes the same, which is not the model itself."""
     options = _traced([one.around for one in counterparts])
