@@ -132,7 +132,9 @@ def _trace_target(
     mapping: MappingSource | Aligned | Literal["none"] | None,
 ) -> None:
     """Run the target with the reference's arguments in what makes the same, which is not the model itself."""
-    options = _traced([one.around for one in counterparts])
+    options = _traced(
+        [one.around for one in counterparts], [text for one in counterparts for text in one.results]
+    )
     if any(one.maker == ROOT_SITE for one in counterparts):
         capture_workload(workload, path, **options)
         return
@@ -150,11 +152,21 @@ def _trace_target(
     )
 
 
-def _traced(sites: Iterable[str]) -> dict[str, Any]:
-    """Arguments of `capture` that record the operations of modules."""
+def _traced(sites: Iterable[str], results: Iterable[str] = ()) -> dict[str, Any]:
+    """Arguments of `capture` that record the operations of modules, what these pass on, and further results.
+
+    Args:
+        sites: Of the modules; if the model is one, everything is recorded.
+        results: Key texts.
+    """
     names = set(sites)
-    globs = [] if ROOT_SITE in names else [glob.escape(name) for name in sorted(names)]
-    return {"level": "op", "ops_in": globs, "max_bytes": _MOST_BYTES}
+    options: dict[str, Any] = {"level": "op", "max_bytes": _MOST_BYTES}
+    if ROOT_SITE in names:
+        return options
+    modules = [glob.escape(name) for name in sorted(names)]
+    further = {glob.escape(Key.parse(text).site) for text in results}
+    only = [*(f"{name}*" for name in modules), *sorted(further)]  # and what lies in them
+    return {**options, "ops_in": modules, "only": only}
 
 
 class _Counterpart(NamedTuple):

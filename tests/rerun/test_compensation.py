@@ -319,7 +319,7 @@ def test_of_two_that_make_up_for_each_other_each_shows_it_whatever_their_order(
     values = {text: rng.normal(size=(8, 4)).astype(np.float32) for text in texts}
     reference, target = (new_archive(tmp_path / f"{side}.h5", values) for side in ("ref", "tgt"))
 
-    runs: list[set[str]] = []
+    runs: list[frozenset[str]] = []
 
     def run(released: frozenset[str]) -> Run:
         runs.append(released & set(slots))
