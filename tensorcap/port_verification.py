@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from tensorcap.adapters import adapter_for
-from tensorcap.alignment import MappingSource, Order, align, order_between, sides
+from tensorcap.alignment import Aligned, MappingSource, Order, align, aligned_sides, order_between
 from tensorcap.alignment.names import read_rules
 from tensorcap.comparison import Comparison, compare, holds_packed_weights, packed_weights
 from tensorcap.comparison.preflight import Preflight, preflight
@@ -183,7 +183,7 @@ class _Compared:
         checklist: What differs apart from tensors.
         free: Their comparison.
         gathered: What speaks against modules or operations.
-        mapping: What belongs together, as for `compare`.
+        mapping: What belongs together, as for `inject`.
         why_not_injected: Why the target was not to be injected; "" if it was.
     """
 
@@ -191,7 +191,7 @@ class _Compared:
     checklist: Preflight
     free: Comparison
     gathered: GatheredEvidence
-    mapping: MappingSource | None
+    mapping: MappingSource | Aligned | None
     why_not_injected: str
 
 
@@ -223,8 +223,9 @@ def _compare_runs(
         return _Compared(operations.sides, checklist, operations.free, gathered, None, why_not)
     progress.stage("aligning")
     known = mapping
+    aligned: Aligned | None
     if rules is None:
-        ours, theirs = sides(trusted, tested, mapping)
+        ours, theirs, aligned = aligned_sides(trusted, tested, mapping)
     else:
         aligned = align(trusted, tested, mapping=mapping, rules=rules, by="all")
         known, ours, theirs = aligned.alignment, aligned.reference, aligned.target
@@ -243,12 +244,13 @@ def _compare_runs(
         reference_model=reference_model,
         target_model=target_model,
         mapping=known,
+        aligned=aligned,
         injected_path=injected_path,
         reference_path=reference_path,
         progress=progress,
     )
     why_not = "" if target_model is not None else _NOT_RUN
-    return _Compared((ours, theirs), checklist, free, gathered, known, why_not)
+    return _Compared((ours, theirs), checklist, free, gathered, aligned or known, why_not)
 
 
 def _open_reference(

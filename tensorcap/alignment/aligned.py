@@ -280,31 +280,55 @@ def sides(
         UsageError: An entry of the mapping makes no sense, or does not fit the archives.
         ReadError: A file cannot be read.
     """
-    if not isinstance(target, MappedArchive):
-        target = in_thread_order(reference, target)
-    trusted, tested = _paired_sides(reference, target, mapping)
+    return aligned_sides(reference, target, mapping)[:2]
+
+
+def aligned_sides(
+    reference: Archive, target: Archive, mapping: MappingSource | Literal["none"] | None = None
+) -> tuple[Archive, Archive, Aligned | None]:
+    """View two archives as `sides` does, and hand out the mapping, too.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test.
+        mapping: A mapping or a map file; `"none"` for equal keys alone.
+
+    Returns:
+        The views, and the mapping by which the target can be run on the reference's values, as
+        `aligned_if_needed` finds it; None if equal keys pair the records, and if it is of other numbers of
+        steps or calls than those of the target, or one that the target was injected through.
+
+    Raises:
+        UsageError: An entry of the mapping makes no sense, or does not fit the archives.
+        ReadError: A file cannot be read.
+    """
+    numbered = target if isinstance(target, MappedArchive) else in_thread_order(reference, target)
+    trusted, tested, aligned = _paired_sides(reference, numbered, mapping)
     lacks_order = tested.is_ordered and not trusted.is_ordered
     if lacks_order and any(record.key.text in trusted for record in tested.records):
         trusted = OrderedArchive(trusted, tested)
-    return trusted, tested
+    return trusted, tested, aligned if numbered is target else None
 
 
 def _paired_sides(
     reference: Archive, target: Archive, mapping: MappingSource | Literal["none"] | None
-) -> tuple[Archive, Archive]:
-    """The two archives, or views of them, with equal keys for what belongs together."""
+) -> tuple[Archive, Archive, Aligned | None]:
+    """The two archives, or views of them, with equal keys for what belongs together, and the mapping."""
     if isinstance(target, MappedArchive) or mapping == NO_MAPPING:
-        return reference, target
+        return reference, target, None
     if mapping is not None:
         aligned = align(reference, target, mapping=mapping)
-        return aligned.reference, aligned.target
+        return aligned.reference, aligned.target, aligned
     reference, target = in_common(*at_modules(*as_printed(reference, target)))
     injected = _parse_injected_map(target)
     if injected is not None:
         with suppress(UsageError):  # a part of the run was recorded, which lacks what entries name
-            return apply_mapping(resolve(injected, reference, target))
+            return *apply_mapping(resolve(injected, reference, target)), None
     resolved = _resolve_if_needed(reference, target)
-    return (reference, target) if resolved is None else apply_mapping(resolved)
+    if resolved is None:
+        return reference, target, None
+    aligned = Aligned.of(resolved)
+    return aligned.reference, aligned.target, aligned
 
 
 def aligned_if_needed(

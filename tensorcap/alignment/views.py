@@ -43,6 +43,7 @@ class MappedArchive(ArchiveView):
     Attributes:
         links: The link that made a record, by key text.
         alignment: The mapping as it is written; None for a view by links alone.
+        map_path: The map file that it was read from, or what else it is called; "" if it was computed.
         left_over: What the mapping says has no counterpart.
         names: The reference's names of the target's sites, of those that are one of its.
     """
@@ -58,6 +59,7 @@ class MappedArchive(ArchiveView):
         tokens: Sequence[str] = (),
     ) -> None:
         self.alignment = alignment
+        self.map_path = map_path
         self.left_over: Sequence[LeftOver] = alignment.left_over if alignment else ()
         self._summed_up = partial(
             summary_of, links, self.left_over, reference, target, path=map_path, tokens=tokens

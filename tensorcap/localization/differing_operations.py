@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from tensorcap.adapters import adapter_for
-from tensorcap.alignment import MappingSource
+from tensorcap.alignment import Aligned, MappingSource
 from tensorcap.comparison import called_sites, caller_of
 from tensorcap.localization.evidence import is_within
 from tensorcap.localization.operation_traces import HeldValues, OperationTrace, TracedCalls, TracedValue
@@ -50,7 +50,7 @@ def add_differing_operations(
     *,
     reference_model: Workload | None,
     target_model: Workload | None,
-    mapping: MappingSource | Literal["none"] | None,
+    mapping: MappingSource | Aligned | Literal["none"] | None,
     progress: Progress,
 ) -> Localization:
     """Say of the first suspects in which operations their code differs from the target's.
@@ -70,7 +70,7 @@ def add_differing_operations(
         compared: That archive under the reference's keys.
         reference_model: The reference's model, inputs and seed; without it nothing is said.
         target_model: The target's model, inputs and seed; without it nothing is said.
-        mapping: As for `compare`.
+        mapping: As for `inject`.
         progress: Shows what is being run.
     """
     if reference_model is None or target_model is None:
@@ -130,10 +130,12 @@ def _trace_target(
     counterparts: Sequence[_Counterpart],
     reference: Archive,
     target: Archive,
-    mapping: MappingSource | Literal["none"] | None,
+    mapping: MappingSource | Aligned | Literal["none"] | None,
 ) -> None:
     """Run the target with the reference's arguments, but not from the suspects on in what makes the same."""
-    options = _traced([one.around for one in counterparts])
+    options = _traced(
+        [one.around for one in counterparts], [text for one in counterparts for text in one.results]
+    )
     left = {text for one in counterparts for text in one.left}
     if not any(_is_injectable(record.key) and record.key.text not in left for record in target.records):
         capture_workload(workload, path, **options)
@@ -155,11 +157,21 @@ def _is_injectable(key: Key) -> bool:
     return key.slot.startswith("input") and key.site != ROOT_SITE and not is_inner(key)
 
 
-def _traced(sites: Iterable[str]) -> dict[str, Any]:
-    """Arguments of `capture` that record the operations of modules."""
+def _traced(sites: Iterable[str], results: Iterable[str] = ()) -> dict[str, Any]:
+    """Arguments of `capture` that record the operations of modules, what these pass on, and further results.
+
+    Args:
+        sites: Of the modules; if the model is one, everything is recorded.
+        results: Key texts.
+    """
     names = set(sites)
-    globs = [] if ROOT_SITE in names else [glob.escape(name) for name in sorted(names)]
-    return {"level": "op", "ops_in": globs, "max_bytes": _MOST_BYTES}
+    options: dict[str, Any] = {"level": "op", "max_bytes": _MOST_BYTES}
+    if ROOT_SITE in names:
+        return options
+    modules = [glob.escape(name) for name in sorted(names)]
+    further = {glob.escape(Key.parse(text).site) for text in results}
+    only = [*(f"{name}*" for name in modules), *sorted(further)]  # and what lies in them
+    return {**options, "ops_in": modules, "only": only}
 
 
 class _Counterpart(NamedTuple):

@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from tensorcap.alignment import MappedArchive, MappingSource
+from tensorcap.alignment import Aligned, MappedArchive, MappingSource
 from tensorcap.comparison import (
     ABSENT,
     EVIDENCE_TESTS,
@@ -202,6 +202,7 @@ def gather_evidence(
     reference_model: Workload | None = None,
     target_model: Workload | None = None,
     mapping: MappingSource | Literal["none"] | None = None,
+    aligned: Aligned | None = None,
     compute_dtype: str | None = None,
     injected_path: Path | None = None,
     reference_path: Path | None = None,
@@ -224,6 +225,7 @@ def gather_evidence(
         reference_model: The reference's model, inputs and seed.
         target_model: The target's model, inputs and seed.
         mapping: As for `compare`.
+        aligned: What it comes to between both archives, if that is known.
         compute_dtype: What the target computed in, if its run does not say so.
         injected_path: Where to put the archive of the injected run; in a temporary folder if None.
         reference_path: As `source_path` of `inject`.
@@ -269,6 +271,7 @@ def gather_evidence(
                 compared=compared[1],
                 free=free,
                 mapping=mapping,
+                aligned=aligned,
                 compute_dtype=compute_dtype,
                 source_path=reference_path,
                 progress=progress,

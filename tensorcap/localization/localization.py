@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from tensorcap.alignment import MappingSource, sides
+from tensorcap.alignment import Aligned, MappingSource, aligned_sides
 from tensorcap.comparison import compare, digest_warnings, exchanged_operations, require_readable
 from tensorcap.comparison.preflight import item_text, preflight
 from tensorcap.localization.differing_operations import add_differing_operations
@@ -65,6 +65,7 @@ def localize(
             target = open_run(stack, target_model, "running the target as it is", progress=progress)
         trusted, tested = stack.enter_context(opened_both(reference, target))
         remarks: list[str] = []
+        aligned: Aligned | None = None
         if is_compiled(trusted, tested):
             operations = gather_operation_evidence(
                 trusted, tested, reference_model, compute_dtype=compute_dtype, progress=progress
@@ -74,7 +75,8 @@ def localize(
             gathered = GatheredEvidence((operations.source,), None, operations.replay_error, None)
             remarks += [] if target_model is None else [f"No injection: {why_not_injectable(tested)}."]
         else:
-            compared = sides(trusted, tested, mapping)
+            ours, theirs, aligned = aligned_sides(trusted, tested, mapping)
+            compared = ours, theirs
             free = compare(*compared, mapping="none", compute_dtype=compute_dtype)
             require_readable(free.pairs)
             gathered = gather_evidence(
@@ -86,6 +88,7 @@ def localize(
                 reference_model=reference_model,
                 target_model=target_model,
                 mapping=mapping,
+                aligned=aligned,
                 compute_dtype=compute_dtype,
                 progress=progress,
             )
@@ -109,7 +112,7 @@ def localize(
             compared[1],
             reference_model=reference_model,
             target_model=target_model,
-            mapping=mapping,
+            mapping=aligned or mapping,
             progress=progress,
         )
         notes = [

@@ -58,6 +58,8 @@ def _draw(axes: Any, places: Sequence[tuple[int, Layer]], height: Callable[[floa
                 if one.component == name and (one.status in GREEN) is is_green
                 if (y := height(one.mse or 0.0)) is not None
             ]
+            if not points:
+                continue
             edge = {"edgecolors": colour} if is_green else {"edgecolors": "black", "linewidths": 1.2}
             axes.scatter(
                 [at for at, _ in points],

@@ -56,6 +56,7 @@ class Dependencies:
         self._results_within: dict[tuple[int, int, str], list[Record]] = {}
         self._equal: dict[tuple[object, ...], list[str]] = {}
         self._of: dict[str, frozenset[str]] = {}  # once asked for
+        self._ancestors: dict[str, frozenset[str]] = {}  # likewise, of one target
         for record in reference.records:
             key = record.key
             kind = key.slot.partition(".")[0]
@@ -141,14 +142,32 @@ class Dependencies:
         seen, waiting = {text}, [text]
         while waiting:
             user = waiting.pop()
-            before = self._records[user].order
-            lacking = [one for one in self.of(user) if one not in target]
-            equal = {one for one in self.equal(lacking) if self._records[one].order < before}
-            for source in sorted((self.of(user) | equal).intersection(among)):
+            for source in sorted(self._of_in(user, target).intersection(among)):
                 if source not in seen:
                     seen.add(source)
                     waiting.append(source)
                     yield source
+
+    def ancestors(self, text: str, target: Archive) -> frozenset[str]:
+        """What a tensor may come from at all, as `chain` has it; without itself."""
+        if text not in self._ancestors:
+            seen: set[str] = set()
+            waiting = [text]
+            while waiting:
+                fresh = self._of_in(waiting.pop(), target) - seen
+                seen |= fresh
+                waiting += fresh
+            self._ancestors[text] = frozenset(seen)
+        return self._ancestors[text]
+
+    def _of_in(self, text: str, target: Archive) -> frozenset[str]:
+        """Of what a tensor may have been computed, with what stands for what the other side lacks."""
+        sources = self.of(text)
+        lacking = [one for one in sources if one not in target]
+        if not lacking:
+            return sources
+        before = self._records[text].order
+        return sources.union(one for one in self.equal(lacking) if self._records[one].order < before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +210,8 @@ def settle(
     target: Archive,
     *,
     explained: Collection[str] = (),
+    replaced: Collection[str] = (),
+    wrong_in_place: Collection[str] = (),
 ) -> Settled[J]:
     """Find what is undone by what is computed of it, and judge everything else with that left in place.
 
@@ -213,12 +234,19 @@ def settle(
         dependencies: Of the reference.
         target: The other side, under the reference's keys.
         explained: Key texts of what the comparison of the free runs explains.
+        replaced: Key texts of what can be left in place.
+        wrong_in_place: Key texts of what is known to be wrong if what is `diverged` is left in place; if some
+            are given, no run is made that cannot show that anything is undone.
 
     Returns:
         The first run if nothing is undone.
     """
     bad = {own.key: own for own in first.own_errors if own.status == "diverged" and own.key in dependencies}
     if len(bad) < 2 and not bad.keys() & set(explained):
+        return Settled(first)
+    if wrong_in_place and not _may_be_undone(
+        bad, first.own_errors, dependencies, target, replaced, wrong_in_place
+    ):
         return Settled(first)
     search = _Search(bad, first.own_errors, rejudge, dependencies, target, explained)
     undone = search.run()
@@ -245,6 +273,34 @@ def settle(
             break
         undone = left
     return Settled(first)
+
+
+def _may_be_undone(
+    bad: Mapping[str, OwnError],
+    own_errors: Sequence[OwnError],
+    dependencies: Dependencies,
+    target: Archive,
+    replaced: Collection[str],
+    wrong_in_place: Collection[str],
+) -> bool:
+    """Whether a run with something left in place may show that anything is undone.
+
+    1. A tensor that is wrong may be right if something that it comes from is left in place: what is wrong
+       itself, or comes from that.
+    2. So may be all that is made of one.
+    """
+    wrong = dependencies.equal(bad)
+    for text in bad:
+        for source in dependencies.ancestors(text, target).intersection(replaced):
+            if source in wrong or not wrong.isdisjoint(dependencies.ancestors(source, target)):
+                return True
+    first = {own.key: own for own in own_errors}
+    for text in bad:
+        results = [first[one] for one in dependencies.dependents(text, first)]
+        is_right = results and not any(one.is_bad or one.status == "unjudged" for one in results)
+        if is_right and not any(one.key in wrong_in_place for one in results):
+            return True
+    return False
 
 
 class _Search(Generic[J]):
@@ -303,8 +359,20 @@ class _Search(Generic[J]):
             inheriting = {text for text in wrong - released - self.undoing if not _is_of_model(text)}
             if not inheriting:
                 break
-            released |= self._dependencies.equal(self._next(inheriting, wrong)) - self.undoing
+            more = self._dependencies.equal(self._next(inheriting, wrong)) - self.undoing - released
+            if not undoing and not self._may_change(more, undone):
+                break
+            released |= more
         return {**self._made_up(undone), **undone}
+
+    def _may_change(self, released: Collection[str], undone: Collection[str]) -> bool:
+        """Whether what is wrong, or is made of it, may come from some tensors that are left in place next."""
+        left = [text for text in self._bad if text not in undone]
+        for text in left:
+            for one in (text, *self._dependencies.dependents(text, self._first)):
+                if not self._dependencies.ancestors(one, self._target).isdisjoint(released):
+                    return True
+        return False
 
     def _next(self, inheriting: Collection[str], wrong: Collection[str]) -> Iterator[str]:
         """What is to be left in place next, of what inherits an error.
@@ -348,12 +416,16 @@ class _Search(Generic[J]):
 
         All that may be made of them is right with the other side's in place and with this one's. That it
         depends on them shows where one alone is left in place: an error eight times as large is not green.
-        Each shows it, whatever their order: one that does not may hide the other.
+        Each shows it, whatever their order: one that does not may hide the other, and spares its group more
+        runs.
         """
         groups = self._groups([text for text in self._unaffected if text not in undone])
         proofs: dict[str, str] = {}
-        for number in range(max(map(len, groups), default=0)):
+        for number in range(_TOGETHER):
+            groups = [group for group in groups if all(one in proofs for one in group[:number])]
             alone = [group[number] for group in groups if number < len(group)]
+            if not alone:
+                break
             owns = {
                 own.key: own for own in self._rejudge(frozenset(self._dependencies.equal(alone))).own_errors
             }

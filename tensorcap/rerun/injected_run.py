@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-from tensorcap.alignment import MappingSource, sides
+from tensorcap.alignment import Aligned, MappedArchive, MappingSource, sides
 from tensorcap.comparison import (
+    GROWTH_TESTS,
+    ROUNDED_INPUT_TESTS,
     Comparison,
     Decision,
     Injected,
@@ -23,13 +25,16 @@ from tensorcap.comparison import (
 from tensorcap.rerun.compensation import Dependencies, settle
 from tensorcap.rerun.injection import inject
 from tensorcap.rerun.injection_judge import InjectionJudge
-from tensorcap.rerun.own_errors import OwnError
+from tensorcap.rerun.own_errors import TOO_LARGE, OwnError
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.open import open_archive
 from tensorcap_formats.progress import Progress
 
 if TYPE_CHECKING:
     from tensorcap.workload import Workload
+
+
+_UNCERTAIN: Final = GROWTH_TESTS | ROUNDED_INPUT_TESTS  # tests that an argument's rounding may fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,7 @@ def run_injected(
     compared: Archive,
     free: Comparison,
     mapping: MappingSource | Literal["none"] | None,
+    aligned: Aligned | None,
     compute_dtype: str | None,
     source_path: Path | None,
     progress: Progress,
@@ -82,6 +88,7 @@ def run_injected(
         compared: That run under the reference's keys.
         free: The comparison of that with the reference.
         mapping: As for `compare`.
+        aligned: What it comes to between the reference and `target`, if that is known.
         compute_dtype: What the target computed in, if its run does not say so.
         source_path: As for `inject`.
         progress: Shows what is being run.
@@ -102,7 +109,7 @@ def run_injected(
             target_model,
             at,
             target=target,
-            mapping=mapping,
+            mapping=aligned or mapping,
             left=sorted(left),
             leaves_misfits=True,
             source_path=source_path,
@@ -131,7 +138,16 @@ def run_injected(
         if pair.reference is not None and pair.reference.key.slot.startswith("input"):
             own_keys[pair.key] = [key.text for key in injected.keys_of(pair)]
     explained = {pair.key for pair in free.pairs if pair.status == "explained"}
-    settled = settle(first, again, Dependencies(first.reference), compared, explained=explained)
+    dependencies = Dependencies(first.reference)
+    settled = settle(
+        first,
+        again,
+        dependencies,
+        compared,
+        explained=explained,
+        replaced=own_keys,
+        wrong_in_place=_wrong_in_free_run(first, dependencies, compared, free),
+    )
     if not settled.released:
         return first
     kept = settled.judged
@@ -140,6 +156,52 @@ def run_injected(
         ours, theirs = sides(reference, stack.enter_context(open_archive(path)), mapping)
         kept = replace(kept, path=path, reference=ours, target=theirs)
     return _explained(kept, settled.own_errors)
+
+
+def _wrong_in_free_run(
+    injected: InjectedRun, dependencies: Dependencies, target: Archive, free: Comparison
+) -> set[str]:
+    """Key texts of what would be wrong with all that is `diverged` left in place, as the free run shows.
+
+    There, too, it was computed of these tensors, which have the bits that they have in the injected run, and
+    otherwise of the reference's.
+
+    Args:
+        injected: The run in which everything was replaced.
+        dependencies: Of the reference.
+        target: The run without injection, under the reference's keys.
+        free: The comparison of that with the reference.
+    """
+    if not (injected.target.trusts_digests and target.trusts_digests):
+        return set()
+    diverged = {own.key for own in injected.own_errors if own.status == "diverged"}
+    left = {text for text in dependencies.equal(diverged) if text in dependencies}
+    statuses = {pair.key: pair.status for pair in free.pairs}
+
+    def is_as_in_free_run(text: str) -> bool:
+        if text not in left:
+            return statuses.get(text) == "identical"
+        digests = _digests(injected.target, text)
+        return bool(digests) and digests == _digests(target, text)
+
+    return {
+        pair.key
+        for pair in free.pairs
+        if pair.status == "diverged"
+        and any(f.status in TOO_LARGE and f.test not in _UNCERTAIN for f in pair.findings)
+        and pair.key in dependencies
+        and not left.isdisjoint(sources := dependencies.of(pair.key))
+        and all(map(is_as_in_free_run, sources))
+    }
+
+
+def _digests(run: Archive, text: str) -> tuple[str, ...]:
+    """Digests of what a tensor was read from; empty if one is not known."""
+    if text not in run:
+        return ()
+    sources = run.sources[text] if isinstance(run, MappedArchive) else (run.get(text),)
+    digests = tuple(source.digest for source in sources if source.digest)
+    return digests if len(digests) == len(sources) else ()
 
 
 def _explained(run: InjectedRun, own_errors: Sequence[OwnError]) -> InjectedRun:

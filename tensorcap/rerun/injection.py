@@ -52,7 +52,7 @@ def inject(
     outputs: str | Iterable[str] = (),
     steps: str | Iterable[range | int] = (),
     calls: str | Iterable[range | int] = (),
-    mapping: MappingSource | Literal["none"] | None = None,
+    mapping: MappingSource | Aligned | Literal["none"] | None = None,
     left: Collection[str] = (),
     leaves_misfits: bool = False,
     run: Mapping[str, Any] | None = None,
@@ -84,8 +84,9 @@ def inject(
         outputs: Globs of results to replace.
         steps: Only in these steps; in all if empty.
         calls: Only in these calls of a site within a step, counted from 0; in all if empty.
-        mapping: What belongs together, as an `Alignment` or a map file; `"none"` for equal keys. If None, one
-            is computed if the target lacks modules that the reference has.
+        mapping: What belongs together, as an `Alignment` or a map file, or as an `Aligned` of the reference
+            and `target`; `"none"` for equal keys. If None, one is computed if the target lacks modules that
+            the reference has.
         left: Key texts, of the model that runs, of tensors that are left in place.
         leaves_misfits: Whether a tensor that has another shape than in `target`, in the rows and tokens that
             both were fed, or whole numbers in the place of floats, is left in place, too.
@@ -117,7 +118,9 @@ def inject(
                 stage = "running the target as it is"
                 target = open_run(stack, target_model, stage, progress=progress, injectable=injectable)
             tested = stack.enter_context(opened(target, reference=trusted))
-            if needs_mapping:
+            if isinstance(mapping, Aligned):
+                aligned = mapping
+            elif needs_mapping:
                 aligned = align(trusted, tested, mapping=mapping)
             else:
                 aligned = aligned_if_needed(trusted, tested)
@@ -141,8 +144,7 @@ def inject(
         if source_path is not None:
             substitution.source_path = source_path
         if aligned is not None:
-            is_file = isinstance(mapping, (str, os.PathLike))
-            substitution.map_path = str(mapping) if is_file else "computed"
+            substitution.map_path = aligned.target.map_path or "computed"
             substitution.map_text = map_text(aligned.alignment)
         progress.stage("injecting")
         try:

@@ -22,7 +22,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from tensorcap.comparison import compare
 from tensorcap.localization import Localization, gather_evidence, localize
-from tensorcap.rerun import OwnError
+from tensorcap.rerun import OwnError, inject
 from tensorcap.rerun.compensation import Dependencies, settle
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
@@ -360,7 +360,10 @@ def test_of_two_that_make_up_for_each_other_each_shows_it_whatever_their_order(
     values = {text: rng.normal(size=(8, 4)).astype(np.float32) for text in texts}
     reference, target = (new_archive(tmp_path / f"{side}.h5", values) for side in ("ref", "tgt"))
 
+    runs: list[frozenset[str]] = []
+
     def run(released: frozenset[str]) -> Run:
+        runs.append(released & set(slots))
         alone = [name for name, slot in zip(names, slots, strict=True) if slot in released]
         is_wrong = len(alone) == 1 and alone[0] in shows
         return Run({"block.first": 0.5, "block.second": 0.5, "block": 0.5 if is_wrong else 0.002})
@@ -368,6 +371,7 @@ def test_of_two_that_make_up_for_each_other_each_shows_it_whatever_their_order(
     settled = settle(run(frozenset()), run, Dependencies(reference), target)
     assert set(settled.undone) == (set(slots) if are_undone else set())
     assert {own.status for own in settled.own_errors[:2]} == {"explained" if are_undone else "diverged"}
+    assert ({slots[1]} in runs) is ("first" in shows)  # else nothing that it shows would count
 
 
 @pytest.mark.spec("RPL-100")
@@ -428,6 +432,27 @@ def test_two_mistakes_in_a_row_undo_nothing(tmp_path: Path, way: str) -> None:
     result = localized(tmp_path, net(), port, IMAGES, way)
     assert {suspect.module for suspect in result.suspects} == {"steps.1.conv", "steps.1.bn"}
     assert result.undone == ()
+
+
+@pytest.mark.spec("RPL-50")
+@pytest.mark.parametrize(("layers", "is_run_again"), [([1], False), ([1, 2], True)], ids=["one", "two"])
+def test_a_target_is_not_run_again_if_its_free_run_shows_that_nothing_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: list[int], is_run_again: bool
+) -> None:
+    """Of two mistakes the second may undo the first, which the free run does not say."""
+    runs: list[Path] = []
+
+    def count(reference: Any, model: Workload, path: Path, **options: Any) -> Any:
+        runs.append(path)
+        return inject(reference, model, path, **options)
+
+    monkeypatch.setattr("tensorcap.rerun.injected_run.inject", count)
+    port = tower()
+    for layer in layers:
+        port.layers[layer].norm.eps = 0.1
+    result = localized(tmp_path, tower(), port, STATES, "injection")
+    assert [suspect.module for suspect in result.suspects] == ["layers.1.norm"]  # one in many layers is one
+    assert (len(runs) > 1) is is_run_again
 
 
 @pytest.mark.spec("LCL-61")
