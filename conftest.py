@@ -131,6 +131,7 @@ NEEDED_BY = {
         "tests/neuron/lookalike",
         "tests/neuron/nxdi_ports.py",
         "tests/neuron/test_port_on_ranks.py",
+        "tests/quantised_zoo",
         "tests/rerun/test_dynamic_quantisation.py",
         "tests/rerun/test_forward_replay.py",
         "tests/rerun/test_injecting.py",
