@@ -23,7 +23,7 @@ from tensorcap.localization.evidence import is_within
 from tensorcap.localization.operation_traces import HeldValues, OperationTrace, TracedCalls, TracedValue
 from tensorcap.localization.suspect import DifferingOperations, Localization, Place, Suspect
 from tensorcap.rerun import inject
-from tensorcap.runs import Node, enclosing_sites, is_inner, is_parameter, is_telling
+from tensorcap.runs import Node, enclosing_sites, is_inner, is_parameter, is_telling, ops_of
 from tensorcap.session import capture_workload
 from tensorcap.wording import some
 from tensorcap_formats.archive import Archive
@@ -133,9 +133,9 @@ def _trace_target(
     mapping: MappingSource | Aligned | Literal["none"] | None,
 ) -> None:
     """Run the target with the reference's arguments, but not from the suspects on in what makes the same."""
-    options = _traced(
-        [one.around for one in counterparts], [text for one in counterparts for text in one.results]
-    )
+    results = [text for one in counterparts for text in one.results]
+    # Of a graph every node counts: what one takes, others made
+    options = _traced([one.around for one in counterparts], None if ops_of(target) else results)
     left = {text for one in counterparts for text in one.left}
     if not any(_is_injectable(record.key) and record.key.text not in left for record in target.records):
         capture_workload(workload, path, **options)
@@ -157,18 +157,20 @@ def _is_injectable(key: Key) -> bool:
     return key.slot.startswith("input") and key.site != ROOT_SITE and not is_inner(key)
 
 
-def _traced(sites: Iterable[str], results: Iterable[str] = ()) -> dict[str, Any]:
+def _traced(sites: Iterable[str], results: Iterable[str] | None = ()) -> dict[str, Any]:
     """Arguments of `capture` that record the operations of modules, what these pass on, and further results.
 
     Args:
         sites: Of the modules; if the model is one, everything is recorded.
-        results: Key texts.
+        results: Key texts; None for those of all modules.
     """
     names = set(sites)
     options: dict[str, Any] = {"level": "op", "max_bytes": _MOST_BYTES}
     if ROOT_SITE in names:
         return options
     modules = [glob.escape(name) for name in sorted(names)]
+    if results is None:
+        return {**options, "ops_in": modules}
     further = {glob.escape(Key.parse(text).site) for text in results}
     only = [*(f"{name}*" for name in modules), *sorted(further)]  # and what lies in them
     return {**options, "ops_in": modules, "only": only}
