@@ -69,6 +69,7 @@ _CUT_BELOW_0: Final = (
 )  # classes of activations that quantisers make a part of the layer before
 _TAIL: Final = 7.0  # nats, of the largest of some hundred outputs
 _BITS: Final = 8  # of inputs that are rounded at each call
+_SAME: Final = 1e-5  # relative error of a result that floats alone make, in float32
 _FOUND: Final = 0.1  # of what a weight leaves of its result, that rounding of inputs may leave
 _NAMED: Final = 0.5  # of the error that another reading may leave, to be what is wrong
 
@@ -896,6 +897,8 @@ def _found_rounding(
     if "input_bits" in settings or "input_step" in settings:
         return {}
     rest = _rest(product, weight, product.x)
+    if rest <= _SAME * np.linalg.norm(product.y):
+        return {}
     for has_rows, is_symmetric in itertools.product((True, False), repeat=2):
         if not has_rows and len(product.x) == _MOST_ROWS:  # others may have been larger
             continue
