@@ -145,7 +145,7 @@ NEEDED_BY = {
         "tests/zoo",
     ],
     "zarr": [
-        "formats/tensorcap_formats/zarr/blosc.py",
+        "formats/tensorcap_formats/zarr/codecs.py",
         "tests/cli/test_ls.py",
         "tests/cli/test_show.py",
         "tests/comparison/test_recorded_digests.py",

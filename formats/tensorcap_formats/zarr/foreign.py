@@ -203,11 +203,10 @@ class _ForeignArray:
         import zarr
         from zarr.storage import LocalStore, StorePath
 
-        from tensorcap_formats.zarr.blosc import with_checked_blosc
+        from tensorcap_formats.zarr.codecs import with_bounded_codecs
 
         stored, files = self._stored()
-        check = partial(check_expansion, stored, where=f"{self._folder}: a chunk")
-        metadata = with_checked_blosc(self._metadata, check)
+        metadata = with_bounded_codecs(self._metadata, self._stored_as.itemsize, stored, str(self._folder))
         place = StorePath(LocalStore(self._folder, read_only=True))
         array = zarr.Array(zarr.AsyncArray(metadata=metadata, store_path=place))
         self._missing.add(self._chunks(array), files, self._folder)

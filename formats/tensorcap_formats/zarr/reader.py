@@ -33,6 +33,7 @@ from tensorcap_formats.zarr.header import (
     parse_array_metadata,
     read_metadata,
     zstd_codec,
+    zstd_content_size,
 )
 
 
@@ -178,7 +179,7 @@ class ZarrArray:
                     f"{file.path}: chunk has {file.size} bytes, more than the {chunk.nbytes} that it holds"
                 )
             stored = file.read(0, file.size)
-            size = _zstd_content_size(stored)  # the library does not fill the rest of a smaller one
+            size = zstd_content_size(stored)  # the library does not fill the rest of a smaller one
             if size != chunk.nbytes:
                 raise CorruptArchiveError(
                     f"{file.path}: zstd frame holds {size} bytes, expected {chunk.nbytes} (ARC-65)"
@@ -205,15 +206,3 @@ def _pieces(array: ZarrArray) -> Iterator[bytes]:
         out = np.empty(min(BLOCK_BYTES, array.size - start), np.uint8)
         array.read(start, out)
         yield out.tobytes()
-
-
-def _zstd_content_size(frame: bytes) -> int | None:
-    """How many bytes a zstd frame says that it holds (RFC 8878, 3.1.1.1); None if it does not say."""
-    if not frame.startswith(b"\x28\xb5\x2f\xfd") or len(frame) < 9:
-        return None
-    descriptor = frame[4]
-    is_single = descriptor >> 5 & 1
-    width = (is_single, 2, 4, 8)[descriptor >> 6]
-    at = 5 + (1 - is_single) + (0, 1, 2, 4)[descriptor & 3]
-    size = int.from_bytes(frame[at : at + width], "little") + (256 if width == 2 else 0)
-    return size if width else None
