@@ -2,7 +2,8 @@
 
 In: records and bytes, or a file. Out: a flat file of tensors that any HDF5 library opens, or an `Archive`.
 Read `flat_file` (how our file is laid out), `header` (its HDF5 metadata), `reader`, `writer` (of another
-archive, compressed too), `foreign`. h5py is imported when a file needs it: ours do not.
+archive, compressed too), `foreign`, `chunks` (which are looked at before the library decodes them). h5py is
+imported when a file needs it: ours do not.
 """
 
 from tensorcap_formats.hdf5.flat_file import (

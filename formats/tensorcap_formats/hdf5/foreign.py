@@ -26,6 +26,7 @@ from tensorcap_formats.errors import (
 from tensorcap_formats.flat_arrays import read_flat
 from tensorcap_formats.float_formats import FLOAT_FORMATS
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
+from tensorcap_formats.hdf5.chunks import ChunkCheck
 from tensorcap_formats.hdf5.header import NATIVE_FLOATS
 from tensorcap_formats.input_file import InputFile, check_expansion, check_total, is_credible
 
@@ -148,8 +149,8 @@ class DatasetReader:
         require_inside(dataset, source)
         self._type = kind if memory_type is None else memory_type
         layout = dataset.id.get_create_plist().get_layout()
-        self._is_chunked = layout == h5d.CHUNKED
-        if self._is_chunked:
+        self._chunks = ChunkCheck(dataset, source) if layout == h5d.CHUNKED else None
+        if self._chunks:
             require_filters(dataset, source)
         is_contiguous = layout == h5d.CONTIGUOUS
         self._is_checked = False
@@ -183,7 +184,7 @@ class DatasetReader:
         shape, chunk = self._dataset.shape, self._dataset.chunks
         if not math.prod(shape):
             return
-        if self._is_chunked:
+        if self._chunks:
             expected = math.prod(-(-n // c) for n, c in zip(shape, chunk, strict=True))
             count = self._dataset.id.get_num_chunks()
             if count != expected:
@@ -201,6 +202,8 @@ class DatasetReader:
         begin = tuple(s if isinstance(s, int) else s.start for s in selection)
         count = tuple(1 if isinstance(s, int) else s.stop - s.start for s in selection)
         out = np.empty(count, self._storage)
+        if self._chunks:
+            self._chunks.require_whole(begin, count)
         space = self._dataset.id.get_space()
         if selection:
             space.select_hyperslab(begin, count)

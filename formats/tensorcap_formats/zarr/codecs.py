@@ -12,7 +12,6 @@ import asyncio
 import bz2
 import lzma
 import math
-import struct
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,14 +23,11 @@ from numcodecs.abc import Codec
 from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import ShardingCodec
 
+from tensorcap_formats.decompression import ZSTD_MAGIC, blosc_content_size, decompressed, zstd_content_size
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CorruptArchiveError, ReadError, abbreviate
 from tensorcap_formats.input_file import check_expansion
-from tensorcap_formats.zarr.header import ZSTD_MAGIC, zstd_content_size
 
-_BLOSC: Final = struct.Struct(
-    "<4x3I"
-)  # bytes that come of it, those of a block, and those of the chunk itself
 _INDEX_ENTRY_BYTES: Final = 16  # of each chunk in the index of a shard
 _LZMA_BYTES: Final = 256 * 1024 * 1024  # of memory to decode a chunk, which says how much it needs
 _CHECKSUMS: Final = ("crc32", "crc32c", "adler32", "fletcher32", "jenkins_lookup3")
@@ -229,33 +225,25 @@ class _BoundedShard(ShardingCodec):
         return index
 
 
-def _stream(decompressor: Any, chunk: Array, size: int) -> bytes:
-    """So many bytes of one of the standard library's, and one more if there is one."""
-    decoded: bytes = decompressor.decompress(chunk.data, size + 1)
-    if not decompressor.eof and len(decoded) <= size:
-        raise ValueError("it is cut short")
-    return decoded
-
-
 def _zlib(chunk: Array, size: int, options: Mapping[str, Any]) -> bytes:
-    return _stream(zlib.decompressobj(), chunk, size)
+    return decompressed(zlib.decompressobj(), chunk, size)
 
 
 def _gzip(chunk: Array, size: int, options: Mapping[str, Any]) -> bytes:
-    return _stream(zlib.decompressobj(16 + zlib.MAX_WBITS), chunk, size)
+    return decompressed(zlib.decompressobj(16 + zlib.MAX_WBITS), chunk, size)
 
 
 def _bz2(chunk: Array, size: int, options: Mapping[str, Any]) -> bytes:
-    return _stream(bz2.BZ2Decompressor(), chunk, size)
+    return decompressed(bz2.BZ2Decompressor(), chunk, size)
 
 
 def _lzma(chunk: Array, size: int, options: Mapping[str, Any]) -> bytes:
     form, filters = options.get("format", lzma.FORMAT_XZ), options.get("filters")
     if form != lzma.FORMAT_RAW:
-        return _stream(lzma.LZMADecompressor(form, memlimit=_LZMA_BYTES), chunk, size)
+        return decompressed(lzma.LZMADecompressor(form, memlimit=_LZMA_BYTES), chunk, size)
     if any(each.get("dict_size", 0) > _LZMA_BYTES for each in filters or ()):
         raise ValueError(f"it needs more than {_LZMA_BYTES} bytes of memory")
-    return _stream(lzma.LZMADecompressor(form, filters=filters), chunk, size)
+    return decompressed(lzma.LZMADecompressor(form, filters=filters), chunk, size)
 
 
 def _zstd(chunk: Array, size: int, options: Mapping[str, Any]) -> Array:
@@ -278,11 +266,7 @@ def _lz4(chunk: Array, size: int, options: Mapping[str, Any]) -> Array:
 
 def _blosc(chunk: Array, size: int, options: Mapping[str, Any]) -> Array:
     """Blosc; what it decodes says with what it was compressed."""
-    if chunk.size < _BLOSC.size:
-        raise ValueError(f"it has {chunk.size} bytes, expected a header of {_BLOSC.size} at least")
-    declared, _, own = _BLOSC.unpack_from(chunk.data)
-    if not _BLOSC.size <= own <= chunk.size:  # the library would read what lies in memory behind it
-        raise ValueError(f"it has {chunk.size} bytes, expected the {own} that it says")
+    declared = blosc_content_size(chunk.data)
     if declared != size:
         raise ValueError(f"it says that {declared} bytes come of it, expected {size}")
     return _into(numcodecs.Blosc(), chunk, size)

@@ -26,7 +26,6 @@ INDEX_NAME: Final = "index"
 RUN_NAME: Final = "run"
 MAX_METADATA_BYTES: Final = 16 * 1024 * 1024
 MAX_CHUNK_BYTES: Final = 16 * 1024 * 1024
-ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _LEVEL: Final = 3
 _MAX_NAME_BYTES: Final = 255  # of a file, on every file system in use
 
@@ -143,18 +142,6 @@ def zstd_codec(purpose: str) -> Any:
     except ImportError:
         raise missing_package(purpose, "numcodecs", extra="zarr") from None
     return Zstd(level=_LEVEL)
-
-
-def zstd_content_size(frame: bytes) -> int | None:
-    """How many bytes a zstd frame says that it holds (RFC 8878, 3.1.1.1); None if it does not say."""
-    if not frame.startswith(ZSTD_MAGIC) or len(frame) < 9:
-        return None
-    descriptor = frame[4]
-    is_single = descriptor >> 5 & 1
-    width = (is_single, 2, 4, 8)[descriptor >> 6]
-    at = 5 + (1 - is_single) + (0, 1, 2, 4)[descriptor & 3]
-    size = int.from_bytes(frame[at : at + width], "little") + (256 if width == 2 else 0)
-    return size if width else None
 
 
 def array_path(key: Key) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 
 from tensorcap_formats.archive import BLOCK_BYTES, Archive
 from tensorcap_formats.content import content_of, holders
+from tensorcap_formats.decompression import zstd_content_size
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError
 from tensorcap_formats.folder import OpenFolder
@@ -33,7 +34,6 @@ from tensorcap_formats.zarr.header import (
     parse_array_metadata,
     read_metadata,
     zstd_codec,
-    zstd_content_size,
 )
 
 
