@@ -114,6 +114,10 @@ def _write_hdf5(path: Path) -> None:
         file.create_dataset(
             "group/packed", data=np.ones((8, 8)), chunks=(4, 4), compression="gzip", shuffle=True
         )
+        file.create_dataset(
+            "group/lzf", data=np.ones((8, 8)), chunks=(4, 8), compression="lzf", fletcher32=True
+        )
+        file.create_dataset("group/bits", data=np.arange(64), chunks=(32,), scaleoffset=0)
         file["group/text"] = "text"
         file["group"].attrs["name"] = "a name"
 
@@ -161,6 +165,7 @@ def _write_torch(path: Path) -> None:
 
 
 def _write_zarr(path: Path, version: int) -> None:
+    import numcodecs
     import zarr
 
     with warnings.catch_warnings():
@@ -168,6 +173,10 @@ def _write_zarr(path: Path, version: int) -> None:
         group = zarr.open_group(str(path), mode="w", zarr_format=version)  # type: ignore[arg-type]
         group.create_array("a", data=np.arange(24, dtype="f4").reshape(4, 6), chunks=(2, 3))
         group.create_array("g/b", data=np.ones(3, "i8"))
+        options: dict[str, Any] = {"compressors": zarr.codecs.GzipCodec(), "shards": (4, 6)}
+        if version == 2:
+            options = {"compressors": numcodecs.Zlib(), "filters": [numcodecs.Delta("i4", astype="i2")]}
+        group.create_array("g/c", data=np.arange(24, dtype="i4").reshape(4, 6), chunks=(2, 3), **options)
 
 
 def _write_max(path: Path) -> None:
