@@ -835,3 +835,19 @@ def test_a_chunk_of_our_archive_that_another_tool_packed_is_looked_at_too(path: 
         dataset.id.write_direct_chunk((0,) * bits.ndim, zlib.compress(BOMB))
     with pytest.raises(CorruptArchiveError, match=r"m\.0/output: the chunk at .* has .* more than the"):
         read_all(path)
+
+
+@pytest.mark.spec("ARC-85")
+def test_a_group_of_compressed_names_is_refused(path: Path) -> None:
+    """Names lie in a heap that may have filters: 522 kB took 512 MiB before its checksum was found wrong."""
+    properties = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+    filters = h5py.h5p.PropDCID(properties.id)
+    h5py.h5i.inc_ref(filters)
+    filters.set_deflate(6)
+    with h5py.File(path, "w", libver="latest") as file:
+        file["x"] = CHUNK
+        group = h5py.Group(h5py.h5g.create(file.id, b"g", gcpl=properties))
+        for number in range(20):
+            group[f"x{number}"] = file["x"]
+    with pytest.raises(UnsafeFileError, match="the names in group '/g' are compressed"):
+        read_all(path)

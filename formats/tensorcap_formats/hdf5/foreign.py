@@ -71,15 +71,35 @@ def require_inside(dataset: h5py.Dataset, source: str) -> None:
         raise UnsafeFileError(f"{source}: keeps its bytes in other files, which are not read (ARC-21)")
 
 
+def require_plain_names(group: h5py.Group, source: str) -> None:
+    """Refuse a group whose names are compressed: the library makes room for whatever comes of them.
+
+    Raises:
+        UnsafeFileError: Its names have filters, as no program writes them.
+    """
+    from h5py import h5i, h5p
+
+    properties = group.id.get_create_plist()
+    filters = h5p.PropDCID(properties.id)  # which h5py asks datasets for alone
+    h5i.inc_ref(filters)  # as both close it
+    if filters.get_nfilters():
+        raise UnsafeFileError(
+            f"{source}: the names in group {group.name!r} are compressed, expected plain ones"
+        )
+
+
 def child(group: Any, name: str, source: str) -> Any:
     """The object that a hard link of a group leads to.
 
     Raises:
         CorruptArchiveError: There is none of that name.
-        UnsafeFileError: It is a soft or an external link, which may lead out of the file.
+        UnsafeFileError: It is a soft or an external link, which may lead out of the file, or names of the
+            group are compressed.
     """
     import h5py
 
+    if isinstance(group, h5py.Group):
+        require_plain_names(group, source)
     link = group.get(name, getlink=True) if isinstance(group, h5py.Group) else None
     if link is None:
         raise CorruptArchiveError(f"{source}: the file has no {name!r} where the index expects it (ARC-20)")
@@ -264,6 +284,7 @@ def open_foreign_hdf5(
     addresses = {_address(root)}
     while groups:
         prefix, group = groups.pop()
+        require_plain_names(group, str(file.path))
         for name in group:
             full = prefix + name
             link = group.get(name, getlink=True)

@@ -31,6 +31,7 @@ from tensorcap_formats.hdf5.foreign import (
     library_errors,
     open_foreign_hdf5,
     require_inside,
+    require_plain_names,
 )
 from tensorcap_formats.hdf5.header import SIGNATURE
 from tensorcap_formats.index import Index, decode_index, decode_json, index_of
@@ -192,6 +193,7 @@ def _open_by_library(file: InputFile, resources: ExitStack, *, is_ours: bool) ->
                 f"{path}: another program holds the HDF5 lock: it has the file open for writing",
                 hint="Close it there first.",
             ) from None
+        require_plain_names(root, str(path))
         index_text = _text(root, INDEX_NAME, path)
         if not is_ours and not (index_text or b"").startswith(b'{"tensorcap"'):
             return open_foreign_hdf5(file, root, resources)
