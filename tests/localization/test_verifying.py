@@ -315,6 +315,21 @@ def test_rows_that_only_one_run_was_fed_are_told_and_the_order_of_the_others_is_
     assert (found.free.exit_status, found.exit_status, found.suspects) == (0, 0, ())
 
 
+class Doubling(nn.Module):
+    """Writes to its argument."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2)
+
+
+@pytest.mark.parametrize("rows", [4, 3])
+def test_each_run_of_a_model_that_writes_to_its_input_is_given_the_same(rows: int, tmp_path: Path) -> None:
+    model, inputs = nn.Sequential(Doubling(), nn.Linear(8, 8)).eval(), X.clone()
+    found = verify(Workload(model, (inputs,)), Workload(model, (X[:rows].clone(),)), tmp_path / "report")
+    assert (found.exit_status, found.suspects) == (0, ())
+    assert torch.equal(inputs, X)
+
+
 @pytest.mark.spec("PRE-10")
 def test_a_setting_that_differs_where_all_agrees_is_no_alarm(tmp_path: Path) -> None:
     model = chain()

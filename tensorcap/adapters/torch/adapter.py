@@ -12,6 +12,7 @@ from torch import nn
 
 from tensorcap.adapters.operation_graph import OperationGraph
 from tensorcap.adapters.protocol import Adapter, CalledRoot, Site, further_names
+from tensorcap.adapters.torch.call_inputs import put_back
 from tensorcap.adapters.torch.capture_gaps import attention_note, capture_gaps, eager_mode, graph_note
 from tensorcap.adapters.torch.description import describe
 from tensorcap.adapters.torch.gradients import Gradients, backward, clear_gradients, with_labels
@@ -187,7 +188,8 @@ class TorchAdapter(Adapter):
         """Call the model, or the workload's own function, once."""
         if grads:
             workload = with_labels(workload)
-        with torch.set_grad_enabled(grads), clear_gradients(workload.model) if grads else nullcontext():
+        cleared = clear_gradients(workload.model) if grads else nullcontext()
+        with torch.set_grad_enabled(grads), cleared, put_back(workload.inputs):
             result = workload.call(workload.model)
             if grads:
                 backward(workload.model, result)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from tensorcap.adapters.torch.tensor_leaves import KINDS
+from tensorcap.adapters.torch.tensors import equal_values
+from tensorcap.recording import walk
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]  # positional ones, and those by name
 
@@ -47,6 +53,23 @@ class CallInputs:
         with torch.no_grad():  # what a call does to a tensor's shape is its own
             views = {place: torch.ops.aten.alias.default(one) for place, one in self._shared.items()}
         return copy.deepcopy(kept, views)
+
+
+@contextmanager
+def put_back(inputs: Any) -> Iterator[None]:
+    """Put back what a run writes to tensors among its inputs, so that the next is given the same."""
+    leaves = walk(inputs, KINDS)
+    tensors = {id(leaf.value): leaf.value for leaf in leaves if _is_plain(leaf.value)}.values()
+    before = [tensor.clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, own in zip(tensors, before, strict=True):
+                if tensor.shape != own.shape:
+                    tensor.data = own
+                elif not equal_values(tensor, own):
+                    tensor.copy_(own)
 
 
 class _Memory:

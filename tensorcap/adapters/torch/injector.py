@@ -80,13 +80,14 @@ def inject(
 def write_back(copies: Copies) -> None:
     """Write to the caller's tensors what a call wrote to its copies of them, and change their shape likewise.
 
-    One that was given another shape than the caller's, as of a smaller batch, keeps its own.
+    Nothing is written to one whose copy had another shape from the beginning, as of a smaller batch.
     """
     with torch.no_grad():
         for own, copy, version, before in copies:
+            if own.shape != before.shape:
+                continue
             if copy.shape != before.shape:
-                if own.shape == before.shape:
-                    own.data = copy
+                own.data = copy
             elif copy._version != version or not equal_values(copy, before):
                 own.copy_(copy)
 
