@@ -185,21 +185,44 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def equal_values(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have one shape and dtype and the same values; NaN is equal to NaN.
+    """Whether two tensors have one shape, dtype and layout and the same values; NaN is equal to NaN.
+
+    Those of no known values, as meta and nested ones, are equal to none.
 
     Example:
         >>> equal_values(torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan]))
         True
     """
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if any(tensor.is_meta or tensor.is_nested for tensor in (one, other)):
         return False
+    if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
+        return False
+    return all(map(_are_equal, _dense_parts(one), _dense_parts(other)))
+
+
+def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two dense tensors have the same values."""
     one, other = _comparable(one), _comparable(other)
     if torch.equal(one, other):
         return True
-    if not (one.is_floating_point() or one.is_complex()):
+    if one.shape != other.shape or not (one.is_floating_point() or one.is_complex()):
         return False
     is_nan = one.isnan()
     return torch.equal(is_nan, other.isnan()) and torch.equal(one[~is_nan], other[~is_nan])
+
+
+def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensor itself; of a sparse one the indices and the values."""
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.coalesce()
+        return tensor.indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor.to_dense(),)
 
 
 def _comparable(tensor: torch.Tensor) -> torch.Tensor:
