@@ -33,7 +33,7 @@ def test_a_file_that_is_no_state_is_refused_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "state"
     for written in ("half a line of something", "[]\n{", '{"layers": []}\n'):
         path.write_text(written)
-        with pytest.raises(UsageError, match="is no state of a bisection|is of another search"):
+        with pytest.raises(UsageError, match=r"is no state of a bisection|is of another search"):
             log(path).load(dict)
         assert path.read_text() == written
 

@@ -96,7 +96,7 @@ def plain(tensor: torch.Tensor, part: tuple[slice, ...] | None = None) -> torch.
     """
     if type(tensor) not in PLAIN_CLASSES:
         tensor = _as_plain(tensor)
-    if tensor.dtype not in _FORMS or tensor.layout is not torch.strided or not _is_dense(tensor):
+    if tensor.dtype not in _FORMS or not is_dense(tensor):
         raise NotCapturableError(_reason(tensor))
     if not tensor.is_cpu:
         _refuse_graph_capture(tensor)  # before anything is done on its stream, which would be in the graph
@@ -234,8 +234,10 @@ def _comparable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.complex64) if tensor.dtype == torch.complex32 else tensor
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return not (tensor.is_quantized or tensor.is_nested or tensor.is_meta or _is_wrapped(tensor))
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements of a tensor lie in memory, each with its value."""
+    is_other = tensor.is_quantized or tensor.is_nested or tensor.is_meta or _is_wrapped(tensor)
+    return not is_other and tensor.layout is torch.strided
 
 
 def _as_plain(tensor: torch.Tensor) -> torch.Tensor:
