@@ -30,7 +30,7 @@ from tensorcap.comparison import (
     state_writer,
 )
 from tensorcap.diagnosis import Family
-from tensorcap.localization.error_origins import ErrorOrigins
+from tensorcap.localization.error_origins import ErrorOrigins, has_arguments
 from tensorcap.localization.suspect import By, Operation
 from tensorcap.rerun import BAD, InjectedRun, OpenReplay, OwnError, replay_within, run_injected
 from tensorcap.runs import (
@@ -290,15 +290,25 @@ def gather_evidence(
 def evidence_of_replay(opened_replay: OpenReplay, free: Comparison) -> EvidenceSource:
     """What the reference's model shows that was run on the target's values.
 
+    If no arguments were recorded, a result is that of all code since what is known before it (LCL-260).
+
     Args:
         opened_replay: Its run.
         free: The comparison of the free runs: an own error far above the total one accuses nobody.
     """
-    result, totals = opened_replay.replay, Totals(free)
+    result, totals, reference = opened_replay.replay, Totals(free), opened_replay.reference
+    is_partial = bool(result.bad) and not has_arguments(reference)
+    origins = ErrorOrigins(reference, opened_replay.target, free.pairs) if is_partial else None
+    pairs = {pair.key: pair for pair in free.pairs} if is_partial else {}
     bad: dict[str, list[OwnError]] = {}
     for own in result.bad:
-        if not totals.explain(own) and not totals.are_exceeded_by(own.key, own.error):
-            bad.setdefault(own.module, []).append(own)
+        if totals.explain(own) or totals.are_exceeded_by(own.key, own.error):
+            continue
+        pair = pairs.get(own.key)
+        module = origins.module_of(pair, free.pairs) if origins is not None and pair is not None else ""
+        if module not in ("", own.module):
+            own = replace(own, module=module, made="argument")
+        bad.setdefault(own.module, []).append(own)
     return EvidenceSource(
         "replay",
         opened_replay.run,
