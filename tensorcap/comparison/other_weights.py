@@ -74,8 +74,8 @@ class OtherWeights:
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is near to nothing
             distances = samples.squares + few @ few - 2 * samples.rows @ few
             near = np.flatnonzero(distances <= _NEAR**2 * samples.squares)
-        for at in near[np.argsort(distances[near], kind="stable")]:
-            record = samples.records[at]
+        for at in near[np.argsort(distances[near], kind="stable")].tolist():
+            record: Record = samples.records[at]
             try:
                 if record.key != own.key and is_held(record):
                     return record
