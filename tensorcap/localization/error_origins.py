@@ -137,10 +137,15 @@ class ErrorOrigins:
         alike = [self._pairs.get(r.key.text) for r in followers if _contents(r) == own]
         if any(other is not None and other.is_compared and self._agrees(pair, other) for other in alike):
             return True
+        results = {r.key.text for r in scope.outputs}
+        handed_out = (p for p in alike if p is not None and p.key in results and p.is_compared)
+        for other in handed_out:  # states are for the model alone
+            is_known = other.is_green or (other.reference is not None and is_state(other.reference.key))
+            if not is_known and not self._leads_to_nothing(other):
+                return False
         earlier = {_contents(r) for r in self._made_within(scope) if r.order <= record.order}
         made = [r for r in followers if _contents(r) != own and _contents(r) not in earlier]
         known = [(r, p) for r in made if (p := self._known(r)) is not None]
-        results = {r.key.text for r in scope.outputs}
         if any(r.key.text in results for r, _ in known) and all(self._agrees(pair, p) for _, p in known):
             return True
         nearest = next(((r, p) for r, p in known if r.size == record.size), None)
