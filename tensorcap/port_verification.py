@@ -269,22 +269,26 @@ def _open_reference(
        which the target's results are held against.
     """
     source = cast("Source", side) if run is None else run.capture(path)
-    with opened(source) as trusted:
+    with ExitStack() as first:
+        trusted = first.enter_context(opened(source))
         under_test: _Run | Archive | None = _make(target, trusted)
         if under_test is None:
             progress.stage("opening the target")
             under_test = stack.enter_context(opened(cast("Source", target), reference=trusted))
-    if run is not None:
+        options: dict[str, Any] = {}
         decompositions = ""
         if isinstance(under_test, _Run):
             decompositions = adapter_for(under_test.workload.model).decompositions
-        if decompositions:
+        if run is not None and decompositions:
             progress.stage("capturing the reference's graph")
-            source = run.capture(path, level="export", decompositions=decompositions)
-        elif _has_few_bits(under_test):
+            options = {"level": "export", "decompositions": decompositions}
+        elif run is not None and _has_few_bits(under_test):
             progress.stage("capturing the reference with its weights")
-            source = run.capture(path, params=True)
-    return stack.enter_context(opened(source)), under_test
+            options = {"params": True}
+        if run is None or not options:
+            stack.enter_context(first.pop_all())
+            return trusted, under_test
+    return stack.enter_context(opened(run.capture(path, **options))), under_test
 
 
 def _open_target(

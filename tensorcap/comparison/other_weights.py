@@ -4,19 +4,36 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from tensorcap.comparison.robust_errors import sample
 from tensorcap.runs import is_parameter
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import Array
+from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.errors import ReadError
 from tensorcap_formats.records import Record
 
 _LEAST: Final = 16  # elements: fewer are equal by chance
 _NEAR: Final = 0.5  # what rounding to few bits leaves of a sample, relative: unlike weights are 1.4 apart
+_BLOCKS: Final = 4  # of neighbouring elements, that a sample is of
+_BLOCK: Final = 1024  # elements
+
+_Place = tuple[int, tuple[int, ...]]  # rank and shape
+
+
+class _Samples(NamedTuple):
+    """Weights of one shape, and a few elements of each.
+
+    Attributes:
+        records: The weights.
+        rows: Elements, a row for each weight.
+        squares: Sums of squares of the rows.
+    """
+
+    records: list[Record]
+    rows: Array
+    squares: Array
 
 
 class OtherWeights:
@@ -28,8 +45,8 @@ class OtherWeights:
 
     def __init__(self, reference: Archive) -> None:
         self.reference = reference
-        self._by_shape: dict[tuple[object, ...], list[Record]] = defaultdict(list)
-        self._samples: dict[str, Array] = {}
+        self._by_shape: dict[_Place, list[Record]] = defaultdict(list)
+        self._samples: dict[_Place, _Samples] = {}  # once asked for
         for record in reference.records:
             is_weight = is_parameter(record.key) and record.dtype.kind == "float"
             if is_weight and record.stored and record.size >= _LEAST:
@@ -44,26 +61,52 @@ class OtherWeights:
             own: The weight of the reference that should be there.
             target: The archive under test.
             theirs: What it holds in the place, stored, in the same shape.
-            is_held: Whether the target holds a weight, rounded at most; asked of those that are near.
+            is_held: Whether the target holds a weight, rounded at most; asked of those that are near, the
+                nearest first.
 
         Raises:
             OSError, ReadError: The target's cannot be read.
         """
-        few = sample(target, theirs)
-        for record in self._by_shape.get((own.key.rank, own.shape), ()):
-            if record.key == own.key:
-                continue
+        samples = self._read((own.key.rank, own.shape))
+        if samples is None:
+            return None
+        few = _sample(target, theirs)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is near to nothing
+            distances = samples.squares + few @ few - 2 * samples.rows @ few
+            near = np.flatnonzero(distances <= _NEAR**2 * samples.squares)
+        for at in near[np.argsort(distances[near], kind="stable")].tolist():
+            record: Record = samples.records[at]
             try:
-                ours = self._sample(record)
-                is_near = np.linalg.norm(few - ours) <= _NEAR * np.linalg.norm(ours)
-                if is_near and np.ptp(ours) and is_held(record):
+                if record.key != own.key and is_held(record):
                     return record
             except (OSError, ReadError):  # the comparison says so
                 continue
         return None
 
-    def _sample(self, record: Record) -> Array:
-        key = record.key.text
-        if key not in self._samples:
-            self._samples[key] = sample(self.reference, record)
-        return self._samples[key]
+    def _read(self, place: _Place) -> _Samples | None:
+        """Samples of the weights of a shape that are not constant and can be read; None if there are none."""
+        if place not in self._samples and place in self._by_shape:
+            records, rows = [], []
+            for record in self._by_shape.pop(place):
+                try:
+                    row = _sample(self.reference, record)
+                except (OSError, ReadError):  # the comparison says so
+                    continue
+                if np.ptp(row):
+                    records.append(record)
+                    rows.append(row)
+            if records:
+                stacked = np.stack(rows)
+                self._samples[place] = _Samples(records, stacked, np.einsum("ij,ij->i", stacked, stacked))
+        return self._samples.get(place)
+
+
+def _sample(archive: Archive, record: Record) -> Array:
+    """A few elements of a tensor, as float32, in blocks spread evenly over it; all of a small one."""
+    starts = [0]
+    size = record.size
+    if size > _BLOCKS * _BLOCK:
+        starts, size = np.linspace(0, size - _BLOCK, _BLOCKS).astype(np.int64).tolist(), _BLOCK
+    bits = [archive.read_range(record, start, start + size) for start in starts]
+    with np.errstate(over="ignore"):
+        return decode(np.concatenate(bits), record.dtype).astype(np.float32)

@@ -29,6 +29,7 @@ _EXACT: Final = 1e-12  # relative error of float64 arithmetic, below which no tw
 _EXACT_PARTS: Final = 20  # a residual of less than a rounding divided by that is none
 _EQUAL_RESIDUALS: Final = 2.0  # residuals within that factor of each other count as equal
 _FLOOR_OF_LIMIT: Final = 1 / 8  # residuals below that share of the limit count as equal
+_TIED: Final = 1.0  # nats between the scores of explanations that are as likely as each other
 _LARGEST_PART: Final = 1 / 2  # a hypothesis on fewer elements than that share does not stand for the whole
 
 
@@ -250,7 +251,9 @@ def _makes_needless(other: Explanation, explanation: Explanation) -> bool:
     3. What an error is replaces where it is, never the other way round.
     4. Another setting that says little is replaced by what says more, with no more numbers.
     5. Of two fitted ones the one with fewer numbers stays.
-    6. Of one kind, of a part of the tensor, and of two locations the higher score stays.
+    6. That a parameter is rolled says why a result is in another order, if it has no less than a nat of its
+       score.
+    7. Of one kind, of a part of the tensor, and of two locations the higher score stays.
     """
     floor = max(explanation.limit * _FLOOR_OF_LIMIT, _EXACT)
     if other.kind in _NO_REASON and not explanation.is_location:
@@ -265,6 +268,8 @@ def _makes_needless(other: Explanation, explanation: Explanation) -> bool:
         return True
     if explanation.parameters >= _MANY_PARAMETERS and other.parameters < explanation.parameters:
         return True
+    if other.kind == "parameter-shift" and explanation.kind.endswith("-order"):
+        return other.score > explanation.score - _TIED
     is_replaceable = explanation.is_location or "where" in explanation.facts or explanation.kind == other.kind
     return is_replaceable and other.parameters <= explanation.parameters and other.score > explanation.score
 

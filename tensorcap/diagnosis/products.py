@@ -13,9 +13,10 @@ from tensorcap.diagnosis.context import PairContext, values_of
 from tensorcap.diagnosis.hypothesis import Hypothesis, inherited_error
 from tensorcap.diagnosis.ranks import find_weight_mistake
 from tensorcap.diagnosis.values import Values, evenly_spaced, relative_error
+from tensorcap.wording import name_pattern
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import decode
-from tensorcap_formats.float_formats import rounded
+from tensorcap_formats.float_formats import UNIT_ROUNDOFFS, rounded
 from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record
 
@@ -23,6 +24,8 @@ _ROWS: Final = 256  # rows and channels at which a product is worked out
 _CHANNELS: Final = 256
 _LARGEST: Final = 1 << 24  # elements of a weight that is read as a whole
 _OTHER_WEIGHTS: Final = 4  # that are tried
+_NEIGHBOURS: Final = 64  # other weights of which the nearest are tried
+_FEW_CHANNELS: Final = 4  # that show which these are
 _ROUNDINGS: Final = 8  # that a product may leave of the reference
 _ORDER_OF_SUMS: Final = 1e-5  # that the order of sums in float32 may leave
 _PARTS: Final = (2, 4, 8, 16, 32, 64)  # counts of sums that a kernel splits the inputs into
@@ -37,7 +40,8 @@ def propose_products(context: PairContext) -> Iterator[Hypothesis]:
 
     1. The module has one input, and the reference is the product of that and its weight, plus its bias.
     2. The target may be right for its input, be summed in parts in low precision or of rounded operands, or
-       be right for its own weight, for the transposed weight, or for another weight of the same shape.
+       be right for its own weight, for the transposed weight, or for another weight of the same shape: one
+       of those that at a few channels are nearest to it.
     """
     if not context.is_same_shape or context.r.ndim < 2:
         return
@@ -64,14 +68,14 @@ def propose_products(context: PairContext) -> Iterator[Hypothesis]:
     yield from _propose_low_sums(own, matrix, own_shift, t, expected, context)
     if not context.is_narrow:
         yield from _propose_low_operands(own, matrix, own_shift, t, expected)
+    others = _find_other_weights(context, weight, own, t - own_shift, picked)
     own_weight = _find_weight(context.target_archive, context.target, width, x.shape[1])
     if own_weight is not None:
         other = _read_rows(context.target_archive, own_weight, picked)
         if not np.array_equal(other, matrix):
-            kind, text = (
-                "other-weights",
-                "the target is right for its own weight, which is not that of the reference",
-            )
+            held = next((key for key, values in others.items() if _is_rounded(values, other, own_weight)), "")
+            kind, which = "other-weights", f"the reference's {held}" if held else "not that of the reference"
+            text = f"the target is right for its own weight, which is {which}"
             hint = "Weights differ: a tie of embedding and head is lost, or a checkpoint is loaded wrongly."
             mistake = find_weight_mistake(context, weight, own_weight)
             if mistake is not None:
@@ -83,14 +87,16 @@ def propose_products(context: PairContext) -> Iterator[Hypothesis]:
         text = "the target multiplies by the transposed weight"
         hint = "A square weight is transposed: convolutions of GPT-2 and linear layers lie the other way."
         yield Hypothesis("weight-transposed", text, t, own @ turned.T + own_shift, expected, hint=hint)
-    for record in _find_other_weights(context, weight):
-        other = _read_rows(context.reference_archive, record, picked)
+    for key, other in others.items():
         if not np.array_equal(other, matrix):
-            text = f"the target multiplies by {record.key.text}"
-            hint = "Weights of another module are used: ties of embedding and head, or an index of layers."
-            facts = {"key": record.key.text}
             yield Hypothesis(
-                "other-weights", text, t, own @ other.T + own_shift, expected, hint=hint, facts=facts
+                "other-weights",
+                f"the target multiplies by {key}",
+                t,
+                own @ other.T + own_shift,
+                expected,
+                hint="Weights of another module are used: ties of embedding and head, or an index of layers.",
+                facts={"key": key},
             )
 
 
@@ -158,19 +164,50 @@ def _find_weight(archive: Archive, record: Record, width: int, inputs: int) -> R
     return next(iter([*own, *tied]), None)
 
 
-def _find_other_weights(context: PairContext, weight: Record) -> list[Record]:
-    """Find other weights of the same shape, those of siblings first."""
+def _find_other_weights(
+    context: PairContext, weight: Record, x: Values, t: Values, picked: Values
+) -> dict[str, Values]:
+    """Find other weights of the same shape by which a product is nearest to the target's.
+
+    Args:
+        context: The reference's archive.
+        weight: Its own weight.
+        x: Inputs of some rows.
+        t: The target's product at these rows and some channels.
+        picked: The numbers of these channels.
+
+    Returns:
+        Their rows at these channels, by key text, the nearest first.
+    """
+    archive, own = context.reference_archive, weight.key.site
     fitting = [
         r
-        for r in context.reference_archive.records
+        for r in archive.records
         if r.shape == weight.shape and r.row != weight.row and r.key.slot == "param.weight" and r.stored
     ]
-    site = weight.key.site.rpartition(".")[0]
-    return sorted(fitting, key=lambda r: (not r.key.site.startswith(f"{site}."), r.row))[:_OTHER_WEIGHTS]
+    around, pattern = f"{own.rpartition('.')[0]}.", name_pattern(own)
+
+    def apart(record: Record) -> tuple[bool, bool, int]:
+        site = record.key.site
+        return not site.startswith(around), name_pattern(site) != pattern, abs(record.row - weight.row)
+
+    few = evenly_spaced(len(picked), _FEW_CHANNELS)
+
+    def error(record: Record) -> float:
+        made = x @ _read_rows(archive, record, picked[few]).T
+        return float(np.nan_to_num(relative_error(t[:, few], made), nan=math.inf))
+
+    nearest = sorted(sorted(fitting, key=apart)[:_NEIGHBOURS], key=error)
+    return {r.key.text: _read_rows(archive, r, picked) for r in nearest[:_OTHER_WEIGHTS]}
+
+
+def _is_rounded(values: Values, other: Values, record: Record) -> bool:
+    """Whether some values are those of another tensor, as far as the dtype of a record holds them."""
+    return relative_error(values, other) <= UNIT_ROUNDOFFS.get(record.dtype.name, 0.0)
 
 
 def _read_rows(archive: Archive, weight: Record, picked: Values) -> Values:
-    if weight.size <= _LARGEST // 4:
+    if weight.size <= _LARGEST // 4 and len(picked) > _FEW_CHANNELS:
         return values_of(archive, weight)[picked]
     each = weight.shape[1]
     return np.stack(

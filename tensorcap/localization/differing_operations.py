@@ -27,7 +27,7 @@ from tensorcap.runs import Node, enclosing_sites, is_inner, is_parameter, is_tel
 from tensorcap.session import capture_workload
 from tensorcap.wording import some
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.keys import ROOT_SITE, Key, module_of
+from tensorcap_formats.keys import ROOT_SITE, Key, module_of, module_site
 from tensorcap_formats.open import open_archive
 from tensorcap_formats.progress import Progress
 from tensorcap_formats.view import recorded
@@ -91,7 +91,8 @@ def add_differing_operations(
         for number, group in enumerate(_apart(counterparts)):
             try:
                 if ours is None:
-                    capture_workload(reference_model, folder / "reference.h5", **_traced(modules))
+                    options = _traced(reference_model.model, modules)
+                    capture_workload(reference_model, folder / "reference.h5", **options)
                     ours = OperationTrace(stack.enter_context(open_archive(folder / "reference.h5")))
                 path = folder / f"target{number}.h5"
                 _trace_target(
@@ -135,7 +136,8 @@ def _trace_target(
     """Run the target with the reference's arguments, but not from the suspects on in what makes the same."""
     results = [text for one in counterparts for text in one.results]
     # Of a graph every node counts: what one takes, others made
-    options = _traced([one.around for one in counterparts], None if ops_of(target) else results)
+    around = [one.around for one in counterparts]
+    options = _traced(workload.model, around, None if ops_of(target) else results)
     left = {text for one in counterparts for text in one.left}
     if not any(_is_injectable(record.key) and record.key.text not in left for record in target.records):
         capture_workload(workload, path, **options)
@@ -157,10 +159,11 @@ def _is_injectable(key: Key) -> bool:
     return key.slot.startswith("input") and key.site != ROOT_SITE and not is_inner(key)
 
 
-def _traced(sites: Iterable[str], results: Iterable[str] | None = ()) -> dict[str, Any]:
+def _traced(model: object, sites: Iterable[str], results: Iterable[str] | None = ()) -> dict[str, Any]:
     """Arguments of `capture` that record the operations of modules, what these pass on, and further results.
 
     Args:
+        model: The model.
         sites: Of the modules; if the model is one, everything is recorded.
         results: Key texts; None for those of all modules.
     """
@@ -168,12 +171,15 @@ def _traced(sites: Iterable[str], results: Iterable[str] | None = ()) -> dict[st
     options: dict[str, Any] = {"level": "op", "max_bytes": _MOST_BYTES}
     if ROOT_SITE in names:
         return options
-    modules = [glob.escape(name) for name in sorted(names)]
+    modules = {name: glob.escape(name) for name in sorted(names)}
     if results is None:
-        return {**options, "ops_in": modules}
+        return {**options, "ops_in": list(modules.values())}
+    listed = [name for site in adapter_for(model).list_sites(model) for name in (site.name, *site.aliases)]
+    enclosing = {outer for name in listed for outer in enclosing_sites(module_site(name))}
+    only = [pattern for name in modules.values() for pattern in (name, f"{name}:*")]  # and its operations
+    only += [f"{pattern}.*" for name, pattern in modules.items() if name in enclosing]
     further = {glob.escape(Key.parse(text).site) for text in results}
-    only = [*(f"{name}*" for name in modules), *sorted(further)]  # and what lies in them
-    return {**options, "ops_in": modules, "only": only}
+    return {**options, "ops_in": list(modules.values()), "only": [*only, *sorted(further)]}
 
 
 class _Counterpart(NamedTuple):

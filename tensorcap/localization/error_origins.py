@@ -3,7 +3,8 @@
 What is computed of what follows from the reference alone: an argument that holds what an earlier tensor
 holds was handed on; any other one, and the result of a call with calls within it, was made by the code of a
 call, of the arguments of that call and of results of calls in it; the result of a leaf was made of its
-arguments. A tensor is *known* if it, or one that holds the same in the reference, was compared.
+arguments; if none were recorded, of the last result beside it. A tensor is *known* if it, or one that
+holds the same in the reference, was compared.
 
 The *origin* of an error is found from the first tensor that has it, backwards through all tensors that are
 not known, down to those that are: the module is the smallest one around all code that lies between.
@@ -12,14 +13,25 @@ not known, down to those that are: the module is the smallest one around all cod
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import takewhile
 from typing import Final
 
 import numpy as np
 
-from tensorcap.comparison import POLICY, Finding, GivenValues, Pair, Precision, error_of, sample
+from tensorcap.comparison import (
+    POLICY,
+    Finding,
+    GivenValues,
+    Pair,
+    Precision,
+    called_sites,
+    caller_of,
+    error_of,
+    sample,
+)
 from tensorcap.runs import Call, calls_of, enclosing_sites, is_state, is_telling
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -76,6 +88,7 @@ class ErrorOrigins:
     def __init__(self, reference: Archive, target: Archive, pairs: Sequence[Pair]) -> None:
         self._reference, self._target = reference, target
         self._calls = calls_of(reference)
+        self._has_arguments = has_arguments(reference)
         self._precision = POLICY.precision_of_runs(reference.info, target.info)
         self._values = GivenValues(reference, target)
         self._pairs = {pair.key: pair for pair in pairs if pair.reference is not None}
@@ -83,6 +96,7 @@ class ErrorOrigins:
             r.key.text: call for call in self._calls.calls for r in (*call.inputs, *call.outputs)
         }
         self._sites = {call.site for call in self._calls.calls}
+        self._called = called_sites(reference)
         self._parents = dict(_parents(self._calls.calls))
         self._children: dict[tuple[int, int, str, int], list[Call]] = {}
         for call in self._calls.calls:
@@ -123,10 +137,15 @@ class ErrorOrigins:
         alike = [self._pairs.get(r.key.text) for r in followers if _contents(r) == own]
         if any(other is not None and other.is_compared and self._agrees(pair, other) for other in alike):
             return True
+        results = {r.key.text for r in scope.outputs}
+        handed_out = (p for p in alike if p is not None and p.key in results and p.is_compared)
+        for other in handed_out:  # states are for the model alone
+            is_known = other.is_green or (other.reference is not None and is_state(other.reference.key))
+            if not is_known and not self._leads_to_nothing(other):
+                return False
         earlier = {_contents(r) for r in self._made_within(scope) if r.order <= record.order}
         made = [r for r in followers if _contents(r) != own and _contents(r) not in earlier]
         known = [(r, p) for r in made if (p := self._known(r)) is not None]
-        results = {r.key.text for r in scope.outputs}
         if any(r.key.text in results for r, _ in known) and all(self._agrees(pair, p) for _, p in known):
             return True
         nearest = next(((r, p) for r, p in known if r.size == record.size), None)
@@ -328,6 +347,8 @@ class ErrorOrigins:
         own = self._pairs.get(record.key.text)
         is_left_out = own is not None and own.status == "never-called" and self._parents[maker.place]
         gap.modules[is_left_out.site if is_left_out else maker.site] = None
+        if not (is_argument or self._has_arguments):
+            self._go_around(call, gap)
         before = [r for child in self._children.get(maker.place, ()) for r in child.outputs]
         before = [r for r in before if r.order < record.order and not self._is_proven(r, maker)]
         arguments = [r for r in maker.inputs if r.order < record.order and r.dtype.is_inexact]
@@ -339,6 +360,34 @@ class ErrorOrigins:
                 gap.operands[pair.key] = pair
             elif operand.dtype.is_inexact:
                 self._go_back(operand, gap, seen, depth=depth + 1)
+
+    def _go_around(self, call: Call, gap: Gap) -> None:
+        """Add the code around a call whose arguments were not recorded, out to what holds a known result.
+
+        Nothing is added if it holds one itself.
+        """
+        around = call.site
+        while True:
+            for other in reversed(self._within.get((*call.place[:2], around), ())):
+                known = self._known(other.outputs[-1]) if other.end < call.end and other.outputs else None
+                if known is not None:
+                    gap.operands[known.key] = known
+                    if caller_of(other.site, self._called) != around:
+                        gap.modules[around] = None
+                    return
+            gap.modules[around] = None
+            if around == ROOT_SITE:
+                return
+            around = caller_of(around, self._called)
+
+    @cached_property
+    def _within(self) -> Mapping[tuple[int, int, str], Sequence[Call]]:
+        """Calls in execution order, by rank, step, and site of each module around theirs."""
+        calls: dict[tuple[int, int, str], list[Call]] = {}
+        for call in self._calls.calls:
+            for outer in enclosing_sites(call.site):
+                calls.setdefault((*call.place[:2], outer), []).append(call)
+        return calls
 
     def _are_known(self, arguments: Sequence[Record]) -> bool:
         """Whether all floating arguments of a call are known, and there are some."""
@@ -371,11 +420,21 @@ class ErrorOrigins:
         return min(pairs, key=lambda pair: error_of(pair) or 0.0) if pairs else None
 
 
+def has_arguments(run: Archive) -> bool:
+    """Whether arguments of any module but the model were recorded."""
+    return any(call.inputs for call in calls_of(run).calls if call.site != ROOT_SITE)
+
+
 def _parents(calls: Sequence[Call]) -> Iterator[tuple[tuple[int, int, str, int], Call | None]]:
-    """Yield for each call the nearest one around it that was under way; None if there is none."""
-    at: dict[tuple[int, int, str], list[Call]] = {}
-    for call in calls:
-        at.setdefault(call.place[:3], []).append(call)
+    """Yield for each call the nearest one around it that was under way; None if there is none.
+
+    One of which no result was recorded was under way until the next call of its module.
+    """
+    at: dict[tuple[int, int, str], list[tuple[Call, float]]] = {}
+    for call in reversed(calls):
+        of_module = at.setdefault(call.place[:3], [])
+        next_start = of_module[-1][0].start if of_module else math.inf
+        of_module.append((call, call.end if call.outputs else next_start))
     for call in calls:
         rank, step, site, _ = call.place
         yield (
@@ -384,8 +443,8 @@ def _parents(calls: Sequence[Call]) -> Iterator[tuple[tuple[int, int, str, int],
                 (
                     around
                     for outer in enclosing_sites(site)
-                    for around in at.get((rank, step, outer), ())
-                    if around.start <= call.start and call.end <= around.end
+                    for around, end in at.get((rank, step, outer), ())
+                    if around.start <= call.start and call.end <= end
                 ),
                 None,
             ),

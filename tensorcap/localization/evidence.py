@@ -30,7 +30,7 @@ from tensorcap.comparison import (
     state_writer,
 )
 from tensorcap.diagnosis import Family
-from tensorcap.localization.error_origins import ErrorOrigins
+from tensorcap.localization.error_origins import ErrorOrigins, has_arguments
 from tensorcap.localization.suspect import By, Operation
 from tensorcap.rerun import BAD, InjectedRun, OpenReplay, OwnError, replay_within, run_injected
 from tensorcap.runs import (
@@ -213,8 +213,9 @@ def gather_evidence(
     1. If the reference's model is known, it is replayed on the target's values.
     2. If the target's model is known, it is run on the reference's arguments, and compared.
     3. A model on which the other side's values do not fit is left out.
-    4. If neither gave evidence, the comparison of the free runs does; what ranks of the target hold unlike
-       is evidence beside them, since a replay has the tensors of one rank.
+    4. Without a model the comparison of the free runs gives evidence. So it does if models gave none and an
+       argument that was left in place is not known, of tensors that they could not judge for that.
+    5. What ranks of the target hold unlike is evidence beside them: a replay has the tensors of one rank.
 
     Args:
         stack: Closes what is opened.
@@ -282,23 +283,42 @@ def gather_evidence(
             sources.append(evidence_of_injection(injection, free))
     if not sources:
         sources.append(evidence_of_archives(*compared, free))
-    elif ranks := evidence_of_ranks(*compared, free):
+    elif injection is not None and injection.unknown and not any(source.evidence for source in sources):
+        sources.append(_of_unjudged(evidence_of_archives(*compared, free), sources))
+    if sources[0].by != "archives" and (ranks := evidence_of_ranks(*compared, free)):
         sources.append(ranks)
     return GatheredEvidence(sources, injection, replay_error, injection_error)
+
+
+def _of_unjudged(archives: EvidenceSource, sources: Sequence[EvidenceSource]) -> EvidenceSource:
+    """The evidence of free runs by tensors that no run with a model judged."""
+    judged = {own.key for source in sources for own in source.own_errors if own.status != "unjudged"}
+    evidence = tuple(one for one in archives.evidence if judged.isdisjoint(one.keys))
+    return replace(archives, evidence=evidence, unjudged=(), notes=())
 
 
 def evidence_of_replay(opened_replay: OpenReplay, free: Comparison) -> EvidenceSource:
     """What the reference's model shows that was run on the target's values.
 
+    If no arguments were recorded, a result is that of all code since what is known before it (LCL-260).
+
     Args:
         opened_replay: Its run.
         free: The comparison of the free runs: an own error far above the total one accuses nobody.
     """
-    result, totals = opened_replay.replay, Totals(free)
+    result, totals, reference = opened_replay.replay, Totals(free), opened_replay.reference
+    is_partial = bool(result.bad) and not has_arguments(reference)
+    origins = ErrorOrigins(reference, opened_replay.target, free.pairs) if is_partial else None
+    pairs = {pair.key: pair for pair in free.pairs} if is_partial else {}
     bad: dict[str, list[OwnError]] = {}
     for own in result.bad:
-        if not totals.explain(own) and not totals.are_exceeded_by(own.key, own.error):
-            bad.setdefault(own.module, []).append(own)
+        if totals.explain(own) or totals.are_exceeded_by(own.key, own.error):
+            continue
+        pair = pairs.get(own.key)
+        module = origins.module_of(pair, free.pairs) if origins is not None and pair is not None else ""
+        if module not in ("", own.module):
+            own = replace(own, module=module, made="argument")
+        bad.setdefault(own.module, []).append(own)
     return EvidenceSource(
         "replay",
         opened_replay.run,

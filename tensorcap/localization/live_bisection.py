@@ -7,14 +7,13 @@ the result at which it is made. A file keeps what runs came to, so that an inter
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -28,7 +27,7 @@ from tensorcap.alignment import (
 )
 from tensorcap.comparison import POLICY, Comparison, Divergence, Pair, compare
 from tensorcap.recording import Substitution
-from tensorcap.rerun import fitted_to, reverse
+from tensorcap.rerun import RunLog, fitted_to, reverse
 from tensorcap.runs import PartialArchive, is_inner, is_result, ops_of
 from tensorcap.session import capture_workload
 from tensorcap_formats.archive import Archive
@@ -166,54 +165,6 @@ def bisect_live(
         return search.run(level, reference_ops)
 
 
-@dataclass(slots=True)
-class _RunLog:
-    """What runs came to, kept in a file if there is one.
-
-    Attributes:
-        path: The file; None keeps them in memory alone.
-        about: What is searched: a file of another search is refused.
-        runs: By their cut.
-    """
-
-    path: Path | None
-    about: Mapping[str, Any]
-    runs: dict[str, Run] = field(default_factory=dict)
-
-    def load(self) -> None:
-        """Read what an earlier search left; a last line that was not written whole is left out.
-
-        Raises:
-            UsageError: It is of another search.
-        """
-        if self.path is None or not self.path.exists():
-            return
-        try:
-            text = self.path.read_text(encoding="utf-8")
-            whole = text[: text.rfind("\n") + 1]
-            about, *runs = map(json.loads, whole.splitlines())
-            self.runs = {run["cut"]: Run(**run) for run in runs}
-        except OSError as error:
-            raise UsageError(f"{self.path}: cannot be read: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise UsageError(f"{self.path}: is no state of a bisection", hint="Name another file.") from None
-        if about != self.about:
-            raise UsageError(f"{self.path}: is of another search", hint="Name another file, or delete it.")
-        if whole != text:
-            self.path.write_text(whole, encoding="utf-8")
-
-    def add(self, run: Run) -> None:
-        """Keep what a run came to."""
-        self.runs[run.cut] = run
-        if self.path is None:
-            return
-        is_new = not self.path.exists()
-        with open(self.path, "a", encoding="utf-8") as file:
-            if is_new:
-                file.write(json.dumps(self.about) + "\n")
-            file.write(json.dumps(asdict(run)) + "\n")
-
-
 class _Search:
     """One search under way."""
 
@@ -262,8 +213,8 @@ class _Search:
             "check": self._check,
             "limit": self._given_limit,
         }
-        self._log = _RunLog(state, about)
-        self._log.load()
+        self._log = RunLog(state, "bisection", about)
+        self._known = {run.cut: run for run in self._log.load(lambda line: Run(**line))}
 
     def run(self, level: Level, reference_ops: MakesArchive | None) -> LiveBisection:
         """Search for the first cut that makes the final output good.
@@ -311,7 +262,7 @@ class _Search:
     def _run_at(self, last: int, name: str = "") -> Run:
         """Run the target with all results grafted up to one, unless that is known."""
         cut = name or self._results[last].key.text
-        known = self._log.runs.get(cut)
+        known = self._known.get(cut)
         if known is None:
             return self._judge(cut, self._capture("cut.h5", last, only=(ROOT_SITE,)), last)
         self._runs.append(known)
@@ -325,7 +276,8 @@ class _Search:
             error = self._final_error(path)
             run = Run(cut, error, error <= self._limit(last))
         self._runs.append(run)
-        self._log.add(run)
+        self._known[cut] = run
+        self._log.add(asdict(run))
         return run
 
     def _limit(self, last: int) -> float:

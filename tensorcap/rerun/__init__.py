@@ -9,7 +9,7 @@ it), `injected_run` (the runs of an injection), `substitutes` (which tensors a r
 `module_replay` (a replay in either direction). Of a compiled target: `operation_values` (which value is which
 node's), `operation_replay` (what each operation of the graph makes of them) and `operation_mistakes`.
 `component_runs` runs modules whole on the target's arguments; `call_through` is a call whose result the
-target does not have.
+target does not have; `run_log` keeps what the runs of a search came to.
 """
 
 from tensorcap.rerun.call_through import CallThrough
@@ -31,6 +31,7 @@ from tensorcap.rerun.own_errors import BAD, OwnError
 from tensorcap.rerun.replay_result import Replay
 from tensorcap.rerun.replay_tests import shares_off
 from tensorcap.rerun.reverse_replay import OpenReplay, replay_within
+from tensorcap.rerun.run_log import RunLog
 
 __all__ = [
     "BAD",
@@ -43,6 +44,7 @@ __all__ = [
     "OperationValues",
     "OwnError",
     "Replay",
+    "RunLog",
     "fitted_to",
     "inject",
     "is_compiled",

@@ -15,7 +15,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from tensorcap.comparison import Finding, called_sites, caller_of
 from tensorcap.rerun.own_errors import OwnError
-from tensorcap.runs import is_inner
+from tensorcap.runs import is_inner, is_state
 from tensorcap.wording import name_numbers, name_pattern
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
@@ -220,8 +220,9 @@ def settle(
     2. What else is wrong then may inherit it, and is left in place too, up to three rounds.
     3. Undone is what a result that undoes is made of, step by step through what was left in place, and
        further results of such a call.
-    4. So is what nothing depends on: all that may be made of it is right with it in place and without, with
-       an error at most 1e-4 of its own, or the comparison of the free runs explains it.
+    4. So is what nothing depends on, and is no result of the model: all that may be made of it is right with
+       it in place and without, with an error at most 1e-4 of its own, or the comparison of the free runs
+       explains it.
     5. So are tensors that make up for each other, as the gains of queries and keys do.
     6. Another run with that alone left in place has to leave nothing wrong that was right; what this may
        come from is not undone.
@@ -399,6 +400,9 @@ class _Search(Generic[J]):
         for text, own in self._bad.items():
             if text in undone or text in self.undoing or text not in owns or not owns[text].is_bad:
                 continue
+            handed_out = set(filter(_is_handed_out, self._dependencies.equal([text]))) - {*self._explained}
+            if any(run[one].is_bad for one in handed_out for run in (self._first, owns) if one in run):
+                continue
             dependents = self._dependencies.dependents(text, self._first)
             results = [run[one] for run in (self._first, owns) for one in dependents if one in run]
             if not results or any(one.is_bad or one.status == "unjudged" for one in results):
@@ -535,6 +539,11 @@ def _in_other_half(text: str) -> str:
 def _is_of_model(text: str) -> bool:
     key = Key.parse(text)
     return key.site == ROOT_SITE and key.slot.startswith("output")
+
+
+def _is_handed_out(text: str) -> bool:
+    """Whether a tensor is a result of the model, but for states, which the model alone reads."""
+    return _is_of_model(text) and not is_state(Key.parse(text))
 
 
 def _contents(record: Record) -> tuple[object, ...]:

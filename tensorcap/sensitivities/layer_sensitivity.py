@@ -8,17 +8,17 @@ are made.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import re
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tensorcap.adapters import Grafts, GraftSide, Layer, adapter_for
+from tensorcap.rerun import RunLog
 from tensorcap.sensitivities.output_metrics import Goal, OutputMetric, metric_of, parse_goal
 from tensorcap.sensitivities.precision_lists import LISTS, precision_list
 from tensorcap.wording import counted, one_line
@@ -191,69 +191,6 @@ def sensitivity(
     return search.run()
 
 
-@dataclass(slots=True)
-class _RunLog:
-    """What runs came to, kept in a file if there is one.
-
-    Attributes:
-        path: The file; None keeps them in memory alone.
-        about: What is searched: a file of another search is refused.
-        losses: By run; a text says why a run failed.
-        made: Count of runs that were made now.
-        read: Names of runs that were known, and asked for.
-        kept: Names of all runs that the file kept.
-    """
-
-    path: Path | None
-    about: Mapping[str, Any]
-    losses: dict[str, float | str] = field(default_factory=dict)
-    made: int = 0
-    read: set[str] = field(default_factory=set)
-    kept: frozenset[str] = frozenset()
-
-    def load(self) -> None:
-        """Read what an earlier search left; a last line that was not written whole is left out.
-
-        Raises:
-            UsageError: It is of another search.
-        """
-        if self.path is None or not self.path.exists():
-            return
-        try:
-            text = self.path.read_text(encoding="utf-8")
-            whole = text[: text.rfind("\n") + 1]
-            about, *runs = map(json.loads, whole.splitlines())
-            losses = {run["run"]: run["loss"] for run in runs}
-        except OSError as error:
-            raise UsageError(f"{self.path}: cannot be read: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise UsageError(
-                f"{self.path}: is no state of a sensitivity", hint="Name another file."
-            ) from None
-        if about != self.about:
-            raise UsageError(f"{self.path}: is of another search", hint="Name another file, or delete it.")
-        if whole != text:
-            self.path.write_text(whole, encoding="utf-8")
-        self.losses = {
-            name: float(loss) if not isinstance(loss, str) or loss in ("inf", "-inf") else loss
-            for name, loss in losses.items()
-        }
-        self.kept = frozenset(self.losses)
-
-    def add(self, name: str, loss: float | str) -> None:
-        """Keep what a run came to."""
-        self.losses[name] = loss
-        self.made += 1
-        if self.path is None:
-            return
-        is_new = not self.path.exists()
-        value = str(loss) if isinstance(loss, float) and math.isinf(loss) else loss
-        with open(self.path, "a", encoding="utf-8") as file:
-            if is_new:
-                file.write(json.dumps(self.about) + "\n")
-            file.write(json.dumps({"run": name, "loss": value}) + "\n")
-
-
 class _Search:
     """One search under way."""
 
@@ -280,8 +217,11 @@ class _Search:
         output = grafts.output("target")
         outputs = [hashlib.sha256(side.tobytes()).hexdigest() for side in (self._trusted, output)]
         about = {"layers": list(self._layers), "metric": metric.name, "outputs": outputs}
-        self._log = _RunLog(state, about)
-        self._log.load()
+        self._log = RunLog(state, "sensitivity", about)
+        self._losses: dict[str, float | str] = dict(self._log.load(_read_loss))  # a text: why a run failed
+        self._kept = frozenset(self._losses)  # names of runs that the file kept
+        self._asked_for: set[str] = set()  # of these
+        self._made = 0
         self._total = self._measure("target", output)
 
     def run(self) -> Sensitivity:
@@ -328,8 +268,8 @@ class _Search:
             self._by,
             _ranked(g for g, whole in zip(groups, is_whole, strict=True) if not whole),
             _ranked(g for g, whole in zip(groups, is_whole, strict=True) if whole),
-            self._log.made + 2,
-            len(self._log.read),
+            self._made + 2,
+            len(self._asked_for),
             len(self._layers),
             self._left_out,
             self._goal.text if self._goal else "",
@@ -377,7 +317,7 @@ class _Search:
         return [group for layer in block.layers for group in self._measured(layer, (layer,), block.name)]
 
     def _leave_out(self, layer: str) -> None:
-        reason = self._log.losses[_name_of("target", (layer,))]
+        reason = self._losses[_name_of("target", (layer,))]
         self._left_out[layer] = f"the target does not run with the reference's: {reason}"
         del self._layers[layer]
 
@@ -475,7 +415,7 @@ class _Search:
         """
         loss = self._try(side, layers)
         if loss is None:
-            reason = self._log.losses[_name_of(side, layers)]
+            reason = self._losses[_name_of(side, layers)]
             what = ", ".join(list(layers)[:3]) or "as it is"
             raise UsageError(f"the {side} does not run ({what}): {reason}")
         return loss
@@ -483,23 +423,30 @@ class _Search:
     def _try(self, side: GraftSide, layers: Collection[str]) -> float | None:
         """The loss of a run with some layers exchanged; None if it fails."""
         name = _name_of(side, layers)
-        known = self._log.losses.get(name)
+        known = self._losses.get(name)
         if known is not None:
-            if name in self._log.kept:
-                self._log.read.add(name)
+            if name in self._kept:
+                self._asked_for.add(name)
             return None if isinstance(known, str) else known
         self._progress.stage(f"{'keeping' if side == 'target' else 'only'} {_short(layers)}")
-        self._progress.advance(self._log.made + 1, None)
+        self._progress.advance(self._made + 1, None)
         try:
             output = self._grafts.output(side, layers)
         except UsageError:
             raise
         except Exception as error:  # of a user's model, which may refuse what it is given
-            self._log.add(name, f"{type(error).__name__}: {one_line(str(error))[:200]}")
+            self._keep(name, f"{type(error).__name__}: {one_line(str(error))[:200]}")
             return None
         loss = self._measure(side, output)
-        self._log.add(name, loss)
+        self._keep(name, loss)
         return loss
+
+    def _keep(self, name: str, loss: float | str) -> None:
+        """Keep what a run came to."""
+        self._losses[name] = loss
+        self._made += 1
+        is_infinite = isinstance(loss, float) and math.isinf(loss)
+        self._log.add({"run": name, "loss": str(loss) if is_infinite else loss})
 
     def _measure(self, side: GraftSide, output: Array) -> float:
         """The loss of an output."""
@@ -510,6 +457,13 @@ class _Search:
                 hint="Both workloads need the same inputs.",
             )
         return self._metric.measure(self._trusted, output)
+
+
+def _read_loss(line: Mapping[str, Any]) -> tuple[str, float | str]:
+    """The name of a run in its log, and what it came to."""
+    loss = line["loss"]
+    is_reason = isinstance(loss, str) and loss not in ("inf", "-inf")
+    return line["run"], loss if is_reason else float(loss)
 
 
 def _name_of(side: GraftSide, layers: Collection[str]) -> str:

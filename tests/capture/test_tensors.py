@@ -303,6 +303,28 @@ def test_whole_numbers_and_complex_values_are_equal_if_all_are() -> None:
     assert not equal_values(numbers, numbers * 2)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+@pytest.mark.parametrize(
+    "form", ["to_sparse", "to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc"]
+)
+def test_sparse_tensors_are_equal_by_indices_and_values(form: str) -> None:
+    plain = torch.tensor([[1.0, 0, 0, torch.nan], [0, 2, 0, 0]])
+    size = ((1, 2),) if "bs" in form else ()
+    one, same, other, denser = (
+        getattr(each, form)(*size) for each in (plain, plain.clone(), plain * 2, plain + 1)
+    )
+    assert equal_values(one, same)
+    assert not any(equal_values(one, each) for each in (other, denser, plain))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_without_values_are_equal_to_none() -> None:
+    plain = torch.ones(2, 2)
+    for empty in (plain.to("meta"), torch.nested.nested_tensor([plain, plain])):
+        assert not equal_values(empty, empty)
+        assert not equal_values(plain, empty)
+
+
 @pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="this torch has no floats of 4 bits")
 def test_floats_of_4_bits_are_equal_if_their_bits_are() -> None:
     packed = torch.tensor([0x21, 0x43], dtype=torch.uint8)

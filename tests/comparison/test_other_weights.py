@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from tensorcap.comparison import Comparison, compare
+from tensorcap.comparison.other_weights import OtherWeights
 from tensorcap.comparison.preflight import item_text, preflight
 from tensorcap.localization import localize
 from tensorcap_formats.dtypes import Array
+from tensorcap_formats.records import Record
 from tests.comparison.conftest import MakeArchive
 
 RNG = np.random.default_rng(31)
@@ -101,3 +103,24 @@ def test_a_weight_of_floats_of_another_layer_is_named(
     text = "".join(map(item_text, found.items))
     words = "0/layers.1/param.weight holds what 0/layers.2/param.weight holds in the reference"
     assert (words + ending in text) if ending else (words not in text)
+
+
+@pytest.mark.spec("PRE-11")
+def test_of_each_large_weight_a_few_elements_are_read(
+    make_archive: MakeArchive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = {f"0/{n}/param.weight": RNG.normal(size=(128, 256)).astype(np.float32) for n in range(6)}
+    ours, theirs = make_archive(weights), make_archive(weights)
+    read: list[int] = []
+    read_range = ours.read_range
+
+    def counted(record: Record, start: int, stop: int) -> Array:
+        read.append(stop - start)
+        return read_range(record, start, stop)
+
+    monkeypatch.setattr(ours, "read_range", counted)
+    others = OtherWeights(ours)
+    own = ours.get("0/1/param.weight")
+    held = [others.find(own, theirs, theirs.get(f"0/{n}/param.weight"), lambda _: True) for n in (4, 2, 1)]
+    assert [record and record.key.site for record in held] == ["4", "2", None]
+    assert sum(read) <= 6 * 4096

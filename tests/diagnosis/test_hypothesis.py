@@ -79,6 +79,17 @@ def test_fewer_numbers_come_first_and_make_more_needless() -> None:
     assert [e.kind for e in rank_explanations(found[3:])] == ["only-here"]
 
 
+@pytest.mark.spec("DIA-9")
+def test_a_parameter_that_is_rolled_says_why_a_result_is_in_another_order() -> None:
+    scorer = Scorer(0.0, 0.0)
+    order, rolled, guessed = (
+        scorer.score(hypothesis(kind, log_alternatives=nats))
+        for kind, nats in (("token-order", 0.0), ("parameter-shift", 0.4), ("parameter-shift", 2.0))
+    )
+    assert [e.kind for e in rank_explanations([order, rolled])] == ["parameter-shift"]
+    assert [e.kind for e in rank_explanations([order, guessed])] == ["token-order", "parameter-shift"]
+
+
 def test_a_family_can_be_left_out_by_its_name(diagnosed: Diagnose) -> None:
     r = np.random.default_rng(0).standard_normal((1, 12, 64))
     assert diagnosed(r, 3 * r).explanations[0].kind == "factor"

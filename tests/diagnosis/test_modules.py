@@ -367,6 +367,27 @@ def test_a_head_that_is_right_for_other_weights_is_found(
     assert any("hardly related" in note for note in found.notes)
 
 
+@pytest.mark.spec("DIA-25")
+@pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "not recorded"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_of_many_layers_the_one_whose_weight_is_used_is_named(
+    diagnosed: Diagnose, rng: np.random.Generator, precision: str, is_recorded: bool
+) -> None:
+    x, w = rng.standard_normal((1, 20, 32)), rng.standard_normal((12, 48, 32))
+    weights = {f"0/layers.{n}.up/param.weight": w[n] for n in range(12)}
+    where = "0/layers.2.up/"
+    theirs = {f"{where}param.weight": w[9]} if is_recorded else {}
+    found = diagnosed(
+        {**weights, f"{where}input.x": x, f"{where}output": x @ w[2].T},
+        {**theirs, f"{where}input.x": x, f"{where}output": x @ w[9].T},
+        key=f"{where}output",
+        precision=precision,
+    )
+    best = found.explanations[0]
+    assert best.kind == "other-weights"
+    assert "0/layers.9.up/param.weight" in best.text
+
+
 RECORDS = [
     pytest.param("identity", lambda r, x, y: x, id="identity"),
     pytest.param("holds", lambda r, x, y: y, id="holds"),

@@ -765,3 +765,28 @@ def test_what_a_change_makes_is_rounded_as_the_target_is(tmp_path: Path, rng: np
     assert len(by_call) == 1
     assert by_call[0].after < 2e-4  # but for a few of 384 that are rounded the other way
     assert by_call[0].before == pytest.approx(0.0022, rel=0.3)
+
+
+class Spread(nn.Module):
+    """A product with a sparse buffer, and with a weight."""
+
+    def __init__(self, _: Config) -> None:
+        super().__init__()
+        self.register_buffer("links", torch.eye(TOKENS).to_sparse())
+        self.weight = nn.Parameter(torch.empty(WIDTH))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        result: Tensor = torch.sparse.mm(self.links, hidden_states * self.weight)
+        return result
+
+
+@pytest.mark.spec("DIA-37")
+def test_a_module_with_a_sparse_buffer_is_called_again(tmp_path: Path, rng: np.random.Generator) -> None:
+    hidden = rng.standard_normal((TOKENS, WIDTH)).astype(np.float32)
+    workload = Workload(drawn(Model(Spread, "spread")), {"hidden_states": torch.from_numpy(hidden)})
+    v = values_of(workload)
+    keys = ("0/spread/output", "0/@root/output")
+    made = v.hidden_states * np.roll(v.weight, 1)
+    found = found_by(workload, dict.fromkeys(keys, made), tmp_path, "spread", keys[0])
+    assert found.failed == ()
+    assert "parameter-shift" in kinds(found)

@@ -15,8 +15,10 @@ from torch.utils import _python_dispatch as dispatching
 
 from tensorcap import localize
 from tensorcap.localization import DifferingOperations, Localization
+from tensorcap.localization.operation_traces import OperationTrace
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
+from tensorcap_formats.archive import Archive
 
 X = torch.linspace(-2, 3, 6 * 32).sin().reshape(1, 6, 32)
 
@@ -49,9 +51,9 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, layers: int = 3) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(Block() for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -116,6 +118,10 @@ def doubled(self: PortedFeed, x: Tensor) -> Tensor:
 
 def flipped(self: Norm, x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * self.weight.flip(0)
+
+
+def subtracted(self: Block, x: Tensor) -> Any:
+    return x - self.feed(self.norm(x))
 
 
 def line_of(function: Callable[..., Tensor], text: str) -> tuple[str, int]:
@@ -221,6 +227,25 @@ def test_the_same_operations_on_other_elements_are_named_by_the_first_that_diffe
     assert [place.op.partition("(")[0] for place in code.reference] == ["aten.mul.Tensor"]
     assert code.reference[0].line == line_of(Norm.forward, "weight")[1]
     assert code.target[-1].line == line_of(flipped, "flip(0)")[1]
+
+
+@pytest.mark.spec("LCL-600")
+def test_of_other_layers_nothing_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[set[str]] = []
+
+    class Trace(OperationTrace):
+        def __init__(self, archive: Archive) -> None:
+            super().__init__(archive)
+            traced.append({record.key.site.partition(":")[0] for record in archive.records})
+
+    monkeypatch.setattr("tensorcap.localization.differing_operations.OperationTrace", Trace)
+    torch.manual_seed(3)
+    models = Model(11).eval(), Model(11).eval()
+    models[1].load_state_dict(models[0].state_dict())
+    replace_method(models[1], "blocks.1.forward", subtracted)
+    (suspect, *_) = compared(tmp_path, *models).suspects
+    assert (suspect.module, suspect.code is not None) == ("blocks.1", True)
+    assert [sites & {"blocks.1.feed.up", "blocks.10"} for sites in traced] == [{"blocks.1.feed.up"}] * 2
 
 
 @pytest.mark.spec("LCL-600")

@@ -434,3 +434,68 @@ def test_a_small_product_that_is_wrong_does_not_hide_behind_a_large_input(
 ) -> None:
     target = Mixing(is_exchanged=is_exchanged).bfloat16()
     assert accused(tmp_path, Mixing(is_exchanged=False), target, X) == (["mix"] if is_exchanged else [])
+
+
+class Feed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.down(self.up(x).relu())
+        return made
+
+
+class Residual(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.norm, self.feed, self.factor = nn.LayerNorm(32), Feed(), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = x + self.feed(self.norm(x)) * self.factor
+        return made
+
+
+class Residuals(nn.Module):
+    """Three layers; the second one may scale what it adds."""
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(*(Residual(factor if number == 1 else 1.0) for number in range(3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.layers(x)
+        return made
+
+
+@pytest.mark.spec("LCL-260")
+@pytest.mark.parametrize("has_model", [False, True], ids=["archives", "replay"])
+@pytest.mark.parametrize(
+    ("only", "module"),
+    [
+        pytest.param(["*/layers.*.feed/output"], "@root", id="a part"),
+        pytest.param(["*/layers.*.feed/output", "*/layers/output"], "layers", id="a part and all around"),
+        pytest.param(["*/output"], "layers.1", id="all"),
+        pytest.param(["*/layers.?/output"], "layers.1", id="layers"),
+    ],
+)
+def test_of_results_alone_the_code_since_the_last_known_one_is_accused(
+    tmp_path: Path, only: list[str], module: str, has_model: bool
+) -> None:
+    sides = [Workload(Residuals(factor).eval(), (X,)) for factor in (1.0, 0.5)]
+    for name, side in zip(("ref", "tgt"), sides, strict=True):
+        capture_workload(side, tmp_path / f"{name}.h5", only=only)
+    found = localize(
+        tmp_path / "ref.h5", tmp_path / "tgt.h5", reference_model=sides[0] if has_model else None
+    )
+    assert [suspect.module for suspect in found.suspects] == [module]
+
+
+@pytest.mark.spec("LCL-260")
+def test_a_model_without_recorded_results_is_still_around_its_modules(tmp_path: Path) -> None:
+    sides = [Workload(Residuals(factor).eval(), (X,)) for factor in (1.0, 0.5)]
+    capture_workload(sides[0], tmp_path / "ref.h5", only=["layers.*.feed"])
+    capture_workload(sides[1], tmp_path / "tgt.h5", only=["*/layers.*.feed/output"])
+    found = localize(tmp_path / "ref.h5", tmp_path / "tgt.h5")
+    assert [suspect.module for suspect in found.suspects] == ["@root"]

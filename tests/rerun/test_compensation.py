@@ -434,6 +434,30 @@ def test_two_mistakes_in_a_row_undo_nothing(tmp_path: Path, way: str) -> None:
     assert result.undone == ()
 
 
+class Scores(nn.Module):
+    """A head, and scores that only the caller looks at."""
+
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.up, self.head, self.act = nn.Linear(16, 16), nn.Linear(16, 4), act
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.up(x)
+        scores = self.act(x)
+        return self.head(x), scores
+
+
+@pytest.mark.spec("RPL-50", "LCL-261")
+@pytest.mark.parametrize("way", [*WAYS, "archives"])
+@pytest.mark.parametrize("tokens", [10, 1])
+def test_what_the_model_returns_is_undone_by_nothing(tmp_path: Path, way: str, tokens: int) -> None:
+    sides = Scores(nn.SiLU()), Scores(nn.GELU())
+    result = localized(tmp_path, *sides, STATES[:1, :tokens, :8].repeat(1, 1, 2), way)
+    assert [suspect.module for suspect in result.suspects] == ["act"]
+    assert result.undone == ()
+
+
 @pytest.mark.spec("RPL-50")
 @pytest.mark.parametrize(("layers", "is_run_again"), [([1], False), ([1, 2], True)], ids=["one", "two"])
 def test_a_target_is_not_run_again_if_its_free_run_shows_that_nothing_is_undone(

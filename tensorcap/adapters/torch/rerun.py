@@ -32,7 +32,7 @@ from tensorcap.adapters.torch.operation_mutator import Call as OperationCall
 from tensorcap.adapters.torch.operation_mutator import OperationMutator
 from tensorcap.adapters.torch.recurrent import VARIANTS, write_out
 from tensorcap.adapters.torch.tensor_leaves import KINDS
-from tensorcap.adapters.torch.tensors import equal_values
+from tensorcap.adapters.torch.tensors import equal_values, is_dense
 from tensorcap.recording import Call, Point, Substitution, argument_slots, leaf_slot, rebuild, walk
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key, module_site
@@ -449,14 +449,14 @@ class ModuleRerun:
 
     @cached_property
     def _slots(self) -> Mapping[str, TensorSlot]:
-        """The floating parameters and buffers that may be mutated, by name; known when the call was found."""
+        """Dense floats of parameters and buffers, which may be mutated; known when the call was found."""
         slots: dict[str, TensorSlot] = {}
         for path, module in {"": self._module, **self._within}.items():
             if path and id(module) in self._replaced:
                 continue
             for registry in (module._parameters, module._buffers):
                 for name, tensor in registry.items():
-                    if tensor is not None and tensor.is_floating_point():
+                    if tensor is not None and tensor.is_floating_point() and is_dense(tensor):
                         slots[f"{path}.{name}" if path else name] = TensorSlot(registry, name)
         return slots
 

@@ -96,7 +96,7 @@ def plain(tensor: torch.Tensor, part: tuple[slice, ...] | None = None) -> torch.
     """
     if type(tensor) not in PLAIN_CLASSES:
         tensor = _as_plain(tensor)
-    if tensor.dtype not in _FORMS or tensor.layout is not torch.strided or not _is_dense(tensor):
+    if tensor.dtype not in _FORMS or not is_dense(tensor):
         raise NotCapturableError(_reason(tensor))
     if not tensor.is_cpu:
         _refuse_graph_capture(tensor)  # before anything is done on its stream, which would be in the graph
@@ -185,21 +185,44 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def equal_values(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have one shape and dtype and the same values; NaN is equal to NaN.
+    """Whether two tensors have one shape, dtype and layout and the same values; NaN is equal to NaN.
+
+    Those of no known values, as meta and nested ones, are equal to none.
 
     Example:
         >>> equal_values(torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan]))
         True
     """
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if any(tensor.is_meta or tensor.is_nested for tensor in (one, other)):
         return False
+    if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
+        return False
+    return all(map(_are_equal, _dense_parts(one), _dense_parts(other)))
+
+
+def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two dense tensors have the same values."""
     one, other = _comparable(one), _comparable(other)
     if torch.equal(one, other):
         return True
-    if not (one.is_floating_point() or one.is_complex()):
+    if one.shape != other.shape or not (one.is_floating_point() or one.is_complex()):
         return False
     is_nan = one.isnan()
     return torch.equal(is_nan, other.isnan()) and torch.equal(one[~is_nan], other[~is_nan])
+
+
+def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The tensor itself; of a sparse one the indices and the values."""
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.coalesce()
+        return tensor.indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor.to_dense(),)
 
 
 def _comparable(tensor: torch.Tensor) -> torch.Tensor:
@@ -211,8 +234,10 @@ def _comparable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.complex64) if tensor.dtype == torch.complex32 else tensor
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return not (tensor.is_quantized or tensor.is_nested or tensor.is_meta or _is_wrapped(tensor))
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements of a tensor lie in memory, each with its value."""
+    is_other = tensor.is_quantized or tensor.is_nested or tensor.is_meta or _is_wrapped(tensor)
+    return not is_other and tensor.layout is torch.strided
 
 
 def _as_plain(tensor: torch.Tensor) -> torch.Tensor:

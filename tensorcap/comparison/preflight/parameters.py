@@ -40,6 +40,9 @@ _COUNTERS: Final = ("num_batches_tracked",)  # buffers that a forward pass in ev
 _OF_CHECKPOINTS: Final = ("running_mean", "running_var")  # buffers that loading in another dtype rounds too
 _LAYOUT: Final = "{} the same in another layout, as far as statistics show"
 _HELD: Final = "holds what {} holds in the reference"
+_LOOKED_UP: Final = (
+    256  # weights that are held against all others: in another checkpoint none is one of these
+)
 _SUBTREE: Final = 3  # parameters: fewer are no part of a model that was never loaded
 
 
@@ -397,9 +400,12 @@ def _exchanged_text(unlike: Sequence[_WeightPair], ours: Iterable[Weight], held:
     for weight in ours:
         holders.setdefault(weight.contents, weight)
     texts = []
-    for pair in unlike:
-        is_known = pair.target.is_telling and pair.target.contents in holders
-        other = _HELD.format(holders[pair.target.contents].text) if is_known else held.text(pair)
+    for at, pair in enumerate(unlike):
+        other = ""
+        if pair.target.is_telling and pair.target.contents in holders:
+            other = _HELD.format(holders[pair.target.contents].text)
+        elif at < _LOOKED_UP:
+            other = held.text(pair)
         if other:
             texts.append(f"{pair.target.text} {other}")
     return (
