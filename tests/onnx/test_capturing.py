@@ -274,6 +274,13 @@ def test_sizes_and_masks_shared_by_layers_are_no_results(tmp_path: Path) -> None
         assert values(archive, "0/layer.0.attn/output").tolist() == [[2, 0], [6, 0]]
 
 
+def test_a_large_weight_that_no_node_takes_is_none_of_the_run(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Neg", ["x"], ["y"], "neg")]
+    made = model(nodes, [("x", TensorProto.FLOAT, [2])], ["y"], {"unused": np.zeros(5000, np.float32)})
+    with captured(tmp_path, made, {"x": np.array([1, 2], np.float32)}) as archive:
+        assert values(archive, "0/@root/output").tolist() == [-1, -2]
+
+
 def test_a_graph_in_no_order_of_execution_is_put_in_one(tmp_path: Path) -> None:
     nodes = [helper.make_node("Neg", ["a"], ["y"]), helper.make_node("Abs", ["x"], ["a"])]
     made = model(nodes, [("x", TensorProto.FLOAT, [2])], ["y"], {})

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import StringStringEntryProto, TensorProto, helper
 
 import tensorcap
 from tensorcap.adapters.onnx.graph import OnnxGraph
 from tensorcap.adapters.onnx.quantisation import find_grids
+from tensorcap.adapters.onnx.scopes import Scopes
 from tensorcap.session import capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -121,6 +122,57 @@ def test_a_weight_is_what_its_numbers_stand_for(form: str, tmp_path: Path) -> No
         assert module.settings["numbers"] == {"weight": "int8"}
         names = {r.key.slot for r in archive.records if r.key.slot.startswith("param.")}
         assert names == {"param.weight", "param.weight_step", "param.weight_zero"}
+
+
+@pytest.mark.spec("ONX-40")
+def test_a_weight_that_is_rounded_as_inputs_are_is_one(tmp_path: Path) -> None:
+    """`DynamicQuantizeLinear` of a constant: a step of a 255th of the range with 0; more than 4 KiB."""
+    weight = np.linspace(-1.5, 3.6, 40 * 40).reshape(40, 40).astype(np.float32)  # range 5.1, step 0.02
+    nodes = [
+        node("DynamicQuantizeLinear", ["x"], ["q", "qs", "qz"], "/act/q"),
+        node("DynamicQuantizeLinear", ["fc.weight"], ["w", "ws", "wz"], "/fc/w"),
+        node("MatMulInteger", ["q", "w", "qz", "wz"], ["/fc/i"], "/fc/MatMulInteger"),
+        node("Cast", ["/fc/i"], ["/fc/c"], "/fc/Cast", to=TensorProto.FLOAT),
+        node("Mul", ["qs", "ws"], ["/fc/f"], "/fc/Mul"),
+        node("Mul", ["/fc/c", "/fc/f"], ["/fc/y"], "/fc/Mul_1"),
+    ]
+    with captured(tmp_path, nodes, {"fc.weight": weight}, np.ones((2, 40), np.float32)) as archive:
+        assert archive.info.modules["fc"].settings["numbers"] == {"weight": "uint8"}
+        np.testing.assert_allclose(read(archive, "0/fc/param.weight_step"), [[0.02]], rtol=1e-6)
+        np.testing.assert_array_equal(read(archive, "0/fc/param.weight_zero"), [[75]])
+        np.testing.assert_allclose(read(archive, "0/fc/param.weight"), weight.T, atol=0.01001)
+
+
+INTEGERS = [
+    node("DynamicQuantizeLinear", ["x"], ["q", "qs", "qz"], "norm_QuantizeLinear"),
+    node("MatMulInteger", ["q", "val_7_quantized", "qz", "val_7_zero_point"], ["i"], "node_linear_quant"),
+    node("Cast", ["i"], ["c"], "i_cast", to=TensorProto.FLOAT),
+    node("Mul", ["qs", "val_7_scale"], ["f"], "node_linear_quant_scales_mul"),
+    node("Mul", ["c", "f"], ["y"], "node_linear_quant_output_scale_mul"),
+]
+OF_VALUE = {"val_7_quantized": Q, "val_7_scale": S, "val_7_zero_point": Z}
+
+
+@pytest.mark.spec("ONX-3")
+@pytest.mark.parametrize("known_by", ["bias", "source"])
+def test_nodes_that_a_quantiser_puts_in_lie_in_the_module_of_its_product(
+    known_by: str, tmp_path: Path
+) -> None:
+    """They have no scope: only the bias is added by a node that has one, or the exporter wrote a source."""
+    nodes, weights = [type(each).FromString(each.SerializeToString()) for each in INTEGERS], dict(OF_VALUE)
+    behind = node("Mul", ["y", "y"], ["out"], "node_mul")
+    if known_by == "bias":
+        behind, weights["net.fc.bias"] = node("Add", ["y", "net.fc.bias"], ["out"], "node_linear"), S
+    made = model([*nodes, behind], [("x", TensorProto.FLOAT, [2, 4])], ["out"], weights, opset=21)
+    if known_by == "source":
+        value = helper.make_tensor_value_info("val_7", TensorProto.FLOAT, [4, 3])
+        entry = {"key": "pkg.onnxscript.optimizer.folded_from", "value": "['net.fc.weight']"}
+        value.metadata_props.append(StringStringEntryProto(**entry))
+        made.graph.value_info.append(value)
+    made.ir_version = 10
+    scopes = Scopes(OnnxGraph(Path(save(made, tmp_path / "net.onnx"))))
+    assert {scope.calls[-1].path for scope in scopes.nodes[: len(nodes)]} == {"net.fc"}
+    assert scopes.quantised["net.fc"]["weight"].steps == "val_7_scale"
 
 
 @pytest.mark.spec("ONX-40")

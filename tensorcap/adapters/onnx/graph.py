@@ -6,7 +6,7 @@ runtime, which maps them. So no weight passes through protobuf when a session is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -103,14 +103,16 @@ class OnnxGraph:
         self.weights: dict[str, ForeignTensor] = {}
         self.apart: dict[str, Any] = {}
         self._kept: dict[str, tuple[Array, DType]] = {}
+        taken = _taken_in(graph)
         for stored in graph.initializer:
-            self._take(stored)
+            self._take(stored, is_taken=stored.name in taken)
         self.proto = separate_quantisers(self.plain)
         self.constants = {
             node.output[0]: node for node in graph.node if node.op_type == "Constant" and node.output
         }
         if folded := quantised_constants(self.proto, self):
             self.proto = with_constants(self.proto, folded)
+            _drop_unused(self.proto.graph, self.apart)
             for stored in self.proto.graph.initializer[-len(folded) :]:
                 self._take(stored)
         graph = self.proto.graph
@@ -172,14 +174,14 @@ class OnnxGraph:
         """Versions of the sets of operators by domain."""
         return {opset.domain or "ai.onnx": int(opset.version) for opset in self.proto.opset_import}
 
-    def _take(self, stored: Any) -> None:
-        """Check an initialiser; keep it apart if it is large and in the file."""
+    def _take(self, stored: Any, *, is_taken: bool = True) -> None:
+        """Check an initialiser; keep it apart if it is large and in the file, and something takes it."""
         name = stored.name
         if stored.data_type == TensorProto.STRING:
             return
         tensor = self.weights[name] = foreign_tensor(self.path, name, stored)
         size = int(np.prod(tensor.shape, dtype=np.int64)) * tensor.dtype.itemsize
-        if stored.data_location == TensorProto.EXTERNAL or size < _APART:
+        if stored.data_location == TensorProto.EXTERNAL or size < _APART or not is_taken:
             return
         bits, dtype = self.read(name)
         self.weights[name] = ForeignTensor(name, dtype, bits.shape, _no_read)
@@ -256,6 +258,19 @@ def _taken(proto: Any) -> list[str]:
         outer += [output.name for output in graph.output]
         names += [name for name in dict.fromkeys(outer) if name and name not in own]
     return names
+
+
+def _taken_in(graph: Any) -> set[str]:
+    """What nodes of a graph take, and what it hands on."""
+    return {name for node in graph.node for name in _taken(node)} | {each.name for each in graph.output}
+
+
+def _drop_unused(graph: Any, apart: Collection[str]) -> None:
+    """Drop the weights kept apart that no node takes: the runtime refuses to be given them."""
+    taken = _taken_in(graph)
+    used = [stored for stored in graph.initializer if stored.name in taken or stored.name not in apart]
+    del graph.initializer[:]
+    graph.initializer.extend(used)
 
 
 def _node_names(graph: Any) -> Iterator[str]:

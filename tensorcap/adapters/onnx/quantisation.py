@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _DYNAMIC: Final = "DynamicQuantizeLinear"
 _INTEGERS: Final = ("MatMulInteger", "ConvInteger")  # whose sums other nodes scale
+_STEPS_OF_PRODUCT: Final = 2  # that of the input, and that of the weight
 _KEPT: Final = (
     "Reshape",
     "Transpose",
@@ -355,6 +356,36 @@ def _factors_behind(graph: OnnxGraph, node: GraphNode) -> Iterator[str]:
         name = taker.outputs[0]
 
 
+def scaling_nodes(graph: OnnxGraph, product: GraphNode) -> list[GraphNode]:
+    """The nodes that make floats of an integer product: they cast it, and multiply it by both its steps.
+
+    None of another node. The last one makes the result.
+    """
+    found: list[GraphNode] = []
+    passed: list[GraphNode] = []
+    name, steps = product.outputs[0], 0
+    while product.op in _INTEGERS and steps < _STEPS_OF_PRODUCT:
+        takers = graph.takers.get(name, [])
+        if len(takers) != 1 or takers[0].op not in ("Cast", "Reshape", "Mul"):
+            break
+        passed.append(takers[0])
+        if takers[0].op == "Mul":
+            other = next((each for each in takers[0].inputs if each != name), "")
+            maker = graph.makers.get(other)
+            factors = maker.inputs if maker is not None and maker.op == "Mul" else (other,)
+            if not all(graph.is_constant(each) or _is_step(graph, each) for each in factors):
+                break
+            found += [maker, *passed] if maker is not None and maker.op == "Mul" else passed
+            passed, steps = [], steps + len(factors)
+        name = takers[0].outputs[0]
+    return found
+
+
+def _is_step(graph: OnnxGraph, name: str) -> bool:
+    maker = graph.makers.get(name)
+    return maker is not None and maker.op == _DYNAMIC
+
+
 def attributes(node: GraphNode) -> dict[str, Any]:
     """A node's attributes by name."""
     return {each.name: helper.get_attribute_value(each) for each in node.proto.attribute}
@@ -589,10 +620,16 @@ def _scaling(nodes: list[Any], takers: Mapping[str, list[int]], product: int, st
 
 
 def quantised_constants(model: Any, graph: OnnxGraph) -> dict[str, Array]:
-    """The numbers of constants that a graph rounds itself (`QuantizeLinear`), by name."""
-    folded = {}
+    """The numbers of constants that a graph rounds itself, by name.
+
+    With `DynamicQuantizeLinear` their step and zero point too.
+    """
+    folded: dict[str, Array] = {}
     for node in model.graph.node:
         taken = [name for name in node.input if name]
+        if node.op_type == _DYNAMIC and graph.is_constant(taken[0]):
+            folded |= zip(node.output, _rounded(graph.floats(taken[0])), strict=True)
+            continue
         is_rounder = node.op_type == "QuantizeLinear" and len(taken) > _ZERO_PLACE
         if not is_rounder or not all(map(graph.is_constant, taken)):
             continue
@@ -612,6 +649,16 @@ def quantised_constants(model: Any, graph: OnnxGraph) -> dict[str, Array]:
         numbers = np.clip(np.rint(values / steps) + zero, limits.min, limits.max).astype(zeros.dtype)
         folded[node.output[0]] = numbers
     return folded
+
+
+def _rounded(values: Array) -> tuple[Array, Array, Array]:
+    """Numbers, step and zero point that the operator `DynamicQuantizeLinear` makes of values, uint8."""
+    low, high = min(float(values.min(initial=0)), 0.0), max(float(values.max(initial=0)), 0.0)
+    limits = np.iinfo(np.uint8)
+    step = np.float32((np.float32(high) - np.float32(low)) / np.float32(limits.max)) or np.float32(1)
+    zero = np.clip(np.rint(-np.float32(low) / step), limits.min, limits.max)
+    numbers = np.clip(np.rint(values / step) + zero, limits.min, limits.max)
+    return numbers.astype(np.uint8), np.asarray(step), np.asarray(zero, np.uint8)
 
 
 def with_constants(model: Any, constants: Mapping[str, Array]) -> Any:

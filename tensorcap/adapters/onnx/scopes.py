@@ -16,7 +16,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tensorcap.adapters.onnx.graph import GraphNode, OnnxGraph
-from tensorcap.adapters.onnx.quantisation import QuantisedWeight, find_weights, input_rounders
+from tensorcap.adapters.onnx.quantisation import (
+    QuantisedWeight,
+    find_weights,
+    input_rounders,
+    scaling_nodes,
+)
 
 _SCOPES: Final = "pkg.torch.onnx.name_scopes"
 _CLASSES: Final = "pkg.torch.onnx.class_hierarchy"
@@ -28,6 +33,8 @@ _AGAIN: Final = re.compile(r"(.+)_([1-9]\d*)")
 _PARAMETER: Final = re.compile(r"(.+)\.([A-Za-z_]\w*)")
 _ROUNDED: Final = ("QuantizeLinear", "DequantizeLinear")  # of what is made before
 _KEPT: Final = re.compile(r"_(?:quantized|quant|[qQ]\d\w*)$")  # behind the name of a weight in few bits
+_BESIDE: Final = re.compile(r"_(?:quantized|quant|[qQ]\d\w*|scales?|zero_points?)$")  # of its parts
+_FOLDED: Final = "pkg.onnxscript.optimizer.folded_from"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +95,14 @@ class Scopes:
         rounders = input_rounders(graph)
         located = [_located(node) for node in graph.nodes]
         owners = _owners(graph)
+        homes = _sources(graph) | owners
         for node in graph.nodes:
             if located[node.index] is None:
-                located[node.index] = _by_parameters(node, graph, owners, located)
+                located[node.index] = _by_parameters(node, graph, homes, located)
+        for node in graph.nodes:
+            if (product := located[node.index]) is not None:
+                for part in scaling_nodes(graph, node):
+                    located[part.index] = located[part.index] or (product[0], part.name or part.op)
         for node in graph.nodes:
             maker = graph.makers.get(node.inputs[0]) if node.op in _ROUNDED and node.inputs else None
             if located[node.index] is None and maker is not None and (path := located[maker.index]):
@@ -101,7 +113,7 @@ class Scopes:
                 path = _by_neighbours(node, graph, located, is_rounder=is_rounder)
                 located[node.index] = path or located[node.index]
         paths = [path or ((), node.name or node.op) for path, node in zip(located, graph.nodes, strict=True)]
-        calls = _calls([path for path, _ in paths], owners, graph)
+        calls = _calls([path for path, _ in paths], homes, graph)
         self.nodes = tuple(
             NodeScope(calls[node.index], _op_name(node, paths[node.index][1]), *_source(node))
             for node in graph.nodes
@@ -254,6 +266,23 @@ def _owners(graph: OnnxGraph) -> dict[str, str]:
     return {name: match[1] for name, match in matches.items() if match and "/" not in name}
 
 
+def _sources(graph: OnnxGraph) -> dict[str, str]:
+    """The module of the one parameter that an initialiser was made of when the graph was exported, by name.
+
+    torch's exporter writes that beside a weight which it stores transposed. Numbers in few bits, their steps
+    and zero points have the name of the weight that they were made of, with something behind it.
+    """
+    folded = {}
+    for value in graph.proto.graph.value_info:
+        text = next((entry.value for entry in value.metadata_props if entry.key == _FOLDED), "")
+        made_of = _list_of(text) if text else []
+        match = _PARAMETER.fullmatch(made_of[0]) if len(made_of) == 1 else None
+        if match is not None:
+            folded[value.name] = match[1]
+    names = {name: name if name in folded else _BESIDE.sub("", name) for name in graph.weights}
+    return {name: folded[weight] for name, weight in names.items() if weight in folded}
+
+
 def _by_parameters(
     node: GraphNode,
     graph: OnnxGraph,
@@ -266,7 +295,8 @@ def _by_parameters(
     """
     modules = Counter(owners[name] for name in node.inputs if name in owners)
     if not modules and any(graph.is_constant(name) for name in node.inputs):
-        behind = [taker for name in node.outputs for taker in graph.takers.get(name, ())]
+        result = [node, *scaling_nodes(graph, node)][-1]
+        behind = [taker for name in result.outputs for taker in graph.takers.get(name, ())]
         if len(behind) == 1 and behind[0].op == "Add":
             modules = Counter(owners[name] for name in behind[0].inputs if name in owners)
     most = modules.most_common(2)
