@@ -99,6 +99,8 @@ _WEIGHTS: Final[Mapping[str, tuple[Weight, ...]]] = {
     "DynamicQuantizeMatMul": (Weight("weight", 1, 2, 3),),
     "MatMulIntegerToFloat": (Weight("weight", 1, 3, 5),),
     "QLinearAdd": (Weight("bias", 0, 1, 2), Weight("bias", 3, 4, 5)),
+    "QEmbedLayerNormalization": tuple(Weight("", n, n + 6, n + 11) for n in range(2, 7)),
+    "QAttention": (Weight("", 1, 4, 7),),
 }
 _BIASES: Final[
     Mapping[str, tuple[int, int, int]]
@@ -112,8 +114,9 @@ _PRODUCTS: Final = (
     "QLinearMatMul",
     "DynamicQuantizeMatMul",
     "MatMulIntegerToFloat",
+    "QAttention",
 )
-_INPUTS_ROUNDED: Final = (*_INTEGERS, "DynamicQuantizeMatMul", "MatMulIntegerToFloat")
+_INPUTS_ROUNDED: Final = (*_INTEGERS, "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,7 @@ class QuantisedWeight:
         bits: Of one of these.
         is_transposed: Whether its axes are in the reverse order of those of the module's own weight.
         input_step: Name of the step of an input, which its own are times, as those of a bias; "" if of none.
+        part: Which of how many equal parts of the outputs it is.
     """
 
     name: str
@@ -145,6 +149,7 @@ class QuantisedWeight:
     bits: int = 0
     is_transposed: bool = False
     input_step: str = ""
+    part: tuple[int, int] = (0, 1)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -181,8 +186,16 @@ def read_floats(graph: OnnxGraph, weight: QuantisedWeight) -> Floats:
     values: Array = (whole * _spread(steps, numbers.shape)).astype(np.float32)
     if weight.is_transposed:
         values, steps, zeros = values.T, steps.T, None if zeros is None else zeros.T
+    values, steps = (_part(side, weight) for side in (values, steps))
+    zeros = None if zeros is None else _part(zeros, weight)
     zeros = None if zeros is None else np.ascontiguousarray(zeros)
     return Floats(np.ascontiguousarray(values), np.ascontiguousarray(steps), zeros)
+
+
+def _part(side: Array, weight: QuantisedWeight) -> Array:
+    """The part of values, steps or zero points that is the weight's, along outputs if these have several."""
+    number, count = weight.part
+    return side if len(side) == 1 else np.split(side, count)[number]
 
 
 def _along(side: Array, shape: tuple[int, ...], weight: QuantisedWeight) -> Array:
