@@ -64,7 +64,7 @@ class MappedArchive(ArchiveView):
         self._summed_up = partial(
             summary_of, links, self.left_over, reference, target, path=map_path, tokens=tokens
         )
-        self.names = names = _names(links)
+        self.names = names = _names(links, target)
         self.links: dict[str, Link] = {}
         self._parts: dict[str, int] = {}
         records, sources = self._linked(links)
@@ -215,16 +215,16 @@ def _renamed_key(text: str, names: Mapping[str, str]) -> str:
     return text if name is None else replace(key, site=name).text
 
 
-def _names(links: Sequence[Link]) -> dict[str, str]:
+def _names(links: Sequence[Link], target: Archive) -> dict[str, str]:
     """The reference's names of the target's sites, of those whose results are those of one of its sites.
 
-    Without any results, as where weights alone are compared, of those whose parameters are.
+    Of those that make none, as all where weights alone are compared, of those whose parameters are.
     """
     names: dict[str, set[str]] = {}
-    made = [link for link in links if any(_is_made(record.key) for record in link.target)]
-    for link in made or links:
+    makers = {record.key.site for record in target.records if _is_made(record.key)}
+    for link in links:
         for source in link.target:
-            if _is_made(source.key) or (not made and is_parameter(source.key)):
+            if _is_made(source.key) or (source.key.site not in makers and is_parameter(source.key)):
                 names.setdefault(source.key.site, set()).update(r.key.site for r in link.reference)
     return {name: sites.pop() for name, sites in names.items() if len(sites) == 1}
 

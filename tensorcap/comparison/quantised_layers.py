@@ -203,6 +203,7 @@ class QuantisedLayers:
         folded: Key texts of the results of such layers.
         rounded_to: What each weight is the reference's rounded to, by key text, whatever its columns were
             multiplied by: see `QuantisedWeight`.
+        of_weights: By site, the largest error of a weight that is the reference's, rounded, relative.
         inner: By site, what rounding between the nodes of a module does to its results, relative.
         lost: What is lost in a sum of the module that makes a result, by the key text of that.
     """
@@ -213,6 +214,7 @@ class QuantisedLayers:
     undone: Mapping[str, str] = field(default_factory=dict)
     folded: frozenset[str] = frozenset()
     rounded_to: Mapping[str, str] = field(default_factory=dict)
+    of_weights: Mapping[str, float] = field(default_factory=dict)
     inner: Mapping[str, float] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
 
@@ -287,6 +289,7 @@ def measure_layers(
     undone: dict[str, str] = {}
     folded: set[str] = set()
     rounded_to: dict[str, str] = {}
+    of_weights: dict[str, float] = {}
     others = OtherWeights(reference)
     for site, name in sorted(packed):
         slot = f"param.{escape(name)}"
@@ -317,6 +320,9 @@ def measure_layers(
         weights[records[0].key.text] = judged
         rounded_to[records[0].key.text] = judged.rounded_to
         is_right = _is_rounded(judged.rounding)
+        if is_right and (size := float(np.linalg.norm(trusted))):
+            off = float(np.linalg.norm(weight.values - trusted)) / size
+            of_weights[site] = max(off, of_weights.get(site, 0.0))
         sides = (ours.get((site, _BIAS)), theirs.get((site, _BIAS)))
         of_bias = _bias_error(reference, target, *sides) if _is_right(weights, sides[0]) else None
         for found in (
@@ -372,7 +378,7 @@ def measure_layers(
                 predicted[site] = step / math.sqrt(12) / size
     inner = {site: error for site, error in inner_roundings(target, nodes).items() if site not in measured}
     return QuantisedLayers(
-        weights, results, predicted, undone, frozenset(folded), rounded_to, inner=inner, lost=lost
+        weights, results, predicted, undone, frozenset(folded), rounded_to, of_weights, inner=inner, lost=lost
     )
 
 

@@ -6,49 +6,75 @@ does not: what follows is given the target's values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from tensorcap.comparison import Pair, QuantisedModule, quantised_modules
+from tensorcap.comparison import Pair, QuantisedLayers, QuantisedModule, quantised_modules
 from tensorcap.runs import enclosing_sites
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 
 
 def quantised_sites(
-    reference: Archive, target: Archive, pairs: Sequence[Pair], predicted: Mapping[str, float]
+    reference: Archive, target: Archive, pairs: Sequence[Pair], layers: QuantisedLayers
 ) -> Mapping[str, QuantisedModule]:
     """Return the modules of the reference that the target computes with weights of few bits.
 
     1. A module of the target is those of the reference whose results are made of its own, as the three
        projections of a fused one.
     2. One without such results, as each of a list of experts, computes within the nearest module around it
-       that has some.
+       that has some. If the values of its weight are known, it is as far off as these at least, and counts by
+       the size of its result in the reference over that of the largest such result there.
 
     Args:
         reference: The trusted side.
         target: The other side, under the reference's keys.
         pairs: Their comparison.
-        predicted: As for `quantised_modules`.
+        layers: The quantised layers of the target.
 
     Returns:
         The modules of the target by those sites, the coarsest of those that count there.
     """
-    modules = quantised_modules(reference.info, target.info, reference.records, predicted=predicted)
-    coarsest: dict[str, QuantisedModule] = {}
+    modules = quantised_modules(reference.info, target.info, reference.records, predicted=layers.own_errors)
     users = _users(pairs)
     known = {site for sites in users.values() for site in sites}
-    for module, quantised in modules.items():
+    places: dict[str, set[str]] = {}
+    within: dict[str, dict[str, float]] = {}  # by the module around: sizes of results of those without users
+    sizes = _sizes(reference)
+    for module in modules:
         has_name = module in reference.info.modules
-        sites = {
+        places[module] = {
             site
             for own, made in users.items()
             if module in made or (own == module and not has_name)
             for site in made
         }
-        around = next((site for site in enclosing_sites(module) if site in known), ROOT_SITE)
-        for site in sites or {around}:
+        if not places[module]:
+            around = next((site for site in enclosing_sites(module) if site in known), ROOT_SITE)
+            places[module] = {around}
+            within.setdefault(around, {})[module] = sizes.get(module, 0.0)
+    coarsest: dict[str, QuantisedModule] = {}
+    for module, quantised in modules.items():
+        for site in places[module]:
+            beside = within.get(site, {})
+            if module in beside and module in layers.of_weights:
+                largest = max(beside.values())
+                share = beside[module] / largest if largest else 1.0
+                rounding = max(quantised.rounding, layers.of_weights[module])
+                quantised = replace(quantised, rounding=rounding * share)
             coarsest[site] = max(quantised, coarsest.get(site, quantised), key=lambda one: one.rounding)
     return coarsest
+
+
+def _sizes(archive: Archive) -> Mapping[str, float]:
+    """The largest RMS of the results of each module, by site, of those whose statistics are known."""
+    sizes: dict[str, float] = {}
+    for record in archive.records:
+        if record.key.slot.startswith("output") and record.statistics is not None and record.size:
+            size = (record.statistics.l2 or 0.0) / math.sqrt(record.size)
+            sizes[record.key.site] = max(size, sizes.get(record.key.site, 0.0))
+    return sizes
 
 
 def _users(pairs: Sequence[Pair]) -> Mapping[str, set[str]]:

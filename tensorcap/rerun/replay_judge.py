@@ -113,9 +113,7 @@ class ReplayJudge:
         self._calls = self._makers.calls
         self._layers = measure_layers(reference, runs.target, runs.precision)
         self._quantised = (
-            {}
-            if runs.compute_dtype
-            else quantised_sites(runs.exact, runs.target, pairs, self._layers.own_errors)
+            {} if runs.compute_dtype else quantised_sites(runs.exact, runs.target, pairs, self._layers)
         )
         self._padding = Padding(runs.exact, runs.target)
         self._near_ties = NearTies.of(runs.exact, runs.target, pairs, noise=self._noise)

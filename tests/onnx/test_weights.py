@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import StringStringEntryProto, TensorProto, helper
 
 import tensorcap
 from tensorcap.adapters.onnx.graph import OnnxGraph
 from tensorcap.adapters.onnx.quantisation import find_grids
+from tensorcap.adapters.onnx.scopes import Scopes
 from tensorcap.session import capture_workload
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -121,6 +123,137 @@ def test_a_weight_is_what_its_numbers_stand_for(form: str, tmp_path: Path) -> No
         assert module.settings["numbers"] == {"weight": "int8"}
         names = {r.key.slot for r in archive.records if r.key.slot.startswith("param.")}
         assert names == {"param.weight", "param.weight_step", "param.weight_zero"}
+
+
+@pytest.mark.spec("ONX-40")
+def test_a_weight_that_is_rounded_as_inputs_are_is_one(tmp_path: Path) -> None:
+    """`DynamicQuantizeLinear` of a constant: a step of a 255th of the range with 0; more than 4 KiB."""
+    weight = np.linspace(-1.5, 3.6, 40 * 40).reshape(40, 40).astype(np.float32)  # range 5.1, step 0.02
+    nodes = [
+        node("DynamicQuantizeLinear", ["x"], ["q", "qs", "qz"], "/act/q"),
+        node("DynamicQuantizeLinear", ["fc.weight"], ["w", "ws", "wz"], "/fc/w"),
+        node("MatMulInteger", ["q", "w", "qz", "wz"], ["/fc/i"], "/fc/MatMulInteger"),
+        node("Cast", ["/fc/i"], ["/fc/c"], "/fc/Cast", to=TensorProto.FLOAT),
+        node("Mul", ["qs", "ws"], ["/fc/f"], "/fc/Mul"),
+        node("Mul", ["/fc/c", "/fc/f"], ["/fc/y"], "/fc/Mul_1"),
+    ]
+    with captured(tmp_path, nodes, {"fc.weight": weight}, np.ones((2, 40), np.float32)) as archive:
+        assert archive.info.modules["fc"].settings["numbers"] == {"weight": "uint8"}
+        np.testing.assert_allclose(read(archive, "0/fc/param.weight_step"), [[0.02]], rtol=1e-6)
+        np.testing.assert_array_equal(read(archive, "0/fc/param.weight_zero"), [[75]])
+        np.testing.assert_allclose(read(archive, "0/fc/param.weight"), weight.T, atol=0.01001)
+
+
+INTEGERS = [
+    node("DynamicQuantizeLinear", ["x"], ["q", "qs", "qz"], "norm_QuantizeLinear"),
+    node("MatMulInteger", ["q", "val_7_quantized", "qz", "val_7_zero_point"], ["i"], "node_linear_quant"),
+    node("Cast", ["i"], ["c"], "i_cast", to=TensorProto.FLOAT),
+    node("Mul", ["qs", "val_7_scale"], ["f"], "node_linear_quant_scales_mul"),
+    node("Mul", ["c", "f"], ["y"], "node_linear_quant_output_scale_mul"),
+]
+OF_VALUE: dict[str, Any] = {"val_7_quantized": Q, "val_7_scale": S, "val_7_zero_point": Z}
+
+
+@pytest.mark.spec("ONX-3")
+@pytest.mark.parametrize("known_by", ["bias", "source"])
+def test_nodes_that_a_quantiser_puts_in_lie_in_the_module_of_its_product(
+    known_by: str, tmp_path: Path
+) -> None:
+    """They have no scope: only the bias is added by a node that has one, or the exporter wrote a source."""
+    nodes, weights = [type(each).FromString(each.SerializeToString()) for each in INTEGERS], dict(OF_VALUE)
+    behind = node("Mul", ["y", "y"], ["out"], "node_mul")
+    if known_by == "bias":
+        behind, weights["net.fc.bias"] = node("Add", ["y", "net.fc.bias"], ["out"], "node_linear"), S
+    made = model([*nodes, behind], [("x", TensorProto.FLOAT, [2, 4])], ["out"], weights, opset=21)
+    if known_by == "source":
+        value = helper.make_tensor_value_info("val_7", TensorProto.FLOAT, [4, 3])
+        entry = {"key": "pkg.onnxscript.optimizer.folded_from", "value": "['net.fc.weight']"}
+        value.metadata_props.append(StringStringEntryProto(**entry))
+        made.graph.value_info.append(value)
+    made.ir_version = 10
+    scopes = Scopes(OnnxGraph(Path(save(made, tmp_path / "net.onnx"))))
+    assert {scope.calls[-1].path for scope in scopes.nodes[: len(nodes)]} == {"net.fc"}
+    assert scopes.quantised["net.fc"]["weight"].steps == "val_7_scale"
+
+
+@pytest.mark.spec("ONX-9", "ONX-40")
+def test_a_fused_attention_has_the_weights_of_query_key_and_value(tmp_path: Path) -> None:
+    """`QAttention`: those of the three lie one behind the other along the outputs, each with its own steps."""
+    draw = np.random.default_rng(7)
+    numbers = draw.integers(-127, 128, (4, 12)).astype(np.int8)
+    steps = draw.uniform(0.1, 1, 12).astype(np.float32)
+    bias = draw.standard_normal(12).astype(np.float32)
+    nodes = [
+        node("DynamicQuantizeLinear", ["x"], ["q", "qs", "qz"], "x_q"),
+        node(
+            "QAttention",
+            ["q", "w_quantized", "b", "qs", "w_scale", "", "qz", "w_zero_point"],
+            ["/enc/self/Reshape_output_0"],
+            "Attention_0_quant",
+            domain=MS,
+            num_heads=2,
+        ),
+    ]
+    weights = {"w_quantized": numbers, "b": bias, "w_scale": steps, "w_zero_point": np.zeros(12, np.int8)}
+    with captured(tmp_path, nodes, weights, np.ones((1, 2, 4), np.float32)) as archive:
+        for place, name in enumerate(("query", "key", "value")):
+            own = slice(4 * place, 4 * place + 4)
+            site = f"0/enc.self.{name}"
+            whole = (numbers.astype(np.float64) * steps).T
+            np.testing.assert_allclose(read(archive, f"{site}/param.weight"), whole[own], rtol=1e-6)
+            np.testing.assert_array_equal(read(archive, f"{site}/param.weight_step"), steps[own, None])
+            np.testing.assert_array_equal(read(archive, f"{site}/param.bias"), bias[own])
+            assert archive.info.modules[site[2:]].settings["input_bits"] == 8
+
+
+@pytest.mark.spec("ONX-9", "ONX-40")
+def test_what_a_fused_node_takes_is_of_the_modules_in_its_names(tmp_path: Path) -> None:
+    tables = {"emb.words.weight": (5, 4), "emb.places.weight": (6, 4), "emb.types.weight": (2, 4)}
+    shapes = {**tables, "emb.norm.weight": (4,), "emb.norm.bias": (4,)}
+    draw = np.random.default_rng(8)
+    numbers = {f"{n}_quantized": draw.integers(0, 256, s).astype(np.uint8) for n, s in shapes.items()}
+    steps = {f"{n}_scale": np.float32(0.1 * (k + 1)) for k, n in enumerate(shapes)}
+    zeros = {f"{n}_zero_point": np.uint8(100 + k) for k, n in enumerate(shapes)}
+    made = node(
+        "QEmbedLayerNormalization",
+        ["x", "types", *numbers, "", *steps, *zeros],
+        ["y", "mask"],
+        "EmbedLayerNormalization_0_quant",
+        domain=MS,
+    )
+    weights: dict[str, Any] = {"types": np.zeros((1, 3), np.int32), **numbers, **steps, **zeros}
+    with captured(tmp_path, [made], weights, np.array([[1, 2, 3]], np.int32)) as archive:
+        for number, name in enumerate(shapes):
+            site, _, own = name.rpartition(".")
+            wanted = (numbers[f"{name}_quantized"].astype(float) - (100 + number)) * 0.1 * (number + 1)
+            np.testing.assert_allclose(read(archive, f"0/{site}/param.{own}"), wanted, rtol=1e-6)
+        assert archive.info.modules["emb.norm"].settings["dequantised"] == ["weight", "bias"]
+
+
+@pytest.mark.spec("ONX-43")
+@pytest.mark.parametrize("op", ["BiasGelu", "SkipLayerNormalization"])
+def test_the_bias_that_a_fused_node_adds_is_a_part_of_the_module_before(op: str, tmp_path: Path) -> None:
+    draw = np.random.default_rng(9)
+    weight, bias, gain = (draw.standard_normal(size).astype(np.float32) for size in ((4, 4), 4, 4))
+    inputs = (
+        ["/fc/y", "fc.bias"] if op == "BiasGelu" else ["/fc/y", "x", "norm.weight", "norm.bias", "fc.bias"]
+    )
+    nodes = [
+        node("MatMul", ["x", "onnx::MatMul_1"], ["/fc/y"], "/fc/MatMul"),
+        node(op, inputs, ["/behind/z"], "fused", domain=MS),
+    ]
+    weights = {"onnx::MatMul_1": weight, "fc.bias": bias, "norm.weight": gain, "norm.bias": gain}
+    x = draw.standard_normal((2, 3, 4)).astype(np.float32)
+    total = x.astype(np.float64) @ weight + bias
+    wanted = total * (1 + np.vectorize(math.erf)(total / math.sqrt(2))) / 2
+    if op != "BiasGelu":
+        total_with_x = total + x
+        centred = total_with_x - total_with_x.mean(-1, keepdims=True)
+        wanted = centred / np.sqrt(np.square(centred).mean(-1, keepdims=True) + 1e-12) * gain + gain
+    with captured(tmp_path, nodes, {k: v for k, v in weights.items() if k in str(nodes)}, x) as archive:
+        np.testing.assert_allclose(read(archive, "0/fc/output"), total, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(read(archive, "0/@root/output"), wanted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(read(archive, "0/fc/param.bias"), bias)
 
 
 @pytest.mark.spec("ONX-40")

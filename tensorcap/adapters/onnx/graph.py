@@ -6,7 +6,7 @@ runtime, which maps them. So no weight passes through protobuf when a session is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from tensorcap.adapters.input_arrays import InputKind
 from tensorcap.adapters.onnx.engine import PACKED, from_stored, type_name
+from tensorcap.adapters.onnx.fused_biases import separate_biases
 from tensorcap.adapters.onnx.quantisation import quantised_constants, separate_quantisers, with_constants
 from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.errors import CorruptArchiveError, UsageError, abbreviate
@@ -75,8 +76,8 @@ class OnnxGraph:
     Attributes:
         path: The file.
         plain: The model without the weights that are kept apart.
-        proto: The same, each integer product with a node of its own that rounds its inputs, and weights that
-            the graph rounds itself as numbers.
+        proto: The same, each integer product with a node of its own that rounds its inputs, biases that fused
+            operators add by nodes of their own, and weights that the graph rounds itself as numbers.
         nodes: All but constants, in an order of execution: that of the file, if it is one.
         constants: Nodes that make a constant, by the name of that.
         weights: Initialisers by name.
@@ -103,14 +104,16 @@ class OnnxGraph:
         self.weights: dict[str, ForeignTensor] = {}
         self.apart: dict[str, Any] = {}
         self._kept: dict[str, tuple[Array, DType]] = {}
+        taken = _taken_in(graph)
         for stored in graph.initializer:
-            self._take(stored)
-        self.proto = separate_quantisers(self.plain)
+            self._take(stored, is_taken=stored.name in taken)
         self.constants = {
             node.output[0]: node for node in graph.node if node.op_type == "Constant" and node.output
         }
+        self.proto = separate_biases(separate_quantisers(self.plain), self.is_constant)
         if folded := quantised_constants(self.proto, self):
             self.proto = with_constants(self.proto, folded)
+            _drop_unused(self.proto.graph, self.apart)
             for stored in self.proto.graph.initializer[-len(folded) :]:
                 self._take(stored)
         graph = self.proto.graph
@@ -172,14 +175,14 @@ class OnnxGraph:
         """Versions of the sets of operators by domain."""
         return {opset.domain or "ai.onnx": int(opset.version) for opset in self.proto.opset_import}
 
-    def _take(self, stored: Any) -> None:
-        """Check an initialiser; keep it apart if it is large and in the file."""
+    def _take(self, stored: Any, *, is_taken: bool = True) -> None:
+        """Check an initialiser; keep it apart if it is large and in the file, and something takes it."""
         name = stored.name
         if stored.data_type == TensorProto.STRING:
             return
         tensor = self.weights[name] = foreign_tensor(self.path, name, stored)
         size = int(np.prod(tensor.shape, dtype=np.int64)) * tensor.dtype.itemsize
-        if stored.data_location == TensorProto.EXTERNAL or size < _APART:
+        if stored.data_location == TensorProto.EXTERNAL or size < _APART or not is_taken:
             return
         bits, dtype = self.read(name)
         self.weights[name] = ForeignTensor(name, dtype, bits.shape, _no_read)
@@ -256,6 +259,19 @@ def _taken(proto: Any) -> list[str]:
         outer += [output.name for output in graph.output]
         names += [name for name in dict.fromkeys(outer) if name and name not in own]
     return names
+
+
+def _taken_in(graph: Any) -> set[str]:
+    """What nodes of a graph take, and what it hands on."""
+    return {name for node in graph.node for name in _taken(node)} | {each.name for each in graph.output}
+
+
+def _drop_unused(graph: Any, apart: Collection[str]) -> None:
+    """Drop the weights kept apart that no node takes: the runtime refuses to be given them."""
+    taken = _taken_in(graph)
+    used = [stored for stored in graph.initializer if stored.name in taken or stored.name not in apart]
+    del graph.initializer[:]
+    graph.initializer.extend(used)
 
 
 def _node_names(graph: Any) -> Iterator[str]:

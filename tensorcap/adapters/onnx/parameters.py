@@ -5,7 +5,10 @@ Weights in few bits are recorded as floats, with their steps and zero points bes
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
+
+import numpy as np
 
 from tensorcap.adapters.array_records import record_bits
 from tensorcap.adapters.onnx.quantisation import (
@@ -16,9 +19,10 @@ from tensorcap.adapters.onnx.quantisation import (
     rounded_result,
     rounds_inputs,
 )
+from tensorcap.adapters.onnx.scopes import Share
 from tensorcap.adapters.onnx.tap import LoadedModel
 from tensorcap.recording import Call, Recorder, summarize_weight
-from tensorcap_formats.dtypes import bits_of, dtype_of
+from tensorcap_formats.dtypes import Array, DType, bits_of, dtype_of
 from tensorcap_formats.keys import escape
 
 
@@ -30,10 +34,22 @@ def record_parameters(loaded: LoadedModel, recorder: Recorder) -> None:
             slot = f"param.{escape(own)}"
             if recorder.wants(call, slot):
                 record_bits(recorder, call, slot, *loaded.graph.read(name))
+    for path, shares in loaded.scopes.shares.items():
+        call = Call(recorder.points[path], 0, 0, is_of_run=True)
+        for own, share in shares.items():
+            slot = f"param.{escape(own)}"
+            if recorder.wants(call, slot):
+                record_bits(recorder, call, slot, *_read_share(loaded, share))
     for path, weights in loaded.scopes.quantised.items():
         call = Call(recorder.points[path], 0, 0, is_of_run=True)
         for own, weight in weights.items():
             _record_weight(loaded, recorder, call, f"param.{escape(own)}", weight)
+
+
+def _read_share(loaded: LoadedModel, share: Share) -> tuple[Array, DType]:
+    """The stored elements of a part of an initialiser, and its dtype."""
+    bits, dtype = loaded.graph.read(share.name)
+    return np.ascontiguousarray(np.split(bits, share.count, axis=-1)[share.number]), dtype
 
 
 def _record_weight(
@@ -60,6 +76,9 @@ def module_settings(loaded: LoadedModel, path: str) -> dict[str, Any]:
             "one_scale": all(loaded.graph.elements(weight.steps).size == 1 for weight in weights.values()),
         }
     within = {node.index for node in nodes}
+    if not nodes:  # a fused node of another module computes with its weights
+        takers = [loaded.graph.takers.get(weight.numbers, ()) for weight in weights.values()]
+        nodes, within = list(itertools.chain(*takers)), {node.index for node in loaded.graph.nodes}
     for node in nodes if weights else ():
         settings |= rounds_inputs(loaded.graph, node, within)
     if weights:
@@ -76,8 +95,15 @@ def describe_parameters(loaded: LoadedModel, path: str, *, digests: bool) -> dic
         entries[own] = {"shape": list(tensor.shape), "dtype": tensor.dtype.name}
         if digests:
             entries[own] |= summarize_weight(*loaded.graph.read(name))
+    for own, share in loaded.scopes.shares.get(path, {}).items():
+        *rest, last = loaded.graph.weights[share.name].shape
+        shape = [*rest, last // share.count]
+        entries[own] = {"shape": shape, "dtype": loaded.graph.weights[share.name].dtype.name}
+        if digests:
+            entries[own] |= summarize_weight(*_read_share(loaded, share))
     for own, weight in loaded.scopes.quantised.get(path, {}).items():
-        entries[own] = {"shape": list(loaded.graph.shape_of(weight.numbers)), "dtype": weight.number}
-        if digests and weight.numbers in loaded.graph.weights:
+        *rest, last = loaded.graph.shape_of(weight.numbers)
+        entries[own] = {"shape": [*rest, last // weight.part[1]], "dtype": weight.number}
+        if digests and weight.numbers in loaded.graph.weights and weight.part[1] == 1:
             entries[own] |= summarize_weight(*loaded.graph.read(weight.numbers))
     return entries

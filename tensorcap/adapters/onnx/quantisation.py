@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _DYNAMIC: Final = "DynamicQuantizeLinear"
 _INTEGERS: Final = ("MatMulInteger", "ConvInteger")  # whose sums other nodes scale
+_STEPS_OF_PRODUCT: Final = 2  # that of the input, and that of the weight
 _KEPT: Final = (
     "Reshape",
     "Transpose",
@@ -98,6 +99,8 @@ _WEIGHTS: Final[Mapping[str, tuple[Weight, ...]]] = {
     "DynamicQuantizeMatMul": (Weight("weight", 1, 2, 3),),
     "MatMulIntegerToFloat": (Weight("weight", 1, 3, 5),),
     "QLinearAdd": (Weight("bias", 0, 1, 2), Weight("bias", 3, 4, 5)),
+    "QEmbedLayerNormalization": tuple(Weight("", n, n + 6, n + 11) for n in range(2, 7)),
+    "QAttention": (Weight("", 1, 4, 7),),
 }
 _BIASES: Final[
     Mapping[str, tuple[int, int, int]]
@@ -111,8 +114,9 @@ _PRODUCTS: Final = (
     "QLinearMatMul",
     "DynamicQuantizeMatMul",
     "MatMulIntegerToFloat",
+    "QAttention",
 )
-_INPUTS_ROUNDED: Final = (*_INTEGERS, "DynamicQuantizeMatMul", "MatMulIntegerToFloat")
+_INPUTS_ROUNDED: Final = (*_INTEGERS, "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QAttention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,7 @@ class QuantisedWeight:
         bits: Of one of these.
         is_transposed: Whether its axes are in the reverse order of those of the module's own weight.
         input_step: Name of the step of an input, which its own are times, as those of a bias; "" if of none.
+        part: Which of how many equal parts of the outputs it is.
     """
 
     name: str
@@ -144,6 +149,7 @@ class QuantisedWeight:
     bits: int = 0
     is_transposed: bool = False
     input_step: str = ""
+    part: tuple[int, int] = (0, 1)
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -180,8 +186,16 @@ def read_floats(graph: OnnxGraph, weight: QuantisedWeight) -> Floats:
     values: Array = (whole * _spread(steps, numbers.shape)).astype(np.float32)
     if weight.is_transposed:
         values, steps, zeros = values.T, steps.T, None if zeros is None else zeros.T
+    values, steps = (_part(side, weight) for side in (values, steps))
+    zeros = None if zeros is None else _part(zeros, weight)
     zeros = None if zeros is None else np.ascontiguousarray(zeros)
     return Floats(np.ascontiguousarray(values), np.ascontiguousarray(steps), zeros)
+
+
+def _part(side: Array, weight: QuantisedWeight) -> Array:
+    """The part of values, steps or zero points that is the weight's, along outputs if these have several."""
+    number, count = weight.part
+    return side if len(side) == 1 else np.split(side, count)[number]
 
 
 def _along(side: Array, shape: tuple[int, ...], weight: QuantisedWeight) -> Array:
@@ -353,6 +367,36 @@ def _factors_behind(graph: OnnxGraph, node: GraphNode) -> Iterator[str]:
         elif taker.op not in ("Cast", "Reshape"):
             return
         name = taker.outputs[0]
+
+
+def scaling_nodes(graph: OnnxGraph, product: GraphNode) -> list[GraphNode]:
+    """The nodes that make floats of an integer product: they cast it, and multiply it by both its steps.
+
+    None of another node. The last one makes the result.
+    """
+    found: list[GraphNode] = []
+    passed: list[GraphNode] = []
+    name, steps = product.outputs[0], 0
+    while product.op in _INTEGERS and steps < _STEPS_OF_PRODUCT:
+        takers = graph.takers.get(name, [])
+        if len(takers) != 1 or takers[0].op not in ("Cast", "Reshape", "Mul"):
+            break
+        passed.append(takers[0])
+        if takers[0].op == "Mul":
+            other = next((each for each in takers[0].inputs if each != name), "")
+            maker = graph.makers.get(other)
+            factors = maker.inputs if maker is not None and maker.op == "Mul" else (other,)
+            if not all(graph.is_constant(each) or _is_step(graph, each) for each in factors):
+                break
+            found += [maker, *passed] if maker is not None and maker.op == "Mul" else passed
+            passed, steps = [], steps + len(factors)
+        name = takers[0].outputs[0]
+    return found
+
+
+def _is_step(graph: OnnxGraph, name: str) -> bool:
+    maker = graph.makers.get(name)
+    return maker is not None and maker.op == _DYNAMIC
 
 
 def attributes(node: GraphNode) -> dict[str, Any]:
@@ -589,10 +633,16 @@ def _scaling(nodes: list[Any], takers: Mapping[str, list[int]], product: int, st
 
 
 def quantised_constants(model: Any, graph: OnnxGraph) -> dict[str, Array]:
-    """The numbers of constants that a graph rounds itself (`QuantizeLinear`), by name."""
-    folded = {}
+    """The numbers of constants that a graph rounds itself, by name.
+
+    With `DynamicQuantizeLinear` their step and zero point too.
+    """
+    folded: dict[str, Array] = {}
     for node in model.graph.node:
         taken = [name for name in node.input if name]
+        if node.op_type == _DYNAMIC and graph.is_constant(taken[0]):
+            folded |= zip(node.output, _rounded(graph.floats(taken[0])), strict=True)
+            continue
         is_rounder = node.op_type == "QuantizeLinear" and len(taken) > _ZERO_PLACE
         if not is_rounder or not all(map(graph.is_constant, taken)):
             continue
@@ -612,6 +662,16 @@ def quantised_constants(model: Any, graph: OnnxGraph) -> dict[str, Array]:
         numbers = np.clip(np.rint(values / steps) + zero, limits.min, limits.max).astype(zeros.dtype)
         folded[node.output[0]] = numbers
     return folded
+
+
+def _rounded(values: Array) -> tuple[Array, Array, Array]:
+    """Numbers, step and zero point that the operator `DynamicQuantizeLinear` makes of values, uint8."""
+    low, high = min(float(values.min(initial=0)), 0.0), max(float(values.max(initial=0)), 0.0)
+    limits = np.iinfo(np.uint8)
+    step = np.float32((np.float32(high) - np.float32(low)) / np.float32(limits.max)) or np.float32(1)
+    zero = np.clip(np.rint(-np.float32(low) / step), limits.min, limits.max)
+    numbers = np.clip(np.rint(values / step) + zero, limits.min, limits.max)
+    return numbers.astype(np.uint8), np.asarray(step), np.asarray(zero, np.uint8)
 
 
 def with_constants(model: Any, constants: Mapping[str, Array]) -> Any:

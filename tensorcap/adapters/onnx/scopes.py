@@ -12,11 +12,16 @@ import ast
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tensorcap.adapters.onnx.graph import GraphNode, OnnxGraph
-from tensorcap.adapters.onnx.quantisation import QuantisedWeight, find_weights, input_rounders
+from tensorcap.adapters.onnx.quantisation import (
+    QuantisedWeight,
+    find_weights,
+    input_rounders,
+    scaling_nodes,
+)
 
 _SCOPES: Final = "pkg.torch.onnx.name_scopes"
 _CLASSES: Final = "pkg.torch.onnx.class_hierarchy"
@@ -28,6 +33,13 @@ _AGAIN: Final = re.compile(r"(.+)_([1-9]\d*)")
 _PARAMETER: Final = re.compile(r"(.+)\.([A-Za-z_]\w*)")
 _ROUNDED: Final = ("QuantizeLinear", "DequantizeLinear")  # of what is made before
 _KEPT: Final = re.compile(r"_(?:quantized|quant|[qQ]\d\w*)$")  # behind the name of a weight in few bits
+_BESIDE: Final = re.compile(r"_(?:quantized|quant|[qQ]\d\w*|scales?|zero_points?)$")  # of its parts
+_PROJECTIONS: Final = ("query", "key", "value")
+_FUSED_PROJECTIONS: Final = {  # places of weight and bias, in which those of the three follow each other
+    "com.microsoft.Attention": (1, 2),
+    "com.microsoft.QAttention": (1, 2),
+}
+_FOLDED: Final = "pkg.onnxscript.optimizer.folded_from"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +77,21 @@ class NodeScope:
     function: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of an initialiser that holds those of several modules, one behind the other along its last axis.
+
+    Attributes:
+        name: The initialiser.
+        number: Which of the equal parts it is.
+        count: How many there are.
+    """
+
+    name: str
+    number: int
+    count: int
+
+
 class Scopes:
     """The modules of a graph.
 
@@ -74,6 +101,7 @@ class Scopes:
         nodes_of: The nodes of each call of a module, those of modules within it too.
         parameters: Initialisers that each module takes, by its name for them.
         quantised: Weights in few bits that each module takes, likewise.
+        shares: Parts of initialisers, likewise.
     """
 
     def __init__(self, graph: OnnxGraph) -> None:
@@ -88,9 +116,14 @@ class Scopes:
         rounders = input_rounders(graph)
         located = [_located(node) for node in graph.nodes]
         owners = _owners(graph)
+        homes = _sources(graph) | owners
         for node in graph.nodes:
             if located[node.index] is None:
-                located[node.index] = _by_parameters(node, graph, owners, located)
+                located[node.index] = _by_parameters(node, graph, homes, located)
+        for node in graph.nodes:
+            if (product := located[node.index]) is not None:
+                for part in scaling_nodes(graph, node):
+                    located[part.index] = located[part.index] or (product[0], part.name or part.op)
         for node in graph.nodes:
             maker = graph.makers.get(node.inputs[0]) if node.op in _ROUNDED and node.inputs else None
             if located[node.index] is None and maker is not None and (path := located[maker.index]):
@@ -101,7 +134,7 @@ class Scopes:
                 path = _by_neighbours(node, graph, located, is_rounder=is_rounder)
                 located[node.index] = path or located[node.index]
         paths = [path or ((), node.name or node.op) for path, node in zip(located, graph.nodes, strict=True)]
-        calls = _calls([path for path, _ in paths], owners, graph)
+        calls = _calls([path for path, _ in paths], homes, graph)
         self.nodes = tuple(
             NodeScope(calls[node.index], _op_name(node, paths[node.index][1]), *_source(node))
             for node in graph.nodes
@@ -110,9 +143,10 @@ class Scopes:
         for node in graph.nodes:
             for call in self.nodes[node.index].calls:
                 self.nodes_of.setdefault(call, []).append(node)
-        self.classes = self._find_classes()
         self.quantised = self._find_quantised(owners)
         self.parameters = self._find_parameters(owners)
+        self.shares = self._find_shares(owners)
+        self.classes = self._find_classes()
 
     def _find_classes(self) -> dict[str, str]:
         classes = {"": ""}
@@ -120,24 +154,25 @@ class Scopes:
             for path, name in _class_names(node):
                 classes[path] = classes.get(path) or name
         known = {"": classes[""] or "onnx.Graph"}
-        for call in sorted(self.nodes_of, key=lambda call: self.nodes_of[call][0].index):
-            parts = call.path.split(".") if call.path else []
+        called = sorted(self.nodes_of, key=lambda call: self.nodes_of[call][0].index)
+        for path in (*(call.path for call in called), *self.quantised, *self.parameters, *self.shares):
+            parts = path.split(".") if path else []
             for count in range(1, len(parts) + 1):
                 path = ".".join(parts[:count])
                 known.setdefault(path, classes.get(path, ""))
         return known
 
     def _find_parameters(self, owners: Mapping[str, str]) -> dict[str, dict[str, str]]:
-        """Initialisers by module and name there; each node's at the innermost module that it lies in."""
+        """Initialisers by module and name there, see `_parameter`."""
         parameters: dict[str, dict[str, str]] = {}
         parts = {name for weight in self._weights.values() for name in weight.parts}
         for node in self._graph.nodes:
             path = self._path(node)
             for place, name in enumerate(node.inputs[: node.own_inputs]):
                 if name in self._graph.weights and name not in parts:
-                    own = self._parameter_name(node, place, path, owners)
+                    module, own = self._parameter(node, place, path, owners)
                     if own:
-                        parameters.setdefault(path, {}).setdefault(own, name)
+                        parameters.setdefault(module, {}).setdefault(own, name)
         return parameters
 
     def _find_quantised(self, owners: Mapping[str, str]) -> dict[str, dict[str, QuantisedWeight]]:
@@ -146,27 +181,57 @@ class Scopes:
         for (index, place), weight in self._weights.items():
             node = self._graph.nodes[index]
             path, own = self._path(node), weight.name
-            if owners.get(weight.numbers) == path and path:
-                own = _KEPT.sub("", weight.numbers[len(path) + 1 :]) or own
-            own = own or _role(node, place, len(self._graph.shape_of(weight.numbers)))
-            if own:
+            owner = owners.get(weight.numbers, "")
+            role = own or _role(node, place, len(self._graph.shape_of(weight.numbers)))
+            if owner and (owner == path or not path or not role):
+                path, own = owner, _KEPT.sub("", weight.numbers[len(owner) + 1 :])
+            own = own or role
+            if not owner and place in _FUSED_PROJECTIONS.get(node.op, ()):
+                for number, module in enumerate(_PROJECTIONS if path else ()):
+                    part = replace(weight, part=(number, len(_PROJECTIONS)))
+                    quantised.setdefault(f"{path}.{module}", {}).setdefault("weight", part)
+            elif own:
                 quantised.setdefault(path, {}).setdefault(own, weight)
         return quantised
+
+    def _find_shares(self, owners: Mapping[str, str]) -> dict[str, dict[str, Share]]:
+        """Parts of the weights and biases of a fused attention: those of its query, key and value."""
+        shares: dict[str, dict[str, Share]] = {}
+        for node in self._graph.nodes:
+            path = self._path(node)
+            places = _FUSED_PROJECTIONS.get(node.op, ()) if path else ()
+            for place, own in zip(places, ("weight", "bias"), strict=False):
+                name = node.inputs[place] if place < node.own_inputs else ""
+                tensor = self._graph.weights.get(name)
+                is_whole = tensor is None or not tensor.dtype.is_inexact or name in owners
+                if tensor is None or is_whole or tensor.shape[-1] % len(_PROJECTIONS):
+                    continue
+                for number, module in enumerate(_PROJECTIONS):
+                    share = Share(name, number, len(_PROJECTIONS))
+                    shares.setdefault(f"{path}.{module}", {}).setdefault(own, share)
+        return shares
 
     def _path(self, node: GraphNode) -> str:
         """The innermost module that a node lies in."""
         calls = self.nodes[node.index].calls
         return calls[-1].path if calls else ""
 
-    def _parameter_name(self, node: GraphNode, place: int, path: str, owners: Mapping[str, str]) -> str:
-        """What a module calls an initialiser that a node of it takes; "" if it is no parameter."""
+    def _parameter(
+        self, node: GraphNode, place: int, path: str, owners: Mapping[str, str]
+    ) -> tuple[str, str]:
+        """The module that has an initialiser which a node takes, and its name there; "" if it is none.
+
+        It is the module in the initialiser's name. A node takes what torch calls the weight or the bias of
+        its own module as such, whatever else it is, as a weight that two modules share.
+        """
         name = node.inputs[place]
-        if name in owners:
-            is_within = path and name.startswith(f"{path}.")
-            return name[len(path) + 1 :] if is_within else name.rpartition(".")[2] if path else name
-        tensor = self._graph.weights[name]
+        tensor, owner = self._graph.weights[name], owners.get(name, "")
         role = _role(node, place, len(tensor.shape))
-        return role if tensor.dtype.is_inexact else ""
+        if owner and (owner == path or not path or not role):
+            return owner, name[len(owner) + 1 :]
+        if owner:
+            return path, name.rpartition(".")[2]
+        return path, role if tensor.dtype.is_inexact else ""
 
 
 def _located(node: GraphNode) -> tuple[tuple[str, ...], str] | None:
@@ -254,6 +319,23 @@ def _owners(graph: OnnxGraph) -> dict[str, str]:
     return {name: match[1] for name, match in matches.items() if match and "/" not in name}
 
 
+def _sources(graph: OnnxGraph) -> dict[str, str]:
+    """The module of the one parameter that an initialiser was made of when the graph was exported, by name.
+
+    torch's exporter writes that beside a weight which it stores transposed. Numbers in few bits, their steps
+    and zero points have the name of the weight that they were made of, with something behind it.
+    """
+    folded = {}
+    for value in graph.proto.graph.value_info:
+        text = next((entry.value for entry in value.metadata_props if entry.key == _FOLDED), "")
+        made_of = _list_of(text) if text else []
+        match = _PARAMETER.fullmatch(made_of[0]) if len(made_of) == 1 else None
+        if match is not None:
+            folded[value.name] = match[1]
+    names = {name: name if name in folded else _BESIDE.sub("", name) for name in graph.weights}
+    return {name: folded[weight] for name, weight in names.items() if weight in folded}
+
+
 def _by_parameters(
     node: GraphNode,
     graph: OnnxGraph,
@@ -266,7 +348,8 @@ def _by_parameters(
     """
     modules = Counter(owners[name] for name in node.inputs if name in owners)
     if not modules and any(graph.is_constant(name) for name in node.inputs):
-        behind = [taker for name in node.outputs for taker in graph.takers.get(name, ())]
+        result = [node, *scaling_nodes(graph, node)][-1]
+        behind = [taker for name in result.outputs for taker in graph.takers.get(name, ())]
         if len(behind) == 1 and behind[0].op == "Add":
             modules = Counter(owners[name] for name in behind[0].inputs if name in owners)
     most = modules.most_common(2)
