@@ -851,3 +851,14 @@ def test_a_group_of_compressed_names_is_refused(path: Path) -> None:
             group[f"x{number}"] = file["x"]
     with pytest.raises(UnsafeFileError, match="the names in group '/g' are compressed"):
         read_all(path)
+
+
+def test_a_zstd_chunk_that_is_damaged_is_refused(path: Path) -> None:
+    """The filter of hdf5plugin takes the number of an error for a size, and gives what its memory holds."""
+    pytest.importorskip("numcodecs")
+    options = plugin("Zstd")
+    chunk = bytearray(a_chunk(path, np.sin(CHUNK).round(1), **options))
+    chunk[len(chunk) // 2 :] = bytes(len(chunk) - len(chunk) // 2)
+    put_chunk(path, bytes(chunk), **options)
+    with pytest.raises(CorruptArchiveError, match=r"x: the chunk at \[0\] cannot be decoded: Zstd"):
+        read_all(path)

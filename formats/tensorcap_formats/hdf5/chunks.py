@@ -33,6 +33,7 @@ _SHUFFLE: Final = 2
 _FLETCHER32: Final = 3
 _SCALE_OFFSET: Final = 6
 _BITSHUFFLE: Final = 32008
+_ZSTD: Final = 32015
 _STREAMS: Final[Mapping[int, Callable[[], Any]]] = {_DEFLATE: zlib.decompressobj, 307: bz2.BZ2Decompressor}
 _SCALE_OFFSET_HEADER_BYTES: Final = 21
 
@@ -86,7 +87,7 @@ class ChunkCheck:
         filters = [one for number, one in enumerate(self._filters) if not mask >> number & 1]
         try:
             size = decoded_size(data, filters, self._size)
-        except (OSError, LookupError, ValueError, zlib.error) as error:
+        except (OSError, LookupError, RuntimeError, ValueError, zlib.error) as error:
             raise CorruptArchiveError(
                 f"{self._source}: the chunk at {list(offset)} cannot be decoded: {error}"
             ) from None
@@ -139,11 +140,13 @@ def decoded_size(data: bytes, filters: Sequence[tuple[int, Options]], expected: 
             size, rest = _scale_offset_size(rest, options), None
         elif number == _BITSHUFFLE and (len(options) < 5 or not options[4]):  # not compressed
             rest = rest if index == 0 else None
-        elif number in _SIZES:
-            found = _SIZES[number](rest, options)
+        elif number == _ZSTD:
+            found, rest = _zstd(rest, most)
             if found is None:
                 return None
-            size, rest = found, None
+            size = found
+        elif number in _SIZES:
+            size, rest = _SIZES[number](rest, options), None
         else:
             return None
     return size
@@ -189,9 +192,20 @@ def _szip_size(data: bytes, options: Options) -> int:
     return int.from_bytes(data[:4], "little")
 
 
-def _zstd_size(data: bytes, options: Options) -> int | None:
-    require_whole_zstd(data)  # the filter takes what there is
-    return zstd_content_size(data)
+def _zstd(data: bytes, most: int) -> tuple[int | None, bytes | None]:
+    """The size of a zstd frame, and what comes of it, if numcodecs is there.
+
+    The filter takes the number of an error for a size, so that what its memory holds would be read.
+    """
+    require_whole_zstd(data)
+    size = zstd_content_size(data)
+    if size is None or size > most:
+        return size, None
+    try:
+        from numcodecs.zstd import decompress
+    except ImportError:
+        return size, None
+    return size, decompress(data, np.empty(size, np.uint8)).tobytes()
 
 
 def _lz4_size(data: bytes, options: Options) -> int:
@@ -241,12 +255,11 @@ def _blosc2_size(data: bytes, options: Options) -> int:
     return size if 1 < axes == len(shape) and size <= max(sizes) <= size << axes else max(sizes)
 
 
-_SIZES: Final[Mapping[int, Callable[[bytes, Options], int | None]]] = {
+_SIZES: Final[Mapping[int, Callable[[bytes, Options], int]]] = {
     4: _szip_size,
     32000: _lzf_size,
     32001: _blosc_size,
     32004: _lz4_size,
     32008: _bitshuffle_size,
-    32015: _zstd_size,
     32026: _blosc2_size,
 }
