@@ -499,3 +499,46 @@ def test_a_model_without_recorded_results_is_still_around_its_modules(tmp_path: 
     capture_workload(sides[1], tmp_path / "tgt.h5", only=["*/layers.*.feed/output"])
     found = localize(tmp_path / "ref.h5", tmp_path / "tgt.h5")
     assert [suspect.module for suspect in found.suspects] == ["@root"]
+
+
+class Weighing(nn.Module):
+    """Weighs tokens by their distance; rates are made here, or of an argument that only a port has."""
+
+    def __init__(self, *, is_activated: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.is_activated = is_activated
+        self.into, self.norm, self.out = nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor, fade: Tensor | None = None) -> Tensor:
+        rates = torch.linspace(2, 3, 32, dtype=x.dtype) if fade is None else fade.sqrt()
+        distances = torch.arange(x.shape[1], dtype=x.dtype)
+        weights = torch.softmax(-(distances[:, None] - distances).abs() * rates[:1], -1)
+        values = 3 * self.into(x)
+        made: Tensor = self.out(self.norm(weights @ (values.tanh() if self.is_activated else values)))
+        return made
+
+
+class Weighed(nn.Module):
+    def __init__(self, *, is_port: bool = False, is_activated: bool = True) -> None:
+        super().__init__()
+        self.mix = Weighing(is_activated=is_activated)
+        self.is_port = is_port
+
+    def forward(self, x: Tensor) -> Tensor:
+        fade = torch.linspace(2, 3, 32, dtype=x.dtype).square() if self.is_port else None
+        made: Tensor = x + self.mix(x, fade)
+        return made
+
+
+@pytest.mark.spec("LCL-11")
+@pytest.mark.parametrize("is_activated", [True, False], ids=["right", "wrong"])
+def test_what_an_argument_that_nobody_knows_leaves_unjudged_is_judged_by_the_free_runs(
+    tmp_path: Path, is_activated: bool
+) -> None:
+    port = Weighed(is_port=True, is_activated=is_activated).eval().bfloat16()
+    target = Workload(port, (X.bfloat16(),), seed=0)
+    capture_workload(Workload(Weighed().eval(), (X,)), tmp_path / "ref.h5")
+    capture_workload(target, tmp_path / "tgt.h5")
+    found = localize(tmp_path / "ref.h5", tmp_path / "tgt.h5", target_model=target)
+    assert [suspect.module for suspect in found.suspects] == ([] if is_activated else ["mix"])
