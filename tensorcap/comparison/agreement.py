@@ -173,7 +173,7 @@ class _Agreement:
 
     def __init__(self, reference: Archive, target: Archive, pairs: Sequence[Pair]) -> None:
         self._reference, self._target = reference, target
-        self._orders: dict[str, ElementOrder | None] = {}  # of pairs by key, once asked for
+        self._orders: dict[tuple[object, ...], ElementOrder | None] = {}  # by contents, once asked for
         self._reference_modules = reference.info.modules
         self._reference_calls = calls_of(reference)
         self._classes = {site: module.short_class for site, module in reference.info.modules.items()}
@@ -352,11 +352,6 @@ class _Agreement:
 
         What differs then may be as large as the limit of tests of a whole tensor.
         """
-        if pair.key not in self._orders:
-            self._orders[pair.key] = self._find_order(pair)
-        return self._orders[pair.key]
-
-    def _find_order(self, pair: Pair) -> ElementOrder | None:
         record, tested = pair.reference, pair.target
         limit = max((f.limit for f in pair.findings if f.test in _OF_WHOLE), default=0.0)
         if record is None or tested is None or record.shape != tested.shape or not limit:
@@ -364,10 +359,20 @@ class _Agreement:
         is_read = record.stored and tested.stored and record.dtype.kind == tested.dtype.kind == "float"
         if not is_read:
             return None
-        order = find_order(self._reference.load(record), self._target.load(tested))
+        order = self._find_order(record, tested)
         if order is None or not order.moved or not order.is_proven or order.error > limit:
             return None
         return order if order.error <= (error_of(pair) or 0.0) / _UNDONE else None
+
+    def _find_order(self, record: Record, tested: Record) -> ElementOrder | None:
+        """Find the order of elements once for all calls that are given the same, as those of a cache are."""
+        contents: tuple[object, ...] = (record.key, tested.key)
+        if record.digest and tested.digest and self._has_digests and self._target.trusts_digests:
+            contents = (*contents_of(record), *contents_of(tested))
+        if contents not in self._orders:
+            arrays = self._reference.load(record), self._target.load(tested)
+            self._orders[contents] = find_order(*arrays)
+        return self._orders[contents]
 
     def _why_folded(self, pair: Pair) -> str:
         """By which calls that the target lacks a difference is undone, as by a norm in the weights before it.

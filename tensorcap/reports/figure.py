@@ -7,7 +7,14 @@ from typing import Any
 from tensorcap_formats.errors import missing_package
 
 
-def new_figure(purpose: str, width: float, height: float, *, extra: str = "report") -> Any:
+def new_figure(
+    purpose: str,
+    width: float,
+    height: float,
+    *,
+    extra: str = "report",
+    layout: str | None = "constrained",
+) -> Any:
     """Make an empty `matplotlib.figure.Figure`.
 
     Args:
@@ -15,6 +22,7 @@ def new_figure(purpose: str, width: float, height: float, *, extra: str = "repor
         width: In inches.
         height: In inches.
         extra: The extra of tensorcap that brings matplotlib for that purpose.
+        layout: What arranges it: matplotlib measures all texts to do so; None if the caller sets margins.
 
     Raises:
         MissingPackageError: matplotlib is not installed.
@@ -26,6 +34,6 @@ def new_figure(purpose: str, width: float, height: float, *, extra: str = "repor
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
         raise missing_package(purpose, "matplotlib", extra=extra) from error
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout=layout)
     FigureCanvasAgg(figure)
     return figure

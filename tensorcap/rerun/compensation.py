@@ -421,9 +421,10 @@ class _Search(Generic[J]):
         All that may be made of them is right with the other side's in place and with this one's. That it
         depends on them shows where one alone is left in place: an error eight times as large is not green.
         Each shows it, whatever their order: one that does not may hide the other, and spares its group more
-        runs.
+        runs, as does one whose own error is smaller than theirs.
         """
         groups = self._groups([text for text in self._unaffected if text not in undone])
+        groups = [group for group in groups if not any(map(self._is_hidden, group))]
         proofs: dict[str, str] = {}
         for number in range(_TOGETHER):
             groups = [group for group in groups if all(one in proofs for one in group[:number])]
@@ -441,6 +442,11 @@ class _Search(Generic[J]):
         return {
             text: proofs[text] for group in groups if all(one in proofs for one in group) for text in group
         }
+
+    def _is_hidden(self, text: str) -> bool:
+        """Whether a tensor has a smaller error than what is made of it, and is right."""
+        error = self._bad[text].error
+        return error is not None and error < max(self._unaffected[text].values())
 
     def _groups(self, texts: Sequence[str]) -> list[list[str]]:
         """Two to `_TOGETHER` tensors of which the same may be made."""

@@ -246,10 +246,11 @@ def cast_to(archived: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, s
     if kinds[0] != kinds[1] or kinds[0] not in ("float", "complex"):
         raise UsageError(f"{dtype_name(archived.dtype)} in the archive, {dtype_name(dtype)} in the model")
     values = archived.to(dtype)
-    if kinds[0] == "complex":
-        lost = _is_finite(archived) & ~_is_finite(values)
-    else:
-        lost = _is_finite(archived) & ~_is_finite(values)
+    lost = ~_is_finite(values)
+    if not bool(lost.any()):
+        return values, names
+    lost &= _is_finite(archived)
+    if kinds[0] == "float":
         blocked = lost & _is_blocked(archived)
         if bool(blocked.any()):
             values = torch.where(blocked, torch.full_like(values, torch.finfo(dtype).min), values)
@@ -268,7 +269,7 @@ def _kind(dtype: torch.dtype) -> str:
 
 
 def _is_finite(values: torch.Tensor) -> torch.Tensor:
-    return torch.isfinite(values if values.is_complex() else values.double())
+    return torch.isfinite(values if values.element_size() > 1 else values.double())  # no kernel for 8 bits
 
 
 def _is_blocked(values: torch.Tensor) -> torch.Tensor:

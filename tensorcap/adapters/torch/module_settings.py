@@ -26,13 +26,14 @@ def module_settings(module: nn.Module) -> dict[str, Any]:
         {'negative_slope': 0.25, 'inplace': False}
     """
     settings = attribute_settings({k: v for k, v in vars(module).items() if k != "training"})
-    for name, value in _printed(module):
-        settings.setdefault(name, jsonable(value))
+    for name, text in _printed(module):
+        if name not in settings and is_setting(value := _parse(text)):
+            settings[name] = jsonable(value)
     return settings
 
 
-def _printed(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the entries `name=value` of a module's `extra_repr`."""
+def _printed(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield the entries `name=value` of a module's `extra_repr`, values as text."""
     if type(module).extra_repr is nn.Module.extra_repr:
         return
     try:
@@ -40,9 +41,12 @@ def _printed(module: nn.Module) -> Iterator[tuple[str, Any]]:
     except Exception:  # of the user's code, which is only noted
         return
     for match in _ENTRY.finditer(text):
-        try:
-            value = ast.literal_eval(match[2])
-        except (ValueError, SyntaxError):
-            value = match[2]
-        if is_setting(value):
-            yield match[1], value
+        yield match[1], match[2]
+
+
+def _parse(text: str) -> Any:
+    """The value of a Python literal; of anything else its text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
