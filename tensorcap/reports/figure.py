@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from tensorcap_formats.errors import missing_package
 
@@ -13,7 +13,7 @@ def new_figure(
     height: float,
     *,
     extra: str = "report",
-    layout: str | None = "constrained",
+    layout: Literal["constrained"] | None = "constrained",
 ) -> Any:
     """Make an empty `matplotlib.figure.Figure`.
 
