@@ -24,8 +24,8 @@ def quantised_sites(
     1. A module of the target is those of the reference whose results are made of its own, as the three
        projections of a fused one.
     2. One without such results, as each of a list of experts, computes within the nearest module around it
-       that has some. If the values of its weight are known, it is as far off as these at least, and counts by
-       the size of its result in the reference over that of the largest such result there.
+       that has some, and counts by the size of its result in the reference over that of the largest there.
+    3. If its results are not known, each is as far off at least as its weight is, if that is known.
 
     Args:
         reference: The trusted side.
@@ -56,13 +56,14 @@ def quantised_sites(
             within.setdefault(around, {})[module] = sizes.get(module, 0.0)
     coarsest: dict[str, QuantisedModule] = {}
     for module, quantised in modules.items():
+        rounding = quantised.rounding
+        if module not in layers.own_errors:
+            rounding = max(rounding, layers.of_weights.get(module, 0.0))
         for site in places[module]:
             beside = within.get(site, {})
-            if module in beside and module in layers.of_weights:
-                largest = max(beside.values())
-                share = beside[module] / largest if largest else 1.0
-                rounding = max(quantised.rounding, layers.of_weights[module])
-                quantised = replace(quantised, rounding=rounding * share)
+            largest = max(beside.values(), default=0.0)
+            share = beside[module] / largest if module in beside and largest else 1.0
+            quantised = replace(quantised, rounding=rounding * share)
             coarsest[site] = max(quantised, coarsest.get(site, quantised), key=lambda one: one.rounding)
     return coarsest
 

@@ -244,8 +244,8 @@ def test_a_fused_node_lies_where_most_of_its_parameters_do(tmp_path: Path) -> No
             "SkipLayerNormalization", ["x", "x", *weights], ["y"], "SkipLayerNorm_5", domain="com.microsoft"
         )
     ]
-    of_bias, of_norm = scopes_of(tmp_path, nodes, weights).nodes  # the bias is added by a node of its own
-    assert (of_bias.calls[-1], of_norm.calls[-1]) == (ModuleCall("out.dense"), ModuleCall("out.norm"))
+    own = scopes_of(tmp_path, nodes, weights).nodes  # the bias and the sum are nodes of their own
+    assert (own[0].calls[-1], own[-1].calls[-1]) == (ModuleCall("out.dense"), ModuleCall("out.norm"))
 
 
 @pytest.mark.spec("ONX-3")

@@ -178,7 +178,7 @@ def test_nodes_that_a_quantiser_puts_in_lie_in_the_module_of_its_product(
 
 @pytest.mark.spec("ONX-9", "ONX-40")
 def test_a_fused_attention_has_the_weights_of_query_key_and_value(tmp_path: Path) -> None:
-    """`QAttention`: those of the three lie one behind the other along the outputs, each with its own steps."""
+    """`QAttention`: those of the three lie one behind the other along the outputs, each with own steps."""
     draw = np.random.default_rng(7)
     numbers = draw.integers(-127, 128, (4, 12)).astype(np.int8)
     steps = draw.uniform(0.1, 1, 12).astype(np.float32)
@@ -254,6 +254,39 @@ def test_the_bias_that_a_fused_node_adds_is_a_part_of_the_module_before(op: str,
         np.testing.assert_allclose(read(archive, "0/fc/output"), total, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(read(archive, "0/@root/output"), wanted, rtol=1e-4, atol=1e-5)
         np.testing.assert_array_equal(read(archive, "0/fc/param.bias"), bias)
+
+
+@pytest.mark.spec("ONX-43")
+def test_a_residual_sum_that_a_norm_was_fused_with_lies_in_the_block_before(tmp_path: Path) -> None:
+    """The last sum of a block whose next norm lies outside of it; no value of the graph has its name."""
+    nodes = [
+        node("Abs", ["x"], ["/net/layer.0/Abs_output_0"], "/net/layer.0/Abs"),
+        node("Neg", ["/net/layer.0/Abs_output_0"], ["/net/layer.0/mlp/y"], "/net/layer.0/mlp/Neg"),
+        node(
+            "SkipLayerNormalization",
+            ["/net/layer.0/mlp/y", "/net/layer.0/Abs_output_0", "net.norm.weight", "net.norm.bias"],
+            ["/net/norm/y"],
+            "SkipLayerNorm_5",
+            domain=MS,
+        ),
+    ]
+    weights = {"net.norm.weight": np.ones(4, np.float32), "net.norm.bias": np.ones(4, np.float32)}
+    with captured(tmp_path, nodes, weights, X[None]) as archive:
+        np.testing.assert_array_equal(read(archive, "0/net.layer.0/output"), np.zeros_like(X[None]))
+        np.testing.assert_array_equal(read(archive, "0/@root/output"), np.ones_like(X[None]))
+
+
+@pytest.mark.spec("ONX-3")
+def test_what_was_fused_is_called_by_one_of_its_nodes_and_a_reshaped_bias_is_one(tmp_path: Path) -> None:
+    nodes = [
+        node("MatMul", ["x", "1"], ["m"], "/net/fc/MatMul/MatMulAddFusion_MatMul_quant"),
+        node("Reshape", ["net.conv.bias", "shape"], ["b"], "bias_reshape"),
+        node("Add", ["m", "b"], ["y"], "bias_add"),
+    ]
+    weights = {"1": W.T.astype(np.float32), "net.conv.bias": S, "shape": np.array([1, 3])}
+    made = model(nodes, [("x", TensorProto.FLOAT, [2, 4])], ["y"], weights)
+    scopes = Scopes(OnnxGraph(Path(save(made, tmp_path / "net.onnx"))))
+    assert [scope.calls[-1].path for scope in scopes.nodes] == ["net.fc", "net.conv", "net.conv"]
 
 
 @pytest.mark.spec("ONX-40")

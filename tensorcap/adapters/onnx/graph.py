@@ -18,7 +18,7 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from tensorcap.adapters.input_arrays import InputKind
 from tensorcap.adapters.onnx.engine import PACKED, from_stored, type_name
-from tensorcap.adapters.onnx.fused_biases import separate_biases
+from tensorcap.adapters.onnx.fused_sums import separate_sums
 from tensorcap.adapters.onnx.quantisation import quantised_constants, separate_quantisers, with_constants
 from tensorcap_formats.dtypes import Array, DType, decode
 from tensorcap_formats.errors import CorruptArchiveError, UsageError, abbreviate
@@ -76,8 +76,8 @@ class OnnxGraph:
     Attributes:
         path: The file.
         plain: The model without the weights that are kept apart.
-        proto: The same, each integer product with a node of its own that rounds its inputs, biases that fused
-            operators add by nodes of their own, and weights that the graph rounds itself as numbers.
+        proto: The same, each integer product with a node of its own that rounds its inputs, sums that fused
+            operators make by nodes of their own, and weights that the graph rounds itself as numbers.
         nodes: All but constants, in an order of execution: that of the file, if it is one.
         constants: Nodes that make a constant, by the name of that.
         weights: Initialisers by name.
@@ -110,7 +110,7 @@ class OnnxGraph:
         self.constants = {
             node.output[0]: node for node in graph.node if node.op_type == "Constant" and node.output
         }
-        self.proto = separate_biases(separate_quantisers(self.plain), self.is_constant)
+        self.proto = separate_sums(separate_quantisers(self.plain), self.is_constant)
         if folded := quantised_constants(self.proto, self):
             self.proto = with_constants(self.proto, folded)
             _drop_unused(self.proto.graph, self.apart)

@@ -31,9 +31,11 @@ _FRAME: Final = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _FRAMEWORK: Final = re.compile(r"[/\\]torch[/\\](?:nn|_|export|fx|onnx|utils)")
 _AGAIN: Final = re.compile(r"(.+)_([1-9]\d*)")
 _PARAMETER: Final = re.compile(r"(.+)\.([A-Za-z_]\w*)")
+_MOVES: Final = ("Reshape", "Unsqueeze", "Transpose", "Identity")
 _ROUNDED: Final = ("QuantizeLinear", "DequantizeLinear")  # of what is made before
-_KEPT: Final = re.compile(r"_(?:quantized|quant|[qQ]\d\w*)$")  # behind the name of a weight in few bits
-_BESIDE: Final = re.compile(r"_(?:quantized|quant|[qQ]\d\w*|scales?|zero_points?)$")  # of its parts
+_KEPT: Final = re.compile(r"(?:_Transposed)?_(?:quantized|quant|[qQ]\d\w*)$")  # behind a name, in few bits
+_BESIDE: Final = re.compile(r"(?:_Transposed)?_(?:quantized|quant|[qQ]\d\w*|scales?|zero_points?)$")
+_FUSION: Final = re.compile(r"[A-Za-z]+Fusion(?:_.*)?")  # behind the name of a node that was fused
 _PROJECTIONS: Final = ("query", "key", "value")
 _FUSED_PROJECTIONS: Final = {  # places of weight and bias, in which those of the three follow each other
     "com.microsoft.Attention": (1, 2),
@@ -133,6 +135,9 @@ class Scopes:
             if located[node.index] is None or is_rounder:
                 path = _by_neighbours(node, graph, located, is_rounder=is_rounder)
                 located[node.index] = path or located[node.index]
+        for node in graph.nodes:
+            if located[node.index] is None and node.op == "Add":
+                located[node.index] = _of_sum(node, graph, located)
         paths = [path or ((), node.name or node.op) for path, node in zip(located, graph.nodes, strict=True)]
         calls = _calls([path for path, _ in paths], homes, graph)
         self.nodes = tuple(
@@ -276,13 +281,16 @@ def _list_of(text: str) -> list[str]:
 def _of_name(name: str) -> tuple[tuple[str, ...], str]:
     """Paths of modules in a name of TorchScript.
 
-    A component that begins with the one before it is a child in it: `/layer1/layer1.0/conv/Conv`.
+    A component that begins with the one before it is a child in it: `/layer1/layer1.0/conv/Conv`. What was
+    fused when the graph was optimised is called by one of its nodes: `/fc/MatMul/MatMulAddFusion`.
 
     Example:
         >>> _of_name("/net/net.0/act/Relu_1")
         (('net', 'net.0', 'net.0.act'), 'Relu_1')
     """
     *components, own = name.strip("/").split("/")
+    if components and _FUSION.fullmatch(own):
+        *components, own = components
     paths: list[str] = []
     before, outer = "", ""
     for component in components:
@@ -346,7 +354,7 @@ def _by_parameters(
 
     A fused SkipLayerNormalization takes weight and bias of the norm, and the bias of the Linear before it.
     """
-    modules = Counter(owners[name] for name in node.inputs if name in owners)
+    modules = Counter(owners[name] for name in _stored(node, graph) if name in owners)
     if not modules and any(graph.is_constant(name) for name in node.inputs):
         result = [node, *scaling_nodes(graph, node)][-1]
         behind = [taker for name in result.outputs for taker in graph.takers.get(name, ())]
@@ -357,6 +365,14 @@ def _by_parameters(
         return None
     parts = most[0][0].split(".")
     return tuple(".".join(parts[:count]) for count in range(1, len(parts) + 1)), node.name or node.op
+
+
+def _stored(node: GraphNode, graph: OnnxGraph) -> Iterator[str]:
+    """The names of what a node takes; of a weight in another shape its own, as of a convolution's bias."""
+    for name in node.inputs:
+        maker = graph.makers.get(name)
+        is_moved = maker is not None and maker.op in _MOVES and all(map(graph.is_constant, maker.inputs))
+        yield maker.inputs[0] if maker is not None and is_moved else name
 
 
 def _by_neighbours(
@@ -386,6 +402,22 @@ def _by_neighbours(
         if not made_in or any(each is None or each[0] != paths for each in made_in):
             return None
     return paths, node.name or node.op
+
+
+def _of_sum(
+    node: GraphNode, graph: OnnxGraph, located: Sequence[tuple[tuple[str, ...], str] | None]
+) -> tuple[tuple[str, ...], str] | None:
+    """The innermost module around what makes the first operand of a sum, and what makes or takes another end.
+
+    The sum of a residual lies with the norm behind it in one block, and with the residual in another.
+    """
+    makers = [graph.makers[name] for name in node.inputs if name in graph.makers]
+    takers = [taker for name in node.outputs for taker in graph.takers.get(name, ())]
+    ends = [located[each.index] for each in (*makers, *takers)]
+    first, *others = [path[0] for path in ends if path is not None] or [()]
+    if len(makers) != len(node.inputs) or located[makers[0].index] is None or not others:
+        return None
+    return max((_common([first, other]) for other in others), key=len), node.name or node.op
 
 
 def _common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.policy_tests.context import Context, Gain, MeasuredPair, PolicyTest
 from tensorcap.comparison.robust_errors import RobustError
 from tensorcap.metrics import is_routing
-from tensorcap.runs import Call
+from tensorcap.runs import Call, contents_of
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.records import Record
 
@@ -107,14 +107,22 @@ class _Gains:
             yield from self._of_leaf(leaf)
         kept: dict[tuple[int, str], float] = {}  # the worst rows of earlier steps, which caches hold
         for core in self._calls.cores():
-            sources = self._compared(core.sources)
+            sources, rounded_by = self._compared(core.sources), core.attention
+            if sources is None:
+                sources, rounded_by = self._before_projections(core.sources)
             if sources is None or any(map(self._context.injected.was_replaced, sources)):
                 continue
             place = core.sources[0].key.rank, core.attention
             beside = max(kept.get(place, 0.0), self._largest_error(core.arguments))
             for result in core.results:
                 yield from self._of(
-                    core.attention, sources, result, is_core=True, is_centred=False, kept=beside
+                    core.attention,
+                    sources,
+                    result,
+                    is_core=True,
+                    is_centred=False,
+                    kept=beside,
+                    rounded_by=rounded_by,
                 )
             errors = [self._context.errors.get(pair.key) for pair in sources]
             tails = [pair.tail_error for pair in sources]
@@ -173,6 +181,32 @@ class _Gains:
         known = [pair for pair in pairs if pair is not None and pair.is_compared]
         return known if len(known) == len(records) else None
 
+    def _before_projections(self, records: Sequence[Record]) -> tuple[list[Pair] | None, str]:
+        """What made queries, keys and values was given, and which of that is the coarsest.
+
+        The target has no results of these, since a fused operation multiplies by their weights in few bits.
+        None if that is not known of all of them.
+        """
+        precision = self._context.runs_precision
+        roundings = precision.own_roundings if precision is not None else {}
+        made = {contents_of(r): leaf for leaf in self._calls.leaves for r in leaf.outputs if r.digest}
+        known = {
+            contents_of(pair.reference): pair
+            for pair in self._context.pairs.values()
+            if pair.reference is not None and pair.reference.digest and pair.is_compared and pair.is_inexact
+        }
+        makers = [made.get(contents_of(record)) for record in records]
+        sources: list[Pair] = []
+        for maker in makers:
+            if maker is None or maker.site not in roundings:
+                return None, ""
+            given = [known.get(contents_of(record)) for record in maker.inputs]
+            if not given or None in given:
+                return None, ""
+            sources += [pair for pair in given if pair is not None]
+        coarsest = max((maker.site for maker in makers if maker is not None), key=roundings.__getitem__)
+        return list({pair.key: pair for pair in sources}.values()), coarsest
+
     def _largest_error(self, records: Sequence[Record]) -> float:
         """Return the largest error of arguments of free runs, of median or worst rows; 0 if not known."""
         pairs = [] if self._context.injected else [self._context.pairs.get(r.key.text) for r in records]
@@ -193,6 +227,7 @@ class _Gains:
         is_core: bool,
         is_centred: bool,
         kept: float = 0.0,
+        rounded_by: str = "",
     ) -> Iterator[Gain]:
         """Find the gain of one result.
 
@@ -207,6 +242,7 @@ class _Gains:
             is_core: Whether the larger limits count.
             is_centred: Whether the module subtracts the mean of its input.
             kept: Row error of what caches, or other arguments, hold besides the sources.
+            rounded_by: The module whose weights say what is rounded; `site` if it is "".
         """
         pair = self._context.measured(record.key.text)
         if pair is None or not pair.is_inexact or pair.key in self._of_experts_done:
@@ -216,7 +252,7 @@ class _Gains:
             return
         together = partial(_together, is_core=is_core, kept=kept)
         inputs = together(errors)
-        precision, count = pair.precision.of_module(site), least_elements((*sources, pair))
+        precision, count = pair.precision.of_module(rounded_by or site), least_elements((*sources, pair))
         is_aligned = pair.key in self._context.aligned
         finding = judge_gain(output, inputs, precision, is_core=is_core, elements=count)
         judge_of_tail = partial(judge_tail, has_channels=len(record.shape) >= _IMAGES)
