@@ -58,6 +58,7 @@ _PHRASES: Final[Mapping[str, str]] = {
     "parameter": "other parameters",
     "weight_rounding": "errors over those of rounding",
     "quantisation": "own error over predicted error",
+    "recomputed": "own error",
     "rank_part": "share of the error in one rank's part",
     "range": "values beyond the range",
     "routing": "share of other choices",
@@ -117,8 +118,9 @@ class Precision:
         weights: What the weights were rounded to, if that is coarser, as `int8`; else "".
         weights_from: By step, the order of execution in the reference of the first result that such weights
             make, from which on they count; empty if that is not known, so that they count everywhere.
-        own_roundings: `rho` of the results of each module with such weights, by its site; `rounding` is the
-            largest of them.
+        own_roundings: `rho` of the results of each module of which it is known, by its site: of those with
+            such weights, of which `rounding` is the largest, and of those that round nothing to few bits.
+        recorded: `rho` of the dtype of both records, if they are coarser than the run without its weights.
     """
 
     name: str
@@ -127,6 +129,7 @@ class Precision:
     weights: str = ""
     weights_from: tuple[tuple[int, int], ...] = ()
     own_roundings: Mapping[str, float] = field(default_factory=dict, compare=False)
+    recorded: float = 0.0
 
     @property
     def text(self) -> str:
@@ -139,9 +142,12 @@ class Precision:
         return f"{self.name} with {self.weights} weights" if self.weights else self.name
 
     def of_module(self, site: str) -> Precision:
-        """Return the precision of what a module adds itself: that of its own weights if they are rounded."""
+        """Return the precision of what a module adds itself; the run's if that is not known."""
         own = self.own_roundings.get(site)
-        return self if own is None else replace(self, unit=self.unit * own / self.rounding, rounding=own)
+        if own is None:
+            return self
+        own = max(own, self.recorded)
+        return replace(self, unit=self.unit * own / self.rounding, rounding=own)
 
     def has_weights(self, record: Record) -> bool:
         """Whether rounded weights count for a record of the reference: their module's, or what follows."""
@@ -296,7 +302,11 @@ class Policy:
         else:
             names = [record.dtype.name for record in (reference, target) if record.dtype.is_inexact]
             coarsest = max(names, key=self.units.__getitem__)
-        return runs if runs is not None and runs.unit >= self.units[coarsest] else self.precision(coarsest)
+        if runs is None or runs.unit < self.units[coarsest]:
+            return self.precision(coarsest)
+        if runs.weights and self.units[coarsest] > self.units[runs.name]:
+            return replace(runs, recorded=self.precision(coarsest).rounding)
+        return runs
 
     def envelope_at(self, depth: int, precision: Precision) -> float:
         """Return the largest row error that is green at a depth (POL-13)."""

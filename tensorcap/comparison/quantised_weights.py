@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tensorcap.comparison.policy import POLICY, Precision
-from tensorcap.runs import BESIDE_WEIGHT
+from tensorcap.runs import BESIDE_WEIGHT, enclosing_sites
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
-from tensorcap_formats.keys import escape
+from tensorcap_formats.keys import ROOT_SITE, escape
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import ModuleInfo, RunInfo, TensorInfo
 
@@ -43,7 +43,8 @@ def quantised_precision(
 
     A weight of b bits is rounded to `2^(b - 1) - 1` steps of its group's largest value, with an error that is
     spread evenly over a step: an RMS of `step / sqrt(12)`, which a matrix product hands on whole. It counts
-    for what such a module makes, and for what comes after that in the same step.
+    for what such a module makes, and for what comes after that in the same step. What a module adds itself is
+    known of those that round, and of those that round nothing: these add what the runs' own precision makes.
 
     Args:
         reference: What the reference's metadata say.
@@ -58,9 +59,46 @@ def quantised_precision(
     rounded = max(modules.values(), key=lambda module: module.rounding).precision(precision)
     if not rounded.weights:
         return precision
-    own_roundings = {site: module.rounding for site, module in modules.items()}
+    own_roundings = dict.fromkeys(_exact_sites(reference, target, modules), POLICY.noise(precision))
+    own_roundings |= {site: module.rounding for site, module in modules.items()}
     first_results = _first_results(records, modules)
     return replace(rounded, weights_from=first_results, own_roundings=own_roundings)
+
+
+def _exact_sites(reference: RunInfo, target: RunInfo, rounded: Collection[str]) -> Iterator[str]:
+    """Yield the modules of the reference that the target computes in floats, without weights in few bits.
+
+    Of a target that rounds results to whole steps, or somewhere outside the reference's modules, it is not
+    known which modules round what they make: none is yielded.
+
+    Args:
+        reference: What the reference's metadata say.
+        target: What the target's metadata say.
+        rounded: Sites of the modules that round.
+    """
+    of_weights = {site for site, _ in quantised_bits(reference, target)}
+    elsewhere = set(rounded) - of_weights - (reference.modules.keys() - {ROOT_SITE})
+    if elsewhere or output_steps(target):
+        return
+    rounding = {*rounded, *_rounding_sites(target)}
+    for site, module in reference.modules.items():
+        theirs = target.modules.get(site)
+        floats, held = (
+            0 if side is None else max(map(_count, _matrices(side, UNIT_ROUNDOFFS)), default=0)
+            for side in (module, theirs)
+        )
+        if site not in rounding and held >= floats:
+            yield site
+
+
+def _rounding_sites(target: RunInfo) -> Iterator[str]:
+    """Yield the modules with whole numbers, and those that quantise values, with all modules around them."""
+    for site, module in target.modules.items():
+        has_numbers = bool(_numbers(module)) or any(_matrices(module, _BITS))
+        if has_numbers:
+            yield site
+        elif "quant" in module.short_class.lower() and not any(_matrices(module, UNIT_ROUNDOFFS)):
+            yield from (site, *enclosing_sites(site))
 
 
 @dataclass(frozen=True, slots=True)

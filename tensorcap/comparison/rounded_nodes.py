@@ -23,6 +23,8 @@ from tensorcap_formats.records import Record
 
 _MOST_ROWS: Final = 512  # of a tensor, the first ones, that are read
 _WHOLE: Final = ("int", "uint")  # kinds of dtypes
+_DYNAMIC: Final = "DynamicQuantizeLinear"  # makes numbers, their step and their zero point
+_PRODUCTS: Final = ("MatMulInteger", "ConvInteger")
 _SUMS: Final = ("Add", "Sub", "Sum", "QLinearAdd")
 _FEW: Final = 0.25  # of the values that have one number: the sum is hardly more than that
 
@@ -69,10 +71,18 @@ class LostOperand:
 
 
 def rounded_nodes(target: Archive) -> Iterator[RoundedNode]:
-    """Yield the nodes of a target that round what they make, as facts of its ops say (CAP-331)."""
+    """Yield the nodes of a target that round what they make, as facts of its ops say (CAP-331).
+
+    Of those that find the step at each call only operands of products without a weight: what such a node does
+    to a product with one is known of the layer.
+    """
     names = target.names if isinstance(target, MappedArchive) else {}
-    facts = {text: value for text, value in target.values.items() if is_fact(text, value)}
-    if not any("step" in value for value in facts.values()):
+    facts = {
+        text: value
+        for text, value in target.values.items()
+        if is_fact(text, value) and isinstance(value, Mapping)
+    }
+    if not any("step" in value or _base(value) == _DYNAMIC for value in facts.values()):
         return
     makers = {
         output["record"]: value
@@ -80,6 +90,7 @@ def rounded_nodes(target: Archive) -> Iterator[RoundedNode]:
         for output in value.get("outputs", ())
         if isinstance(output, Mapping) and isinstance(output.get("record"), str)
     }
+    yield from _rounded_operands(target, facts, makers, names)
     for text, value in facts.items():
         step, key = value.get("step"), f"{text.rpartition('/')[0]}/output"
         if not isinstance(step, float) or not step > 0 or key not in target:
@@ -92,6 +103,30 @@ def rounded_nodes(target: Archive) -> Iterator[RoundedNode]:
         zero = _number(value, "zero") if record.dtype.kind in _WHOLE else 0.0
         call = int(_number(value, "module_call"))
         yield RoundedNode(names.get(module, module), call, name, step, zero, record, operands)
+
+
+def _rounded_operands(
+    target: Archive,
+    facts: Mapping[str, Mapping[str, Any]],
+    makers: Mapping[str, Mapping[str, Any]],
+    names: Mapping[str, str],
+) -> Iterator[RoundedNode]:
+    """Yield nodes that round operands of a product of two computed tensors, within the module of that."""
+    for text, value in facts.items():
+        operands = [operand for operand in _inputs(value)[:2] if _base(makers.get(operand, {})) == _DYNAMIC]
+        if _base(value) not in _PRODUCTS or len(operands) < 2:
+            continue
+        module = Key.parse(text).site.partition(":")[0]
+        for numbers in operands:
+            made = [output["record"] for output in makers[numbers]["outputs"]]
+            if len(made) != 3 or not all(record in target and target.get(record).stored for record in made):
+                continue
+            try:
+                step, zero = (float(target.load(target.get(record)).reshape(-1)[0]) for record in made[1:])
+            except (OSError, ReadError):  # the comparison says so
+                continue
+            call, name = int(_number(value, "module_call")), Key.parse(numbers).site.partition(":")[2]
+            yield RoundedNode(names.get(module, module), call, name, step, zero, target.get(numbers), ())
 
 
 def inner_roundings(target: Archive, nodes: Iterable[RoundedNode]) -> dict[str, float]:

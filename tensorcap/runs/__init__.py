@@ -8,7 +8,7 @@ tree, also as text), `window` (a part of a tensor: read, printed, written), `val
 """
 
 from tensorcap.runs.archive_summary import ArchiveSummary
-from tensorcap.runs.calls import Call, Calls, calls_of, enclosing_sites, is_state
+from tensorcap.runs.calls import Call, Calls, Core, calls_of, enclosing_sites, is_state
 from tensorcap.runs.contents import Contents, contents_of, is_telling
 from tensorcap.runs.graph import Graph, GraphEnds, Node, Value, View
 from tensorcap.runs.ops import FACTS, Ops, forget_ops, is_fact, ops_of, passed_in
@@ -45,6 +45,7 @@ __all__ = [
     "Call",
     "Calls",
     "Contents",
+    "Core",
     "Graph",
     "GraphEnds",
     "Node",

@@ -75,6 +75,15 @@ def limits_table() -> str:
             "own error / predicted error",
             POLICY.quantised,
         ),
+        _row(
+            "recomputed",
+            "a module in floats of a target with weights in few bits",
+            "own error / ρ",
+            POLICY.leaf_own,
+        ),
+        _row(
+            "recomputed", "the core of an attention of such a target", "own error / ρ", POLICY.composite_own
+        ),
         _row("twin_ratio", "a leaf of a replay, no product with a weight", "R", POLICY.twin_ratio),
         _row("ulp_share", "elements of a replay more than 1 ulp off", "share", POLICY.twin_bits),
         _words("ulp_share", "elements of another value", f"share ≤ {POLICY.twin_values:g}", "more", "never"),

@@ -447,6 +447,7 @@ def test_findings_of_local_tests_speak_of_the_module_itself() -> None:
         "own_error_leaf",
         "quantisation",
         "range",
+        "recomputed",
         "routing",
         "unequal_copies",
         "zeros",
@@ -457,7 +458,7 @@ def test_attributes_of_tests_say_what_their_findings_mean() -> None:
     assert {"growth"} == GROWTH_TESTS
     assert {"outlier_element", "input_dependence"} == ROUNDED_INPUT_TESTS
     gains = {"gain", "attention_gain", "gain_tail", "attention_gain_tail", "code_gain"}
-    others = {"angles", "outlier_element", "quantisation", "range", "unequal_copies"}
+    others = {"angles", "outlier_element", "quantisation", "range", "recomputed", "unequal_copies"}
     assert gains | others == EVIDENCE_TESTS
 
 

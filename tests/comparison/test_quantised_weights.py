@@ -186,3 +186,27 @@ def test_what_a_module_adds_is_held_against_its_own_weights() -> None:
     runs = Precision("float32", 0.08, 0.04, "int8", own_roundings={"q_proj": 0.01})
     assert (runs.of_module("q_proj").rounding, runs.of_module("q_proj").unit) == (0.01, 0.02)
     assert (runs.of_module("norm").rounding, runs.of_module("norm").unit) == (0.04, 0.08)
+
+
+@pytest.mark.spec("POL-650")
+def test_a_module_in_floats_adds_what_its_own_dtype_rounds() -> None:
+    held = run_of(weight=("int8", [256, 512]))
+    held["modules"].append({"path": "norm", "class": "my.Norm"})
+    whole = run_of(weight=("float32", [256, 512]))
+    whole["modules"].append({"path": "norm", "class": "my.Norm"})
+    precision = quantised_precision(RunInfo.of(whole), RunInfo.of(held), FLOAT32)
+    assert precision.of_module("proj").rounding == precision.rounding > 1e-3
+    assert precision.of_module("norm").rounding == 4e-6
+    assert precision.of_module("elsewhere").rounding == precision.rounding
+    low = quantised_precision(RunInfo.of(whole), RunInfo.of(held), POLICY.precision("bfloat16"))
+    assert low.of_module("norm").rounding == pytest.approx(0.425 * 2**-8)
+
+
+@pytest.mark.spec("POL-655")
+def test_no_module_of_a_target_that_rounds_results_is_known_to_round_nothing() -> None:
+    whole, held = run_of(weight=("float32", [256, 512])), run_of(weight=("int8", [256, 512]))
+    for run in (whole, held):
+        run["modules"].append({"path": "norm", "class": "my.Norm"})
+    held["modules"][0]["settings"] = {"output_step": 0.1}
+    precision = quantised_precision(RunInfo.of(whole), RunInfo.of(held), FLOAT32)
+    assert precision.of_module("norm").rounding == precision.rounding

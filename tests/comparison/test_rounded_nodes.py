@@ -90,3 +90,28 @@ def test_rounding_of_several_steps_does_not_add_up(make_archive: MakeArchive) ->
         tensors, values = difference(dict.fromkeys(range(count), (X, SMALL, 0.03)))
         archive = make_archive(tensors, values=values)
         assert inner_roundings(archive, rounded_nodes(archive)) == {"norm": pytest.approx(wanted, rel=0.02)}
+
+
+@pytest.mark.spec("POL-656")
+@pytest.mark.parametrize("is_weight", [False, True], ids=["two computed", "a weight"])
+def test_operands_of_a_product_are_rounded_within_its_module(
+    make_archive: MakeArchive, is_weight: bool
+) -> None:
+    tensors: dict[str, Array] = {}
+    values: dict[str, Any] = {}
+    for name, size in (("q", 1.0), ("k", 3.0)):
+        step, node = size * 8 / 255, f"0/norm:{name}"
+        made = (np.rint(size * X / step) + 128).clip(0, 255).astype(np.uint8)
+        tensors |= {
+            f"{node}/output.0": made,
+            f"{node}/output.1": np.array([step], np.float32),
+            f"{node}/output.2": np.array([128], np.uint8),
+        }
+        outputs = [{"slot": f"output.{i}", "record": f"{node}/output.{i}"} for i in range(3)]
+        values |= facts(node, "DynamicQuantizeLinear", ["0/norm/input"], outputs=outputs)
+    values |= facts("0/norm:scores", "MatMulInteger", ["0/norm:q/output.0", "0/norm:k/output.0"])
+    if is_weight:
+        values["0/norm:scores/op"]["inputs"][1] = {"name": "B", "parameter": "w"}
+    archive = make_archive(tensors, values=values)
+    wanted = {} if is_weight else {"norm": pytest.approx(np.sqrt(2) * 8 / 255 / np.sqrt(12), rel=0.05)}
+    assert inner_roundings(archive, rounded_nodes(archive)) == wanted

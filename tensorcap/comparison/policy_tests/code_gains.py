@@ -225,7 +225,7 @@ def _judge(pair: MeasuredPair, error: float, maker: _CallUnderWay) -> Finding:
     """Judge what the code of a call made by the errors of what it had."""
     inputs = maker.error_of_operands(pair.reference)
     limits = POLICY.sampled(POLICY.code_gain, min(pair.elements, maker.least_elements))
-    gain = error / math.hypot(inputs, 2 * pair.precision.rounding)
+    gain = error / math.hypot(inputs, 2 * pair.precision.of_module(maker.call.site).rounding)
     text = (
         f"error at most {inputs:.2g} in all that the code of {maker.call.site} had, {error:.2g} in what it "
         f"made: gain {gain:.3g}, at most {limits.green:.3g}"

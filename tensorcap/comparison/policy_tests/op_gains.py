@@ -15,6 +15,7 @@ from typing import Final
 from tensorcap.comparison.pair import Finding, Pair
 from tensorcap.comparison.policy_tests.context import Context, Gain, MeasuredPair, PolicyTest
 from tensorcap.comparison.policy_tests.gains import RobustVerdict, judge_gain, judge_tail, least_elements
+from tensorcap_formats.keys import module_of
 
 # Ops that hand the relative error of a tensor on as it is, or less, or a few times as large
 # fmt: off
@@ -79,7 +80,8 @@ def _gain_of_op(context: Context, pair: MeasuredPair) -> Gain | None:
     if shares is None or errors is None:
         return None
     together = partial(_together, shares=shares)
-    inputs, precision, count = together(errors), pair.precision, least_elements((*sources, pair))
+    inputs, count = together(errors), least_elements((*sources, pair))
+    precision = pair.precision.of_module(module_of(pair.reference.key.site))
     finding = judge_gain(output, inputs, precision, is_core=True, elements=count)
     if finding.status != "within-rounding":
         robust = context.robust_errors(sources, pair, name in _CENTRED)

@@ -28,11 +28,10 @@ class OwnErrorTest(PolicyTest):
             if own is None:
                 continue
             site = pair.reference.key.site
-            is_leaf = own == "result" and context.calls.is_leaf(site) and context.calls.is_simple(site)
-            yield (
-                pair.key,
-                judge_own_error(error, pair.precision, is_leaf=is_leaf, elements=pair.elements),
-            )
+            is_alone = own == "result" and context.calls.is_leaf(site)
+            precision = pair.precision.of_module(site) if is_alone else pair.precision
+            is_leaf = is_alone and context.calls.is_simple(site)
+            yield pair.key, judge_own_error(error, precision, is_leaf=is_leaf, elements=pair.elements)
 
 
 def judge_own_error(

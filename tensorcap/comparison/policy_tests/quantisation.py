@@ -16,12 +16,13 @@ _OWN: Final = ("gain", "gain_tail", "input_dependence", "own_error_leaf", "own_e
 # Tests that know less of a tensor's error than one that knows how it comes about, by that one's name
 _ESTIMATES: Final[Mapping[str, Collection[str]]] = {
     "quantisation": _OWN,
+    "recomputed": (*_OWN, "attention_gain", "attention_gain_tail", "code_gain"),
     "angles": (*_OWN, "attention_gain", "attention_gain_tail", "code_gain", "outlier_element", "growth"),
 }
 
 
 def without_estimates(findings: Sequence[Finding]) -> Sequence[Finding]:
-    """Leave out findings of tests that know less of an error, if `quantisation` or `angles` has judged it."""
+    """Leave out findings of tests that know less of an error, if another test knows more."""
     less = {test for finding in findings for test in _ESTIMATES.get(finding.test, ())}
     return [finding for finding in findings if finding.test not in less] if less else findings
 

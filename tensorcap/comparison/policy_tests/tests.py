@@ -22,6 +22,7 @@ from tensorcap.comparison.policy_tests.op_gains import OpGainTest
 from tensorcap.comparison.policy_tests.outlier import OutlierTest
 from tensorcap.comparison.policy_tests.own_error import OwnErrorTest
 from tensorcap.comparison.policy_tests.quantisation import QuantisationTest
+from tensorcap.comparison.policy_tests.recomputed import RecomputedTest
 from tensorcap.comparison.policy_tests.value_range import RangeTest
 
 TESTS: Final[tuple[PolicyTest, ...]] = (
@@ -33,6 +34,7 @@ TESTS: Final[tuple[PolicyTest, ...]] = (
     RangeTest(),
     OwnErrorTest(),
     QuantisationTest(),
+    RecomputedTest(),
     AnglesTest(),
     GrowthTest(),
     WideErrorTest(),
