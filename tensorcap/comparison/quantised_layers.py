@@ -18,6 +18,16 @@ import numpy as np
 
 from tensorcap.comparison.cut_values import CutValues, cut_inputs, cut_results
 from tensorcap.comparison.injected import Injected
+from tensorcap.comparison.layer_products import (
+    MOST_ROWS,
+    Call,
+    Product,
+    first_rows,
+    floats_of,
+    layer_products,
+    place_in_run,
+    single_calls,
+)
 from tensorcap.comparison.other_weights import OtherWeights
 from tensorcap.comparison.pair import Decision, Finding, Pair, decide
 from tensorcap.comparison.policy import POLICY, Precision
@@ -46,12 +56,10 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
-from tensorcap_formats.keys import Key, escape, unescape
+from tensorcap_formats.keys import escape, unescape
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import ModuleInfo
 
-_MOST_ROWS: Final = 512  # of an input, the first ones, that are multiplied
-_LINEAR: Final = 1e-3  # relative error of a product that is a layer's result, in float32
 _ROUNDINGS: Final = 3.0  # of the runs' precision, that a layer may add besides
 _ALIKE: Final = 0.1  # by which fitted factors may be off, relative
 _MOST: Final = 0.98  # of the columns have to have such factors
@@ -280,7 +288,7 @@ def measure_layers(
     lost = dict(_lost_in_results(reference, target, nodes))
     ours, theirs = (_parameters(archive, {site for site, _ in packed}) for archive in (reference, target))
     sites = {site for site, _ in packed} | set(steps)
-    given, made = (_calls(archive, sites) for archive in (reference, target))
+    given, made = (single_calls(archive, sites) for archive in (reference, target))
     weights: dict[str, QuantisedWeight] = {}
     results: dict[str, LayerError] = {}
     predicted: dict[str, float] = {}
@@ -294,7 +302,7 @@ def measure_layers(
         if records[0] is None or records[1] is None or records[0].shape != records[1].shape:
             continue
         try:
-            trusted = _floats(reference, records[0])
+            trusted = floats_of(reference, records[0])
             module = target.info.modules.get(site)
             if trusted is not None and (
                 rounding := _wide_rounding(
@@ -308,7 +316,7 @@ def measure_layers(
                 continue
             weight = _with_unit(weight, precision)
             both = given.get(site, {}), made.get(site, {})
-            products = list(_products(reference, target, trusted, *both, injected))
+            products = list(layer_products(reference, target, trusted, *both, injected))
             rows = list(_looked_up(reference, target, site, trusted))
         except (OSError, ReadError):  # the comparison says so
             continue
@@ -384,11 +392,13 @@ def _with_activation(reference: Archive, target: Archive, sites: Collection[str]
     """
     results = {r.key.text: r for r in reference.records if is_result(r.key) and r.stored}
     made = {contents_of(r): r for r in results.values() if r.key.site in sites and r.digest}
-    given = {(r.key.site, _place(r.key)): r for r in reference.records if r.key.slot.startswith("input")}
+    given = {
+        (r.key.site, place_in_run(r.key)): r for r in reference.records if r.key.slot.startswith("input")
+    }
     found: dict[str, str] = {}
     for text, record in results.items():
         module = reference.info.modules.get(record.key.site)
-        argument = given.get((record.key.site, _place(record.key)))
+        argument = given.get((record.key.site, place_in_run(record.key)))
         if module is None or argument is None or module.short_class not in _CUT_BELOW_0:
             continue
         maker = made.get(contents_of(argument)) if argument.digest else None
@@ -399,7 +409,7 @@ def _with_activation(reference: Archive, target: Archive, sites: Collection[str]
             continue
         try:
             wanted, whole, values = (
-                _floats(archive, each)
+                floats_of(archive, each)
                 for archive, each in ((reference, record), (reference, maker), (target, theirs))
             )
         except (OSError, ReadError):  # the comparison says so
@@ -429,7 +439,7 @@ def _lost_in_results(
 def _errors_by_statistics(
     reference: Archive,
     target: Archive,
-    given: Mapping[str, Mapping[tuple[int, int, int], _Call]],
+    given: Mapping[str, Mapping[tuple[int, int, int], Call]],
     *,
     besides: Collection[str],
 ) -> Iterator[tuple[str, float]]:
@@ -456,7 +466,7 @@ def _errors_by_statistics(
             continue
         for call in given.get(site, {}).values():
             try:
-                x, y = (None if side is None else _rows(side) for side in call.values(reference))
+                x, y = (None if side is None else first_rows(side) for side in call.values(reference))
             except (OSError, ReadError):  # the comparison says so
                 continue
             if x is None or y is None or len(x) != len(y) or x.shape[1] != weight.shape[1]:
@@ -467,11 +477,6 @@ def _errors_by_statistics(
             rows = np.sqrt(squares[sizes > 0]) / sizes[sizes > 0]
             if rows.size:
                 yield site, max(float(np.median(rows)), float(np.quantile(rows, 0.95)) / POLICY.replayed_tail)
-
-
-def _rows(values: Array) -> Array:
-    """The first rows along the last axis."""
-    return values.reshape(-1, values.shape[-1])[:_MOST_ROWS]
 
 
 def _is_right(weights: Mapping[str, QuantisedWeight], record: Record | None) -> bool:
@@ -486,7 +491,7 @@ def _held_weight(
     """Which other weight of the reference it is, rounded, if it is one."""
 
     def is_held(record: Record) -> bool:
-        values = _floats(others.reference, record)
+        values = floats_of(others.reference, record)
         return values is not None and _is_rounded(measure_rounding(values, weight))
 
     try:
@@ -507,7 +512,7 @@ def _bias_error(
     """What a bias in few bits is off by, `[outputs]`; None if it is not known."""
     if ours is None or theirs is None or ours.shape != theirs.shape:
         return None
-    sides = _floats(reference, ours), _floats(target, theirs)
+    sides = floats_of(reference, ours), floats_of(target, theirs)
     return None if sides[0] is None or sides[1] is None else sides[1] - sides[0]
 
 
@@ -525,7 +530,7 @@ def judge_quantised_weight(
     site, name = theirs.key.site, unescape(theirs.key.slot.partition(".")[2])
     if (site, name) not in packed_weights(target.info):
         return None
-    trusted = _floats(reference, ours)
+    trusted = floats_of(reference, ours)
     module = target.info.modules.get(site)
     weight = _numbers(target, theirs, _parameters(target, {site}), module, name)
     if trusted is None or weight is None or trusted.shape != weight.values.shape:
@@ -546,63 +551,6 @@ def _judge_weight(reference: Array, weight: WeightNumbers, inputs: Array | None)
     return QuantisedWeight(weight.text, rounding, mistake)
 
 
-@dataclass(frozen=True, slots=True)
-class _Product:
-    """One call of a linear layer.
-
-    Attributes:
-        key: Key text of its result.
-        x: What the target's layer was given, `[rows, inputs]`.
-        y: What it made, `[rows, outputs]`.
-        wanted: What the reference's makes of the same.
-        bias: What the reference adds, `[outputs]`.
-        given: What the reference's layer was given, `[rows, inputs]`.
-    """
-
-    key: str
-    x: Array
-    y: Array
-    wanted: Array
-    bias: Array
-    given: Array
-
-
-def _products(
-    reference: Archive,
-    target: Archive,
-    weight: Array,
-    ours: Mapping[tuple[int, int, int], _Call],
-    theirs: Mapping[tuple[int, int, int], _Call],
-    injected: Injected | None,
-) -> Iterator[_Product]:
-    """Yield the calls of a layer whose result is its input times its weight, and a bias."""
-    if weight.ndim != 2:
-        return
-    for place, call in ours.items():
-        other = theirs.get(place)
-        if other is None:
-            continue
-        sides = (*call.values(reference), *other.values(target))
-        x, y, x_target, y_target = (None if side is None else _rows(side) for side in sides)
-        if x is None or y is None or x_target is None or y_target is None:
-            continue
-        if len(x) != len(y) or len(x_target) != len(y_target) or x.shape[1] != x_target.shape[1]:
-            continue
-        if (x.shape[1], y.shape[1]) != weight.shape[::-1] or y_target.shape[1] != y.shape[1]:
-            continue
-        rest = y - x @ weight.T
-        bias = rest.mean(axis=0)
-        size = max(float(np.linalg.norm(y)), 1e-300)
-        unit = max(POLICY.units.get(record.dtype.name, 0.0) for record in (call.input, call.output))
-        if not np.linalg.norm(rest - bias) <= (_LINEAR + 2 * unit) * size:
-            continue
-        if injected:
-            if not injected.is_replaced(other.input.key):
-                continue
-            x_target = x
-        yield _Product(call.output.key.text, x_target, y_target, x_target @ weight.T + bias, bias, x)
-
-
 def _looked_up(
     reference: Archive, target: Archive, site: str, weight: Array
 ) -> Iterator[tuple[str, Array, Array]]:
@@ -610,13 +558,13 @@ def _looked_up(
     if weight.ndim != 2:
         return
     records = [r for r in reference.records if r.key.site == site and r.stored]
-    given = {_place(r.key): r for r in records if r.key.slot.startswith("input") and r.dtype.is_whole}
+    given = {place_in_run(r.key): r for r in records if r.key.slot.startswith("input") and r.dtype.is_whole}
     for record in records:
         text = record.key.text
-        places, own = given.get(_place(record.key)), target.get(text) if text in target else None
+        places, own = given.get(place_in_run(record.key)), target.get(text) if text in target else None
         if not record.key.slot.startswith("output") or places is None or own is None or not own.stored:
             continue
-        values, theirs = _floats(reference, record), _floats(target, own)
+        values, theirs = floats_of(reference, record), floats_of(target, own)
         rows = reference.load(places).reshape(-1).astype(np.int64)
         if values is None or theirs is None or values.shape != theirs.shape or not rows.size:
             continue
@@ -669,8 +617,8 @@ def _factors(
     site: str,
     weight: Array,
     rounded: WeightNumbers,
-    products: Sequence[_Product],
-    calls: Mapping[tuple[int, int, int], _Call],
+    products: Sequence[Product],
+    calls: Mapping[tuple[int, int, int], Call],
 ) -> Iterator[_Factors]:
     """Yield what columns may have been multiplied by: what fits, a norm has lost, or the layer holds."""
     if not products:
@@ -688,18 +636,18 @@ def _factors(
     for name, record in ours.items():
         other = theirs.get(name)
         if other is not None and record.size == other.size == weight.shape[1]:
-            sides = _floats(reference, record), _floats(target, other)
+            sides = floats_of(reference, record), floats_of(target, other)
             if sides[0] is not None and sides[1] is not None and (sides[0] * sides[1]).all():
                 yield _Factors((sides[0] / sides[1]).reshape(-1))
     for (_, slot), record in _parameters(target, {site}).items():
         if record.size == weight.shape[1] and slot not in (_BIAS, "param.weight"):
-            values = _floats(target, record)
+            values = floats_of(target, record)
             if values is not None and values.all():
                 yield _Factors(values.reshape(-1), is_inside=True)
                 yield _Factors(1 / values.reshape(-1), is_inside=True)
 
 
-def _column_factors(reference: Array, weight: WeightNumbers, product: _Product) -> Array | None:
+def _column_factors(reference: Array, weight: WeightNumbers, product: Product) -> Array | None:
     """The numbers that columns of a weight were multiplied by before it was rounded; None if there are none.
 
     They are fitted to the weight, by least squares, and have to be those that the input's columns were
@@ -718,7 +666,7 @@ def _column_factors(reference: Array, weight: WeightNumbers, product: _Product) 
 
 
 def _undone(
-    reference: Archive, target: Archive, site: str, calls: Iterable[_Call], factors: Array
+    reference: Archive, target: Archive, site: str, calls: Iterable[Call], factors: Array
 ) -> dict[str, str]:
     """Which tensors differ because they are made of a scaled input: it, what holds it, and what scaled it."""
     reason = f"its columns are divided by what those of the weight of {site} were multiplied by"
@@ -732,7 +680,7 @@ def _undone(
         other = theirs.get(name)
         if other is None or record.shape != other.shape or record.size != factors.size:
             continue
-        sides = _floats(reference, record), _floats(target, other)
+        sides = floats_of(reference, record), floats_of(target, other)
         if sides[0] is None or sides[1] is None:
             continue
         wanted = sides[0].reshape(-1) * factors
@@ -746,8 +694,8 @@ def _rounded_results(
     target: Archive,
     step: float,
     settings: Mapping[str, Any],
-    ours: Mapping[tuple[int, int, int], _Call],
-    theirs: Mapping[tuple[int, int, int], _Call],
+    ours: Mapping[tuple[int, int, int], Call],
+    theirs: Mapping[tuple[int, int, int], Call],
     injected: Injected | None,
 ) -> Iterator[tuple[str, LayerError]]:
     """Yield key and error of each call of a module that hands on what it is given, rounded to whole steps."""
@@ -797,7 +745,7 @@ def _rms(record: Record) -> float:
 
 
 def _layer_error(
-    product: _Product,
+    product: Product,
     reference: Array,
     weight: WeightNumbers,
     module: ModuleInfo | None,
@@ -875,12 +823,12 @@ def _chance_of_rows(x: Array) -> float:
     return math.sqrt(1 + 2 * math.sqrt(_TAIL / count) + 2 * _TAIL / count)
 
 
-def _rest(product: _Product, weight: WeightNumbers, x: Array) -> float:
+def _rest(product: Product, weight: WeightNumbers, x: Array) -> float:
     """How far a result is from what the layer's own weight makes of an input, and the reference's bias."""
     return float(np.linalg.norm(product.y - x @ weight.values.T - product.bias))
 
 
-def _has_more(product: _Product, weight: WeightNumbers) -> bool:
+def _has_more(product: Product, weight: WeightNumbers) -> bool:
     """Whether a layer computes with more than its weight and a bias, as with rotated inputs."""
     rest = product.y - product.x @ weight.values.T
     size = float(np.linalg.norm(rest - rest.mean(axis=0)))
@@ -888,7 +836,7 @@ def _has_more(product: _Product, weight: WeightNumbers) -> bool:
 
 
 def _found_rounding(
-    product: _Product, weight: WeightNumbers, settings: Mapping[str, Any]
+    product: Product, weight: WeightNumbers, settings: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """How a layer that does not say it rounds its inputs: the way by which its result is what it is.
 
@@ -900,7 +848,7 @@ def _found_rounding(
     if rest <= _SAME * np.linalg.norm(product.y):
         return {}
     for has_rows, is_symmetric in itertools.product((True, False), repeat=2):
-        if not has_rows and len(product.x) == _MOST_ROWS:  # others may have been larger
+        if not has_rows and len(product.x) == MOST_ROWS:  # others may have been larger
             continue
         x = _rounded_inputs(product.x, has_rows=has_rows, is_symmetric=is_symmetric)
         if _rest(product, weight, x) <= _FOUND * rest:
@@ -942,7 +890,7 @@ def _input_variances(x: Array, settings: Mapping[str, Any]) -> Array:
     return variances
 
 
-def _describe_result(product: _Product, weight: WeightNumbers, *, has_rounded_inputs: bool) -> str:
+def _describe_result(product: Product, weight: WeightNumbers, *, has_rounded_inputs: bool) -> str:
     """What a layer does whose result is not what its own weight makes of its input, in words."""
     rest = product.y - product.x @ weight.values.T
     error = float(np.linalg.norm(rest - product.bias))
@@ -966,7 +914,7 @@ def _wide_rounding(
     parameters: Mapping[tuple[str, str], Record],
     module: ModuleInfo | None,
     reference: Array,
-    calls: Iterable[_Call],
+    calls: Iterable[Call],
 ) -> QuantisedWeight | None:
     """A bias of 16 or 32 bits held against the reference's; None if it is none, or has no step of one."""
     name = unescape(record.key.slot.partition(".")[2])
@@ -975,11 +923,11 @@ def _wide_rounding(
     beside = parameters.get((record.key.site, f"{record.key.slot}_step"))
     if number not in _WIDE or beside is None:
         return None
-    values, steps = _floats(target, record), _floats(target, beside)
+    values, steps = floats_of(target, record), floats_of(target, beside)
     if values is None or steps is None or steps.ndim != values.ndim:
         return None
     of_weight = parameters.get((record.key.site, _WEIGHT_STEP))
-    products = _floats(target, of_weight) if of_weight is not None else None
+    products = floats_of(target, of_weight) if of_weight is not None else None
     if products is not None and products.all():
         step = module.settings.get("input_step") if module is not None else None
         products = products.reshape(-1)
@@ -992,13 +940,13 @@ def _wide_rounding(
     return QuantisedWeight(f"{number}", measure_wide(reference, values, steps))
 
 
-def _has_inputs_in_steps(target: Archive, calls: Iterable[_Call], step: float) -> bool:
+def _has_inputs_in_steps(target: Archive, calls: Iterable[Call], step: float) -> bool:
     """Whether what a module was given are whole numbers of a step, and several of them."""
     for call in calls:
-        values = _floats(target, call.input)
+        values = floats_of(target, call.input)
         if values is None or not values.size:
             continue
-        numbers = _rows(values) / step
+        numbers = first_rows(values) / step
         slack = _OFF_STEP + 2 * UNIT_ROUNDOFFS["float32"] * np.abs(numbers)
         whole = np.rint(numbers)
         if (np.abs(numbers - whole) <= slack).all() and np.unique(whole).size >= _FEWEST_NUMBERS:
@@ -1014,7 +962,7 @@ def _numbers(
     name: str,
 ) -> WeightNumbers | None:
     """The numbers of a weight: those that the target says if its values lie on them, else found in these."""
-    values = _floats(target, record)
+    values = floats_of(target, record)
     if values is None:
         return None
     key = record.key
@@ -1022,47 +970,12 @@ def _numbers(
     named = module.settings.get("numbers") if module is not None else None
     number = named.get(name) if isinstance(named, Mapping) else None
     if isinstance(number, str) and levels_of(number) and steps is not None:
-        sides = [None if side is None else _floats(target, side) for side in (steps, zeros)]
+        sides = [None if side is None else floats_of(target, side) for side in (steps, zeros)]
         if sides[0] is not None and sides[0].ndim == values.ndim:
             weight = WeightNumbers(number, values, sides[0], sides[1])
             if weight.are_on_levels:
                 return weight
     return find_numbers(values)
-
-
-@dataclass(slots=True)
-class _Call:
-    """The tensor that a call was given, and the one that it returned."""
-
-    input: Record
-    output: Record
-
-    def values(self, archive: Archive) -> tuple[Array | None, Array | None]:
-        """The values of both in float64, see `_floats`."""
-        return _floats(archive, self.input), _floats(archive, self.output)
-
-
-def _calls(archive: Archive, sites: set[str]) -> Mapping[str, Mapping[tuple[int, int, int], _Call]]:
-    """The calls of modules that were given one tensor of floats and returned one, by site and place."""
-    inputs: dict[tuple[str, tuple[int, int, int]], list[Record]] = defaultdict(list)
-    outputs: dict[tuple[str, tuple[int, int, int]], list[Record]] = defaultdict(list)
-    for record in archive.records:
-        key = record.key
-        if key.site in sites and record.dtype.is_inexact and record.stored and record.shape:
-            kind = key.slot.partition(".")[0]
-            side = {"input": inputs, "output": outputs}.get(kind)
-            if side is not None:
-                side[key.site, _place(key)].append(record)
-    calls: dict[str, dict[tuple[int, int, int], _Call]] = defaultdict(dict)
-    for (site, place), made in outputs.items():
-        given = inputs.get((site, place), [])
-        if len(made) == len(given) == 1:
-            calls[site][place] = _Call(given[0], made[0])
-    return calls
-
-
-def _place(key: Key) -> tuple[int, int, int]:
-    return key.rank, key.step, key.call
 
 
 def _parameters(archive: Archive, sites: set[str]) -> Mapping[tuple[str, str], Record]:
@@ -1072,11 +985,3 @@ def _parameters(archive: Archive, sites: set[str]) -> Mapping[tuple[str, str], R
         for record in archive.records
         if record.key.site in sites and is_parameter(record.key) and record.stored
     }
-
-
-def _floats(archive: Archive, record: Record) -> Array | None:
-    """The values of a record in float64; None if it holds no floats, or some that are not finite."""
-    if record.dtype.kind != "float":
-        return None
-    values = archive.load(record).astype(np.float64)
-    return values if np.isfinite(values).all() else None
