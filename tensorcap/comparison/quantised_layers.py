@@ -25,6 +25,7 @@ from tensorcap.comparison.layer_products import (
     first_rows,
     floats_of,
     layer_products,
+    multiply,
     place_in_run,
     single_calls,
 )
@@ -38,6 +39,7 @@ from tensorcap.comparison.quantised_weights import (
     weight_errors,
 )
 from tensorcap.comparison.rounded_nodes import RoundedNode, inner_roundings, lost_operands, rounded_nodes
+from tensorcap.comparison.stepped_tensors import SteppedTensor, stepped_tensors
 from tensorcap.comparison.weight_mistakes import WeightMistake, alternatives, find_weight_mistake
 from tensorcap.comparison.weight_rounding import (
     Rounding,
@@ -56,7 +58,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
-from tensorcap_formats.keys import escape, unescape
+from tensorcap_formats.keys import Key, escape, unescape
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import ModuleInfo
 
@@ -71,10 +73,10 @@ _CUT: Final = 2.0  # times what rounding makes, that cutting values may make by 
 _CUT_OF_RESULT: Final = 0.05  # of a result's norm, likewise
 _OFF_STEP: Final = 0.02  # steps that a value may be off, besides its own rounding
 _FEWEST_NUMBERS: Final = 8  # of inputs: fewer lie on many a step
-_CUT_BELOW_0: Final = (
-    "ReLU",
-    "ReLU6",
-)  # classes of activations that quantisers make a part of the layer before
+_CUT_OFF: Final[Mapping[str, tuple[float, float]]] = {  # by class of activations that quantisers make a part
+    "ReLU": (0.0, math.inf),  # of the layer before, what results lie between
+    "ReLU6": (0.0, 6.0),
+}
 _TAIL: Final = 7.0  # nats, of the largest of some hundred outputs
 _BITS: Final = 8  # of inputs that are rounded at each call
 _SAME: Final = 1e-5  # relative error of a result that floats alone make, in float32
@@ -213,6 +215,8 @@ class QuantisedLayers:
             multiplied by: see `QuantisedWeight`.
         inner: By site, what rounding between the nodes of a module does to its results, relative.
         lost: What is lost in a sum of the module that makes a result, by the key text of that.
+        rounded: What rounding to whole steps makes of tensors that code between modules rounds, by key text,
+            relative.
     """
 
     weights: Mapping[str, QuantisedWeight] = field(default_factory=dict)
@@ -223,6 +227,7 @@ class QuantisedLayers:
     rounded_to: Mapping[str, str] = field(default_factory=dict)
     inner: Mapping[str, float] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
+    rounded: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def own_errors(self) -> Mapping[str, float]:
@@ -296,6 +301,7 @@ def measure_layers(
     folded: set[str] = set()
     rounded_to: dict[str, str] = {}
     others = OtherWeights(reference)
+    activations = _activations(reference, target, {site for site, _ in packed})
     for site, name in sorted(packed):
         slot = f"param.{escape(name)}"
         records = ours.get((site, slot)), theirs.get((site, slot))
@@ -316,7 +322,14 @@ def measure_layers(
                 continue
             weight = _with_unit(weight, precision)
             both = given.get(site, {}), made.get(site, {})
-            products = list(layer_products(reference, target, trusted, *both, injected))
+            ours_of = reference.info.modules.get(site)
+            products = list(layer_products(reference, target, trusted, *both, injected, ours_of))
+            products = [
+                product
+                if (part := activations.get(product.key)) is None
+                else product.with_activation(part.key, part.ends)
+                for product in products
+            ]
             rows = list(_looked_up(reference, target, site, trusted))
         except (OSError, ReadError):  # the comparison says so
             continue
@@ -325,6 +338,7 @@ def measure_layers(
         weights[records[0].key.text] = judged
         rounded_to[records[0].key.text] = judged.rounded_to
         is_right = _is_rounded(judged.rounding)
+        trusted, weight = trusted.reshape(len(trusted), -1), weight.matrix
         sides = (ours.get((site, _BIAS)), theirs.get((site, _BIAS)))
         of_bias = _bias_error(reference, target, *sides) if _is_right(weights, sides[0]) else None
         for found in (
@@ -338,7 +352,9 @@ def measure_layers(
             if found.is_inside:
                 products = [replace(p, x=p.x / found.factors) for p in products]
                 break
-            products = [replace(p, wanted=p.x @ trusted.T + p.bias) for p in products]
+            products = [
+                replace(p, wanted=np.clip(multiply(p.x, trusted) + p.bias, *p.ends)) for p in products
+            ]
             folded |= {product.key for product in products}
             undone |= _undone(reference, target, site, both[0].values(), 1 / found.factors)
             break
@@ -359,7 +375,7 @@ def measure_layers(
             error = _row_error(places, values, trusted, weight, module, is_right=is_right)
             results[key] = error
             predicted[site] = max(error.expected, predicted.get(site, 0.0))
-    undone |= _with_activation(reference, target, {site for site, _ in packed})
+    undone |= {key: activation.text for key, activation in activations.items()}
     measured = set(predicted)
     for site, estimate in _errors_by_statistics(reference, target, given, besides=measured):
         predicted[site] = max(estimate, predicted.get(site, 0.0))
@@ -379,13 +395,50 @@ def measure_layers(
             if predicted.get(site) is None and (size := _least_size(reference, target, site)):
                 predicted[site] = step / math.sqrt(12) / size
     inner = {site: error for site, error in inner_roundings(target, nodes).items() if site not in measured}
+    rounded: dict[str, float] = {}
+    for tensor in _between_modules(reference, target, steps) if steps else ():
+        site = Key.parse(tensor.key).site
+        rounded[tensor.key] = tensor.step / math.sqrt(12) / _row_size(tensor.values)
+        if tensor.before is not None and not injected:
+            results[tensor.key] = _step_error(tensor.before, tensor.values, tensor.step, {})
+        if site not in measured:
+            inner[site] = max(rounded[tensor.key], inner.get(site, 0.0))
     return QuantisedLayers(
-        weights, results, predicted, undone, frozenset(folded), rounded_to, inner=inner, lost=lost
+        weights, results, predicted, undone, frozenset(folded), rounded_to, inner, lost, rounded
     )
 
 
-def _with_activation(reference: Archive, target: Archive, sites: Collection[str]) -> Mapping[str, str]:
-    """Results of layers that cut off below 0 what the reference has a ReLU behind for, and why they differ.
+def _between_modules(
+    reference: Archive, target: Archive, steps: Mapping[str, float]
+) -> Iterator[SteppedTensor]:
+    """Yield what code between modules rounds to whole steps."""
+    known = {r.digest for r in target.records if r.digest and r.key.site in steps and is_result(r.key)}
+    return stepped_tensors(reference, target, known)
+
+
+def _row_size(values: Array) -> float:
+    """The RMS of a row, the median of those that are not zeros alone."""
+    sizes = np.sqrt(np.square(values.reshape(-1, values.shape[-1])).mean(axis=1))
+    return float(np.median(sizes[sizes > 0]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Activation:
+    """A module of the reference that cuts off results of a layer, of which it is a part in the target.
+
+    Attributes:
+        key: Key text of its result.
+        text: Why the layer's own result differs.
+        ends: What its results lie between.
+    """
+
+    key: str
+    text: str
+    ends: tuple[float, float]
+
+
+def _activations(reference: Archive, target: Archive, sites: Collection[str]) -> Mapping[str, _Activation]:
+    """The activations that are a part of a layer of the target, by the key text of the layer's result.
 
     The module behind is given the layer's result by the reference; in the target both results are the same,
     and what it cuts off is most of how they differ.
@@ -395,11 +448,12 @@ def _with_activation(reference: Archive, target: Archive, sites: Collection[str]
     given = {
         (r.key.site, place_in_run(r.key)): r for r in reference.records if r.key.slot.startswith("input")
     }
-    found: dict[str, str] = {}
+    found: dict[str, _Activation] = {}
     for text, record in results.items():
         module = reference.info.modules.get(record.key.site)
         argument = given.get((record.key.site, place_in_run(record.key)))
-        if module is None or argument is None or module.short_class not in _CUT_BELOW_0:
+        ends = _CUT_OFF.get(module.short_class) if module is not None else None
+        if argument is None or ends is None:
             continue
         maker = made.get(contents_of(argument)) if argument.digest else None
         if maker is None or maker.key.text not in target or text not in target:
@@ -417,7 +471,9 @@ def _with_activation(reference: Archive, target: Archive, sites: Collection[str]
         if wanted is None or whole is None or values is None or wanted.shape != values.shape:
             continue
         if np.linalg.norm(values - wanted) <= _NAMED * np.linalg.norm(values - whole):
-            found[maker.key.text] = f"in the target {record.key.site} is a part of it"
+            found[maker.key.text] = _Activation(
+                text, f"in the target {record.key.site} is a part of it", ends
+            )
     return found
 
 
@@ -621,7 +677,7 @@ def _factors(
     calls: Mapping[tuple[int, int, int], Call],
 ) -> Iterator[_Factors]:
     """Yield what columns may have been multiplied by: what fits, a norm has lost, or the layer holds."""
-    if not products:
+    if not products or products[0].x.shape[1] != weight.shape[1]:
         return
     fitted = _column_factors(weight, rounded, products[0])
     if fitted is not None:
@@ -710,20 +766,29 @@ def _rounded_results(
         if x is None or y is None or x_target is None or y_target is None or not np.array_equal(x, y):
             continue
         wanted = x if injected else x_target
-        size = max(float(np.linalg.norm(wanted)), 1e-300)
-        errors = float(np.linalg.norm(y_target - wanted)), math.sqrt(wanted.size / 12) * step
-        error = LayerError(
-            errors[0] / size, errors[1] / size, 0.0, f"steps of {step:.3g}", chance=chance_of(wanted.size)
-        )
-        cut = cut_results(wanted, {**settings, "output_step": step})
-        if cut is not None:
-            sides = cut.error, y_target - wanted - cut.error
-            taken, rest = (float(np.linalg.norm(side)) / size for side in sides)
-            error = replace(error, cut=(cut,), taken=taken, rest=rest)
-        far = int((np.abs(y_target - wanted) > step).sum())
-        if far and cut is None:
-            error = replace(error, mistake=f"{counted(far, 'value', 'lie')} beyond the range of its numbers")
-        yield call.output.key.text, error
+        yield call.output.key.text, _step_error(wanted, y_target, step, settings)
+
+
+def _step_error(wanted: Array, made: Array, step: float, settings: Mapping[str, Any]) -> LayerError:
+    """The error of what is handed on, rounded to whole steps.
+
+    Its range is that of the values, if the settings of the module do not say it.
+    """
+    size = max(float(np.linalg.norm(wanted)), 1e-300)
+    errors = float(np.linalg.norm(made - wanted)), math.sqrt(wanted.size / 12) * step
+    error = LayerError(
+        errors[0] / size, errors[1] / size, 0.0, f"steps of {step:.3g}", chance=chance_of(wanted.size)
+    )
+    ends = settings.get("output_range") or [float(made.min()), float(made.max())]
+    cut = cut_results(wanted, {"output_step": step, "output_range": ends})
+    if cut is not None:
+        sides = cut.error, made - wanted - cut.error
+        taken, rest = (float(np.linalg.norm(side)) / size for side in sides)
+        error = replace(error, cut=(cut,), taken=taken, rest=rest)
+    far = int((np.abs(made - wanted) > step).sum())
+    if far and cut is None:
+        error = replace(error, mistake=f"{counted(far, 'value', 'lie')} beyond the range of its numbers")
+    return error
 
 
 def _least_size(reference: Archive, target: Archive, site: str) -> float:
@@ -763,17 +828,21 @@ def _layer_error(
     x, own = product.x, product.y - product.wanted
     settings = dict(module.settings) if module is not None else {}
     settings |= _found_rounding(product, weight, settings)
+    kept = product.kept
     if is_right:
-        made = np.square(x @ (weight.values - reference).T).sum(axis=0)
+        errors = np.square(multiply(x, weight.values - reference))
+        made = (errors if kept is None else errors * kept).sum(axis=0)
     else:
-        made = weight.variances @ np.square(x).sum(axis=0)
-    inputs = (_input_variances(x, settings)[:, None] * (x != 0)).sum(axis=0)  # zeros are numbers themselves
-    made = made + np.square(weight.values) @ inputs
+        made = _sums(np.square(x), weight.variances, kept)
+    inputs = _input_variances(x, settings)[:, None] * (x != 0)  # zeros are numbers themselves
+    if inputs.any():
+        made = made + _sums(inputs, np.square(weight.values), kept)
     step = settings.get("output_step")
+    rows = len(x) if kept is None else kept.sum(axis=0)
     if isinstance(step, float):
-        made = made + len(x) * step**2 / 12
+        made = made + rows * step**2 / 12
     if of_bias is not None:
-        made = made + len(x) * np.square(of_bias)
+        made = made + rows * np.square(of_bias)
     noise = _ROUNDINGS * POLICY.noise(precision or POLICY.precision("float32"))
     made = made + np.square(product.wanted).sum(axis=0) * noise**2
     squares = np.square(own).sum(axis=0)
@@ -789,7 +858,8 @@ def _layer_error(
         worst = float(ratios.max(initial=0.0))
     own_error, predicted = (math.sqrt(float(side.sum())) / size for side in (squares, made))
     of_inputs = cut_inputs(x, settings)
-    taken = of_inputs.error @ weight.values.T if of_inputs is not None else np.zeros_like(own)
+    taken = multiply(of_inputs.error, weight.values) if of_inputs is not None else np.zeros_like(own)
+    taken = taken if kept is None else taken * kept
     of_results = cut_results(product.wanted + taken, settings)
     taken = taken + of_results.error if of_results is not None else taken
     error = LayerError(
@@ -812,6 +882,15 @@ def _layer_error(
     return replace(error, mistake=_describe_result(product, weight, has_rounded_inputs=bool(inputs.any())))
 
 
+def _sums(rows: Array, weight: Array, kept: Array | None) -> Array:
+    """The sum of the products of rows and a weight, `[outputs]`, of those results that are kept."""
+    if kept is None:
+        whole: Array = multiply(rows.sum(axis=0)[None], weight)[0]
+        return whole
+    sums: Array = (multiply(rows, weight) * kept).sum(axis=0)
+    return sums
+
+
 def _chance_of_rows(x: Array) -> float:
     """How many times what is expected the RMS of one output may be by chance, of weights with unknown errors.
 
@@ -825,13 +904,14 @@ def _chance_of_rows(x: Array) -> float:
 
 def _rest(product: Product, weight: WeightNumbers, x: Array) -> float:
     """How far a result is from what the layer's own weight makes of an input, and the reference's bias."""
-    return float(np.linalg.norm(product.y - x @ weight.values.T - product.bias))
+    made = np.clip(multiply(x, weight.values) + product.bias, *product.ends)
+    return float(np.linalg.norm(product.y - made))
 
 
 def _has_more(product: Product, weight: WeightNumbers) -> bool:
     """Whether a layer computes with more than its weight and a bias, as with rotated inputs."""
-    rest = product.y - product.x @ weight.values.T
-    size = float(np.linalg.norm(rest - rest.mean(axis=0)))
+    rest = product.rest(weight.values)
+    size = float(np.linalg.norm(rest - product.mean(rest)))
     return size > _NAMED * float(np.linalg.norm(product.y - product.wanted))
 
 
@@ -842,7 +922,7 @@ def _found_rounding(
 
     They are in 8 bits, with a step for each row or one for all, and with a zero point or without.
     """
-    if "input_bits" in settings or "input_step" in settings:
+    if any(name in settings for name in ("input_bits", "input_step", "output_step")):
         return {}
     rest = _rest(product, weight, product.x)
     if rest <= _SAME * np.linalg.norm(product.y):
@@ -892,18 +972,18 @@ def _input_variances(x: Array, settings: Mapping[str, Any]) -> Array:
 
 def _describe_result(product: Product, weight: WeightNumbers, *, has_rounded_inputs: bool) -> str:
     """What a layer does whose result is not what its own weight makes of its input, in words."""
-    rest = product.y - product.x @ weight.values.T
-    error = float(np.linalg.norm(rest - product.bias))
+    rest = product.rest(weight.values)
+    error = float(np.linalg.norm(rest - product.bias * (rest != 0)))
     own = float(np.linalg.norm(product.y - product.wanted))
     if error <= _NAMED * own:
         return "it is what its weight makes, which is not the reference's"
     if np.linalg.norm(rest) <= _NAMED * own:
         return "no bias is added"
-    if np.linalg.norm(rest - rest.mean(axis=0)) <= _NAMED * own:
+    if np.linalg.norm(rest - product.mean(rest)) <= _NAMED * own:
         return "another bias is added"
     for text, values in alternatives(weight):
-        other = product.y - product.x @ values.T
-        if np.linalg.norm(other - other.mean(axis=0)) <= _NAMED * own:
+        other = product.rest(values)
+        if np.linalg.norm(other - product.mean(other)) <= _NAMED * own:
             return f"it is what its weight makes {text}"
     return "" if has_rounded_inputs else "it is not what its own weight makes of its input"
 

@@ -91,6 +91,21 @@ class WeightNumbers:
     unit: float = 0.0
 
     @cached_property
+    def matrix(self) -> WeightNumbers:
+        """The same with all axes behind the first as one."""
+        if self.values.ndim == 2:
+            return self
+        rows = len(self.values)
+
+        def flat(side: Array) -> Array:
+            if side.size in (1, rows):
+                return side.reshape(-1, 1)
+            return spread(side, self.values.shape).reshape(rows, -1)
+
+        zeros = None if self.zeros is None else flat(self.zeros)
+        return WeightNumbers(self.number, self.values.reshape(rows, -1), flat(self.steps), zeros, self.unit)
+
+    @cached_property
     def levels(self) -> Array:
         """All numbers that there are, ascending."""
         return np.array(levels_of(self.number))
@@ -245,7 +260,7 @@ def measure_rounding(reference: Array, weight: WeightNumbers, inputs: Array | No
     Args:
         reference: float64, in the shape of the weight.
         weight: The target's.
-        inputs: What the layer was given, `[rows, inputs]`, float64, if the weight is `[outputs, inputs]`.
+        inputs: What the layer was given, `[rows, inputs]`, float64, if all of it goes into each output.
     """
     ends = len(weight.levels) - 1
     columns = reference.size // max(1, len(reference))
@@ -253,7 +268,7 @@ def measure_rounding(reference: Array, weight: WeightNumbers, inputs: Array | No
     beyond, is_nearest, worst = 0, True, 0.0
     made, independent = [], []
     energy = None
-    if inputs is not None and reference.ndim == 2 and inputs.shape[-1] == columns:
+    if inputs is not None and inputs.shape[-1] == columns:
         energy = np.square(inputs).sum(axis=0)
     for part, rows in weight.in_parts():
         errors = rows.values - reference[part]
@@ -268,7 +283,7 @@ def measure_rounding(reference: Array, weight: WeightNumbers, inputs: Array | No
         by_column += [side.sum(axis=0) for side in sides]
         worst = max(worst, _worst_part(*sides))
         if energy is not None and inputs is not None:
-            made.append(np.square(inputs @ errors.T).sum(axis=0))
+            made.append(np.square(inputs @ errors.reshape(len(errors), -1).T).sum(axis=0))
             independent.append(sides[1] @ energy)
     worst = max(worst, _worst_of(by_column[0], by_column[1], len(reference)))
     feedback = None
@@ -400,9 +415,9 @@ def find_numbers(values: Array) -> WeightNumbers | None:
         return None
     for bits in (4, 8):
         for rows, shape, is_transposed in _groupings(values):
-            if _common_steps(rows[:_FEW, :_SAMPLE], 2**bits - 1) is None:
+            if common_steps(rows[:_FEW, :_SAMPLE], 2**bits - 1) is None:
                 continue
-            steps = _common_steps(rows, 2**bits - 1)
+            steps = common_steps(rows, 2**bits - 1)
             if steps is None:
                 continue
             low, high = (np.rint(ends / steps) for ends in (rows.min(axis=1), rows.max(axis=1)))
@@ -447,8 +462,8 @@ def _groupings(values: Array) -> Iterator[tuple[Array, tuple[int, ...], bool]]:
                 yield side.reshape(-1, size), (len(side), count), is_transposed
 
 
-def _common_steps(rows: Array, most: int) -> Array | None:
-    """The step of each row that its values are whole numbers of, at most so many apart.
+def common_steps(rows: Array, most: int) -> Array | None:
+    """Return the step of each row that its values are whole numbers of, at most so many apart.
 
     None if a row has none.
     """
