@@ -105,6 +105,11 @@ class Product:
         wide: Array = means * is_inside
         return wide
 
+    def with_norm(self, factors: Array, shifts: Array) -> Product:
+        """Return the product with a norm behind it that multiplies channels and adds to them."""
+        bias = self.bias * factors + shifts
+        return replace(self, wanted=self.wanted * factors + shifts, bias=bias)
+
     @property
     def kept(self) -> Array | None:
         """Which results an activation hands on, of either side, `[rows, outputs]`; None without one."""

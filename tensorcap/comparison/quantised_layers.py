@@ -18,6 +18,7 @@ import numpy as np
 
 from tensorcap.comparison.cut_values import CutValues, cut_inputs, cut_results
 from tensorcap.comparison.injected import Injected
+from tensorcap.comparison.layer_parts import FoldedNorm, LayerParts, is_folded_bias, layer_parts
 from tensorcap.comparison.layer_products import (
     MOST_ROWS,
     Call,
@@ -73,10 +74,6 @@ _CUT: Final = 2.0  # times what rounding makes, that cutting values may make by 
 _CUT_OF_RESULT: Final = 0.05  # of a result's norm, likewise
 _OFF_STEP: Final = 0.02  # steps that a value may be off, besides its own rounding
 _FEWEST_NUMBERS: Final = 8  # of inputs: fewer lie on many a step
-_CUT_OFF: Final[Mapping[str, tuple[float, float]]] = {  # by class of activations that quantisers make a part
-    "ReLU": (0.0, math.inf),  # of the layer before, what results lie between
-    "ReLU6": (0.0, 6.0),
-}
 _TAIL: Final = 7.0  # nats, of the largest of some hundred outputs
 _BITS: Final = 8  # of inputs that are rounded at each call
 _SAME: Final = 1e-5  # relative error of a result that floats alone make, in float32
@@ -301,7 +298,7 @@ def measure_layers(
     folded: set[str] = set()
     rounded_to: dict[str, str] = {}
     others = OtherWeights(reference)
-    activations = _activations(reference, target, {site for site, _ in packed})
+    parts = layer_parts(reference, target, {site for site, _ in packed})
     for site, name in sorted(packed):
         slot = f"param.{escape(name)}"
         records = ours.get((site, slot)), theirs.get((site, slot))
@@ -324,21 +321,20 @@ def measure_layers(
             both = given.get(site, {}), made.get(site, {})
             ours_of = reference.info.modules.get(site)
             products = list(layer_products(reference, target, trusted, *both, injected, ours_of))
-            products = [
-                product
-                if (part := activations.get(product.key)) is None
-                else product.with_activation(part.key, part.ends)
-                for product in products
-            ]
             rows = list(_looked_up(reference, target, site, trusted))
         except (OSError, ReadError):  # the comparison says so
             continue
         inputs = products[0].x if products else None
-        judged = _judge_weight(trusted, weight, inputs)
+        norms = [found.norm for p in products if (found := parts.get(p.key)) is not None and found.norm]
+        judged, norm = _judge_with_norm(trusted, weight, inputs, norms[0] if norms else None)
         weights[records[0].key.text] = judged
         rounded_to[records[0].key.text] = judged.rounded_to
         is_right = _is_rounded(judged.rounding)
         trusted, weight = trusted.reshape(len(trusted), -1), weight.matrix
+        if norm is not None:
+            trusted = trusted * norm.factors[:, None]
+        layer_keys = [product.key for product in products]
+        products = [_with_parts(product, parts.get(product.key), norm) for product in products]
         sides = (ours.get((site, _BIAS)), theirs.get((site, _BIAS)))
         of_bias = _bias_error(reference, target, *sides) if _is_right(weights, sides[0]) else None
         for found in (
@@ -369,13 +365,16 @@ def measure_layers(
             held = _held_weight(others, records[0], target, records[1], weight)
             weights[records[0].key.text] = replace(judged, mistake=held)
         results |= errors
+        for key, product in zip(layer_keys, products, strict=True):
+            is_good = errors[product.key].finding.status == "within-rounding"
+            if key in parts and (key != product.key or is_good):
+                undone |= _undone_by_parts(reference, target, key, parts[key], norm)
         for error in errors.values():
             predicted[site] = max(error.expected, predicted.get(site, 0.0))
         for key, places, values in rows:
             error = _row_error(places, values, trusted, weight, module, is_right=is_right)
             results[key] = error
             predicted[site] = max(error.expected, predicted.get(site, 0.0))
-    undone |= {key: activation.text for key, activation in activations.items()}
     measured = set(predicted)
     for site, estimate in _errors_by_statistics(reference, target, given, besides=measured):
         predicted[site] = max(estimate, predicted.get(site, 0.0))
@@ -422,59 +421,58 @@ def _row_size(values: Array) -> float:
     return float(np.median(sizes[sizes > 0]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Activation:
-    """A module of the reference that cuts off results of a layer, of which it is a part in the target.
+def _judge_with_norm(
+    reference: Array, weight: WeightNumbers, inputs: Array | None, norm: FoldedNorm | None
+) -> tuple[QuantisedWeight, FoldedNorm | None]:
+    """Judge a weight, or what it is with the norm behind it folded in if it is nearer to that.
 
-    Attributes:
-        key: Key text of its result.
-        text: Why the layer's own result differs.
-        ends: What its results lie between.
+    Returns:
+        What became of it, and the norm if it is folded in.
     """
+    if norm is None or norm.factors.shape != (len(reference),):
+        return _judge_weight(reference, weight, inputs), None
+    scaled = reference * norm.factors.reshape(-1, *(1,) * (reference.ndim - 1))
+    ratios = [measure_rounding(side, weight).ratio for side in (reference, scaled)]
+    if ratios[0] <= ratios[1]:
+        return _judge_weight(reference, weight, inputs), None
+    judged = _judge_weight(scaled, weight, inputs)
+    return replace(judged, text=f"{judged.text}, with {norm.site} folded in"), norm
 
-    key: str
-    text: str
-    ends: tuple[float, float]
+
+def _with_parts(product: Product, parts: LayerParts | None, norm: FoldedNorm | None) -> Product:
+    """A product with the norm and the activation that are a part of the layer."""
+    if parts is None:
+        return product
+    activation = parts.activation if norm is None else parts.behind_norm
+    if norm is not None:
+        product = product.with_norm(norm.factors, norm.shifts)
+    if activation is not None:
+        product = product.with_activation(activation.key, activation.ends)
+    return product
 
 
-def _activations(reference: Archive, target: Archive, sites: Collection[str]) -> Mapping[str, _Activation]:
-    """The activations that are a part of a layer of the target, by the key text of the layer's result.
-
-    The module behind is given the layer's result by the reference; in the target both results are the same,
-    and what it cuts off is most of how they differ.
-    """
-    results = {r.key.text: r for r in reference.records if is_result(r.key) and r.stored}
-    made = {contents_of(r): r for r in results.values() if r.key.site in sites and r.digest}
-    given = {
-        (r.key.site, place_in_run(r.key)): r for r in reference.records if r.key.slot.startswith("input")
-    }
-    found: dict[str, _Activation] = {}
-    for text, record in results.items():
-        module = reference.info.modules.get(record.key.site)
-        argument = given.get((record.key.site, place_in_run(record.key)))
-        ends = _CUT_OFF.get(module.short_class) if module is not None else None
-        if argument is None or ends is None:
-            continue
-        maker = made.get(contents_of(argument)) if argument.digest else None
-        if maker is None or maker.key.text not in target or text not in target:
-            continue
-        theirs, own = target.get(maker.key.text), target.get(text)
-        if not theirs.stored or contents_of(theirs) != contents_of(own):
-            continue
-        try:
-            wanted, whole, values = (
-                floats_of(archive, each)
-                for archive, each in ((reference, record), (reference, maker), (target, theirs))
-            )
-        except (OSError, ReadError):  # the comparison says so
-            continue
-        if wanted is None or whole is None or values is None or wanted.shape != values.shape:
-            continue
-        if np.linalg.norm(values - wanted) <= _NAMED * np.linalg.norm(values - whole):
-            found[maker.key.text] = _Activation(
-                text, f"in the target {record.key.site} is a part of it", ends
-            )
-    return found
+def _undone_by_parts(
+    reference: Archive, target: Archive, key: str, parts: LayerParts, norm: FoldedNorm | None
+) -> dict[str, str]:
+    """Which tensors differ because of what is a part of a layer, by key text, and why."""
+    activation = parts.activation if norm is None else parts.behind_norm
+    sites = [part.site for part in (norm, activation) if part is not None]
+    if not sites:
+        return {}
+    reason = f"in the target {' and '.join(sites)} {'is a part' if len(sites) == 1 else 'are parts'} of it"
+    undone = {key: reason}
+    if norm is None:
+        return undone
+    site = Key.parse(key).site
+    folded = f"in the target {norm.site} is folded into {site}"
+    of_norm = _parameters(reference, {norm.site})
+    undone |= {record.key.text: folded for record in of_norm.values()}
+    ours, theirs = (_parameters(archive, {site}).get((site, _BIAS)) for archive in (reference, target))
+    if ours is not None and theirs is not None:
+        sides = floats_of(reference, ours), floats_of(target, theirs)
+        if sides[1] is not None and is_folded_bias(norm, sides[0], sides[1]):
+            undone[ours.key.text] = folded
+    return undone
 
 
 def _lost_in_results(
