@@ -1,7 +1,7 @@
 """Modules of a reference that are a part of the layer before them in a target: norms and activations.
 
-A batch norm in inference multiplies each channel and adds to it, and quantisers fold it into the weight and the
-bias; they cut off results in the layer itself, where the reference has a ReLU behind it.
+A batch norm in inference multiplies each channel and adds to it, and quantisers fold it into the weight and
+the bias; they cut off results in the layer itself, where the reference has a ReLU behind it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ _ENDS: Final[Mapping[str, tuple[float, float]]] = {  # what results of an activa
     "ReLU": (0.0, math.inf),
     "ReLU6": (0.0, 6.0),
 }
-_WHOLE: Final = (-math.inf, math.inf)
 _NORMS: Final = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d")
 _EPSILON: Final = 1e-5  # of torch's norms
 _MOST: Final = 0.5  # of how results differ, that is left with the activation
@@ -57,11 +56,13 @@ class Activation:
         site: Its site, the reference's.
         key: Key text of its result.
         ends: What its results lie between.
+        is_held: Whether the target has a tensor in the place of its result.
     """
 
     site: str
     key: str
-    ends: tuple[float, float] = _WHOLE
+    ends: tuple[float, float]
+    is_held: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ class _Parts:
         is_held = self._is_same(result, layer)
         own = modules[1].get(layer.key.site)
         if own is not None and "ReLU" in own.short_class:
-            return Activation(result.key.site, result.key.text if is_held else layer.key.text, ends)
+            return Activation(result.key.site, result.key.text, ends, is_held)
         if not is_held:
             return None
         wanted, whole = (floats_of(self._reference, each) for each in (result, before))
@@ -180,7 +181,7 @@ class _Parts:
             return None
         if np.linalg.norm(values - wanted) > _MOST * np.linalg.norm(values - whole):
             return None
-        return Activation(result.key.site, result.key.text, ends)
+        return Activation(result.key.site, result.key.text, ends, is_held=True)
 
 
 def is_folded_bias(norm: FoldedNorm, ours: Array | None, theirs: Array) -> bool:

@@ -214,6 +214,8 @@ class QuantisedLayers:
         lost: What is lost in a sum of the module that makes a result, by the key text of that.
         rounded: What rounding to whole steps makes of tensors that code between modules rounds, by key text,
             relative.
+        inside: Key texts of what the reference makes within what is one layer of the target, as what a norm
+            is given that is folded into the weight: nothing of the target stands in their place.
     """
 
     weights: Mapping[str, QuantisedWeight] = field(default_factory=dict)
@@ -225,6 +227,7 @@ class QuantisedLayers:
     inner: Mapping[str, float] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
     rounded: Mapping[str, float] = field(default_factory=dict)
+    inside: frozenset[str] = frozenset()
 
     @property
     def own_errors(self) -> Mapping[str, float]:
@@ -299,6 +302,7 @@ def measure_layers(
     rounded_to: dict[str, str] = {}
     others = OtherWeights(reference)
     parts = layer_parts(reference, target, {site for site, _ in packed})
+    alike, of_parts = _alike(reference) if parts else {}, _Inside()
     for site, name in sorted(packed):
         slot = f"param.{escape(name)}"
         records = ours.get((site, slot)), theirs.get((site, slot))
@@ -337,22 +341,22 @@ def measure_layers(
         products = [_with_parts(product, parts.get(product.key), norm) for product in products]
         sides = (ours.get((site, _BIAS)), theirs.get((site, _BIAS)))
         of_bias = _bias_error(reference, target, *sides) if _is_right(weights, sides[0]) else None
-        for found in (
+        for other in (
             () if is_right else _factors(reference, target, site, trusted, weight, products, both[0])
         ):
-            scaled = _judge_weight(trusted * found.factors, weight, inputs)
+            scaled = _judge_weight(trusted * other.factors, weight, inputs)
             if scaled.finding.status != "within-rounding":
                 continue
-            trusted, is_right = trusted * found.factors, True
+            trusted, is_right = trusted * other.factors, True
             weights[records[0].key.text] = replace(scaled, text=f"{scaled.text}, {_FOLDED}")
-            if found.is_inside:
-                products = [replace(p, x=p.x / found.factors) for p in products]
+            if other.is_inside:
+                products = [replace(p, x=p.x / other.factors) for p in products]
                 break
             products = [
                 replace(p, wanted=np.clip(multiply(p.x, trusted) + p.bias, *p.ends)) for p in products
             ]
             folded |= {product.key for product in products}
-            undone |= _undone(reference, target, site, both[0].values(), 1 / found.factors)
+            undone |= _undone(reference, target, site, both[0].values(), 1 / other.factors)
             break
         errors = {
             product.key: _layer_error(product, trusted, weight, module, precision, of_bias, is_right=is_right)
@@ -366,9 +370,9 @@ def measure_layers(
             weights[records[0].key.text] = replace(judged, mistake=held)
         results |= errors
         for key, product in zip(layer_keys, products, strict=True):
-            is_good = errors[product.key].finding.status == "within-rounding"
-            if key in parts and (key != product.key or is_good):
-                undone |= _undone_by_parts(reference, target, key, parts[key], norm)
+            if key in parts:
+                error = errors[product.key]
+                of_parts.add((reference, target), alike, key, product, error, parts[key], norm)
         for error in errors.values():
             predicted[site] = max(error.expected, predicted.get(site, 0.0))
         for key, places, values in rows:
@@ -394,17 +398,37 @@ def measure_layers(
             if predicted.get(site) is None and (size := _least_size(reference, target, site)):
                 predicted[site] = step / math.sqrt(12) / size
     inner = {site: error for site, error in inner_roundings(target, nodes).items() if site not in measured}
-    rounded: dict[str, float] = {}
+    undone |= of_parts.undone
+    rounded = dict(of_parts.rounded)
     for tensor in _between_modules(reference, target, steps) if steps else ():
         site = Key.parse(tensor.key).site
-        rounded[tensor.key] = tensor.step / math.sqrt(12) / _row_size(tensor.values)
+        error = tensor.step / math.sqrt(12) / _row_size(tensor.values)
+        rounded[tensor.key] = max(error, rounded.get(tensor.key, 0.0))
         if tensor.before is not None and not injected:
             results[tensor.key] = _step_error(tensor.before, tensor.values, tensor.step, {})
         if site not in measured:
             inner[site] = max(rounded[tensor.key], inner.get(site, 0.0))
     return QuantisedLayers(
-        weights, results, predicted, undone, frozenset(folded), rounded_to, inner, lost, rounded
+        weights,
+        results,
+        predicted,
+        undone,
+        frozenset(folded),
+        rounded_to,
+        inner,
+        lost,
+        rounded,
+        frozenset(of_parts.inside),
     )
+
+
+def _alike(archive: Archive) -> Mapping[object, Sequence[str]]:
+    """Key texts of an archive's records by what they hold."""
+    alike: dict[object, list[str]] = defaultdict(list)
+    for record in archive.records:
+        if record.digest and not is_parameter(record.key):
+            alike[contents_of(record)].append(record.key.text)
+    return alike
 
 
 def _between_modules(
@@ -447,32 +471,72 @@ def _with_parts(product: Product, parts: LayerParts | None, norm: FoldedNorm | N
     if norm is not None:
         product = product.with_norm(norm.factors, norm.shifts)
     if activation is not None:
-        product = product.with_activation(activation.key, activation.ends)
+        key = activation.key if activation.is_held else product.key
+        product = product.with_activation(key, activation.ends)
     return product
 
 
-def _undone_by_parts(
-    reference: Archive, target: Archive, key: str, parts: LayerParts, norm: FoldedNorm | None
-) -> dict[str, str]:
-    """Which tensors differ because of what is a part of a layer, by key text, and why."""
-    activation = parts.activation if norm is None else parts.behind_norm
-    sites = [part.site for part in (norm, activation) if part is not None]
-    if not sites:
-        return {}
-    reason = f"in the target {' and '.join(sites)} {'is a part' if len(sites) == 1 else 'are parts'} of it"
-    undone = {key: reason}
-    if norm is None:
-        return undone
-    site = Key.parse(key).site
-    folded = f"in the target {norm.site} is folded into {site}"
-    of_norm = _parameters(reference, {norm.site})
-    undone |= {record.key.text: folded for record in of_norm.values()}
-    ours, theirs = (_parameters(archive, {site}).get((site, _BIAS)) for archive in (reference, target))
-    if ours is not None and theirs is not None:
-        sides = floats_of(reference, ours), floats_of(target, theirs)
-        if sides[1] is not None and is_folded_bias(norm, sides[0], sides[1]):
-            undone[ours.key.text] = folded
-    return undone
+@dataclass(slots=True)
+class _Inside:
+    """What lies within layers of which norms and activations are a part, and why it differs.
+
+    Attributes:
+        undone: Why tensors differ, by key text.
+        inside: Key texts of what has no counterpart: what the reference makes before the last part.
+        rounded: What rounding makes of tensors that hold what the last part makes, by key text, relative.
+    """
+
+    undone: dict[str, str] = field(default_factory=dict)
+    inside: set[str] = field(default_factory=set)
+    rounded: dict[str, float] = field(default_factory=dict)
+
+    def add(
+        self,
+        archives: tuple[Archive, Archive],
+        alike: Mapping[object, Sequence[str]],
+        call: str,
+        product: Product,
+        error: LayerError,
+        parts: LayerParts,
+        norm: FoldedNorm | None,
+    ) -> None:
+        """Add a call of a layer.
+
+        Args:
+            archives: The reference and the target.
+            alike: Key texts of the reference's records of equal contents.
+            call: Key text of the layer's own result.
+            product: The call, with the parts.
+            error: Its own error.
+            parts: What the layer may have in it.
+            norm: The norm that it has; None if it has none.
+        """
+        reference, target = archives
+        activation = parts.activation if norm is None else parts.behind_norm
+        behind = [part for part in (norm, activation) if part is not None]
+        if not behind:
+            return
+        made = [call, *(part.key for part in behind)]
+        same = [alike.get(contents_of(reference.get(key)), ()) for key in made]
+        is_good = error.finding.status == "within-rounding"
+        verb = "is a part" if len(behind) == 1 else "are parts"
+        reason = f"in the target {' and '.join(part.site for part in behind)} {verb} of it"
+        inner = {text for texts in same[:-1] for text in texts}
+        self.inside |= inner
+        self.undone |= {text: reason for text in inner if is_good or text != product.key}
+        self.rounded |= {text: error.expected for text in same[-1] if text != product.key}
+        if norm is None:
+            return
+        site = Key.parse(call).site
+        folded = f"in the target {norm.site} is folded into {site}"
+        self.undone |= {record.key.text: folded for record in _parameters(reference, {norm.site}).values()}
+        biases = [_parameters(archive, {site}).get((site, _BIAS)) for archive in archives]
+        ours, theirs = (
+            None if bias is None else floats_of(archive, bias)
+            for archive, bias in zip(archives, biases, strict=True)
+        )
+        if biases[0] is not None and theirs is not None and is_folded_bias(norm, ours, theirs):
+            self.undone[biases[0].key.text] = folded
 
 
 def _lost_in_results(
