@@ -376,9 +376,8 @@ def measure_layers(
         for error in errors.values():
             predicted[site] = max(error.expected, predicted.get(site, 0.0))
         for key, places, values in rows:
-            error = _row_error(places, values, trusted, weight, module, is_right=is_right)
-            results[key] = error
-            predicted[site] = max(error.expected, predicted.get(site, 0.0))
+            results[key] = _row_error(places, values, trusted, weight, module, is_right=is_right)
+            predicted[site] = max(results[key].expected, predicted.get(site, 0.0))
     measured = set(predicted)
     for site, estimate in _errors_by_statistics(reference, target, given, besides=measured):
         predicted[site] = max(estimate, predicted.get(site, 0.0))
@@ -399,11 +398,12 @@ def measure_layers(
                 predicted[site] = step / math.sqrt(12) / size
     inner = {site: error for site, error in inner_roundings(target, nodes).items() if site not in measured}
     undone |= of_parts.undone
+    results |= of_parts.results
     rounded = dict(of_parts.rounded)
     for tensor in _between_modules(reference, target, steps) if steps else ():
         site = Key.parse(tensor.key).site
-        error = tensor.step / math.sqrt(12) / _row_size(tensor.values)
-        rounded[tensor.key] = max(error, rounded.get(tensor.key, 0.0))
+        of_step = tensor.step / math.sqrt(12) / _row_size(tensor.values)
+        rounded[tensor.key] = max(of_step, rounded.get(tensor.key, 0.0))
         if tensor.before is not None and not injected:
             results[tensor.key] = _step_error(tensor.before, tensor.values, tensor.step, {})
         if site not in measured:
@@ -484,11 +484,14 @@ class _Inside:
         undone: Why tensors differ, by key text.
         inside: Key texts of what has no counterpart: what the reference makes before the last part.
         rounded: What rounding makes of tensors that hold what the last part makes, by key text, relative.
+        results: The own error of the layer, by the key text of each of them in whose place the target has its
+            result.
     """
 
     undone: dict[str, str] = field(default_factory=dict)
     inside: set[str] = field(default_factory=set)
     rounded: dict[str, float] = field(default_factory=dict)
+    results: dict[str, LayerError] = field(default_factory=dict)
 
     def add(
         self,
@@ -512,6 +515,7 @@ class _Inside:
             norm: The norm that it has; None if it has none.
         """
         reference, target = archives
+        layer = target.get(call)
         activation = parts.activation if norm is None else parts.behind_norm
         behind = [part for part in (norm, activation) if part is not None]
         if not behind:
@@ -525,6 +529,9 @@ class _Inside:
         self.inside |= inner
         self.undone |= {text: reason for text in inner if is_good or text != product.key}
         self.rounded |= {text: error.expected for text in same[-1] if text != product.key}
+        there = [target.get(text) for text in same[-1] if text in target and layer.digest]
+        held = [record.key.text for record in there if contents_of(record) == contents_of(layer)]
+        self.results |= dict.fromkeys(held, error)
         if norm is None:
             return
         site = Key.parse(call).site
