@@ -46,6 +46,7 @@ from tensorcap.comparison.weight_rounding import (
     Rounding,
     WeightNumbers,
     chance_of,
+    chance_of_rows,
     find_numbers,
     is_wide_step,
     levels_of,
@@ -74,7 +75,6 @@ _CUT: Final = 2.0  # times what rounding makes, that cutting values may make by 
 _CUT_OF_RESULT: Final = 0.05  # of a result's norm, likewise
 _OFF_STEP: Final = 0.02  # steps that a value may be off, besides its own rounding
 _FEWEST_NUMBERS: Final = 8  # of inputs: fewer lie on many a step
-_TAIL: Final = 7.0  # nats, of the largest of some hundred outputs
 _BITS: Final = 8  # of inputs that are rounded at each call
 _SAME: Final = 1e-5  # relative error of a result that floats alone make, in float32
 _FOUND: Final = 0.1  # of what a weight leaves of its result, that rounding of inputs may leave
@@ -397,6 +397,11 @@ def measure_layers(
             if predicted.get(site) is None and (size := _least_size(reference, target, site)):
                 predicted[site] = step / math.sqrt(12) / size
     inner = {site: error for site, error in inner_roundings(target, nodes).items() if site not in measured}
+    undone |= {
+        key: f"in the target {part.activation.site} is a part of it"
+        for key, part in parts.items()
+        if part.activation is not None and part.activation.is_held and key not in of_parts.calls
+    }
     undone |= of_parts.undone
     results |= of_parts.results
     rounded = dict(of_parts.rounded)
@@ -486,12 +491,14 @@ class _Inside:
         rounded: What rounding makes of tensors that hold what the last part makes, by key text, relative.
         results: The own error of the layer, by the key text of each of them in whose place the target has its
             result.
+        calls: Key texts of the results of layers that were added.
     """
 
     undone: dict[str, str] = field(default_factory=dict)
     inside: set[str] = field(default_factory=set)
     rounded: dict[str, float] = field(default_factory=dict)
     results: dict[str, LayerError] = field(default_factory=dict)
+    calls: set[str] = field(default_factory=set)
 
     def add(
         self,
@@ -515,6 +522,7 @@ class _Inside:
             norm: The norm that it has; None if it has none.
         """
         reference, target = archives
+        self.calls.add(call)
         layer = target.get(call)
         activation = parts.activation if norm is None else parts.behind_norm
         behind = [part for part in (norm, activation) if part is not None]
@@ -922,7 +930,7 @@ def _layer_error(
     if not inputs.any() and step is None:  # of like rows, rounding errors of inputs and results are alike
         by_chance = chance_of(min(len(x), x.shape[1]))
         if not is_right:  # errors that are not known fall on few directions if the rows are alike
-            by_chance = _chance_of_rows(x)
+            by_chance = chance_of_rows(x)
         ratios = np.sqrt(squares / np.maximum(made, 1e-300)) / by_chance
         worst = float(ratios.max(initial=0.0))
     own_error, predicted = (math.sqrt(float(side.sum())) / size for side in (squares, made))
@@ -958,17 +966,6 @@ def _sums(rows: Array, weight: Array, kept: Array | None) -> Array:
         return whole
     sums: Array = (multiply(rows, weight) * kept).sum(axis=0)
     return sums
-
-
-def _chance_of_rows(x: Array) -> float:
-    """How many times what is expected the RMS of one output may be by chance, of weights with unknown errors.
-
-    It is a sum of squares along the directions that rows lie in, (tr G)^2 / |G|^2 by energy, of G = x x'. Of
-    few the tail is that of chi-squared, 1 + 2 sqrt(t / n) + 2 t / n (Laurent and Massart, 2000, lemma 1).
-    """
-    gram = x @ x.T
-    count = max(1.0, float(np.trace(gram) ** 2 / max(float(np.square(gram).sum()), 1e-300)))
-    return math.sqrt(1 + 2 * math.sqrt(_TAIL / count) + 2 * _TAIL / count)
 
 
 def _rest(product: Product, weight: WeightNumbers, x: Array) -> float:
