@@ -105,6 +105,13 @@ class Product:
         wide: Array = means * is_inside
         return wide
 
+    def with_inputs_above_0(self, weight: Array) -> Product:
+        """Return the product of inputs that are cut off below 0, as the reference's are, by their range."""
+        if self.given.min(initial=0.0) < 0 or self.x.min(initial=0.0) >= 0:
+            return self
+        x = np.maximum(self.x, 0)
+        return replace(self, x=x, wanted=multiply(x, weight.reshape(len(weight), -1)) + self.bias)
+
     def with_norm(self, factors: Array, shifts: Array) -> Product:
         """Return the product with a norm behind it that multiplies channels and adds to them."""
         bias = self.bias * factors + shifts

@@ -325,6 +325,8 @@ def measure_layers(
             both = given.get(site, {}), made.get(site, {})
             ours_of = reference.info.modules.get(site)
             products = list(layer_products(reference, target, trusted, *both, injected, ours_of))
+            if module is not None and module.settings.get("input_range", [None])[0] == 0:
+                products = [product.with_inputs_above_0(trusted) for product in products]
             rows = list(_looked_up(reference, target, site, trusted))
         except (OSError, ReadError):  # the comparison says so
             continue
@@ -405,7 +407,7 @@ def measure_layers(
     undone |= of_parts.undone
     results |= of_parts.results
     rounded = dict(of_parts.rounded)
-    for tensor in _between_modules(reference, target, steps) if steps else ():
+    for tensor in _between_modules(reference, target, steps) if steps and not nodes else ():
         site = Key.parse(tensor.key).site
         of_step = tensor.step / math.sqrt(12) / _row_size(tensor.values)
         rounded[tensor.key] = max(of_step, rounded.get(tensor.key, 0.0))

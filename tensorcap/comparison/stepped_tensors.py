@@ -23,7 +23,7 @@ from tensorcap_formats.records import Record
 
 _NUMBERS: Final = 256  # that eight bits tell apart
 _FEWEST: Final = 8  # numbers that are seen: fewer lie on many a step
-_LEAST: Final = 64  # elements
+_LEAST: Final = 16  # elements
 _SAMPLE: Final = 4096  # elements that are looked at before all
 _OFF_STEP: Final = 0.02  # steps that a value may be off
 
