@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tensorcap.comparison.clipped_weights import cut_of_choice
 from tensorcap.comparison.cut_values import CutValues, cut_inputs, cut_results
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.layer_parts import FoldedNorm, LayerParts, is_folded_bias, layer_parts
@@ -120,6 +121,11 @@ class QuantisedWeight:
                 text += f": {self.mistake.text}"
             elif math.isfinite(rounding.value):
                 text += f": errors are {rounding.value:.3g} times those of rounding"
+        elif rounding.cut is not None:
+            text += (
+                f"; {counted(rounding.clipped, 'value')} beyond the largest number cut off, as a search for "
+                f"ranges may choose: products are off by {rounding.cut:.3g} times what whole ranges make"
+            )
         elif not rounding.is_nearest:
             beside = f"{rounding.feedback:.3g} times in its products" if rounding.feedback is not None else ""
             if rounding.clipped:
@@ -244,7 +250,14 @@ class QuantisedLayers:
 
     @property
     def warnings(self) -> Iterator[str]:
-        """What was taken for the choice of a calibration, a sentence or none."""
+        """What was taken for the choice of a calibration, a sentence for each kind."""
+        cut = {key: weight for key, weight in self.weights.items() if weight.rounding.cut is not None}
+        if cut:
+            key, weight = max(cut.items(), key=lambda entry: entry[1].rounding.cut or 0.0)
+            yield (
+                f"Ranges cut values of {counted(len(cut), 'weight')}, as a search may choose: {key}: "
+                f"{weight.finding.text}."
+            )
         chosen = {key: error for key, error in self.results.items() if error.is_cut_by_choice}
         if chosen:
             key, error = max(chosen.items(), key=lambda entry: entry[1].ratio)
@@ -682,6 +695,9 @@ def _with_unit(weight: WeightNumbers, precision: Precision | None) -> WeightNumb
 
 def _judge_weight(reference: Array, weight: WeightNumbers, inputs: Array | None) -> QuantisedWeight:
     rounding = measure_rounding(reference, weight, inputs)
+    if not _is_rounded(rounding) and rounding.clipped:
+        cut = cut_of_choice(reference, weight, inputs)
+        rounding = replace(rounding, cut=cut if cut is not None and cut <= _CUT else None)
     mistake = WeightMistake() if _is_rounded(rounding) else find_weight_mistake(reference, weight)
     return QuantisedWeight(weight.text, rounding, mistake)
 

@@ -236,6 +236,8 @@ class Rounding:
         worst: The largest ratio of a row, a column or a part of a row, over what chance allows it.
         uneven: The same with the errors of columns for which the recorded inputs have less energy than on
             average in proportion to that; as `worst` without inputs.
+        cut: Where numbers are the nearest but for values that ranges cut off by choice, what that makes of
+            products over what rounding in whole ranges would (`cut_of_choice`); else None.
         clipped: Count of elements that lie beyond the range of numbers.
         is_nearest: Whether each number is the nearest one.
         feedback: RMS of the errors of products with the recorded inputs over what independent errors of
@@ -248,11 +250,12 @@ class Rounding:
     is_nearest: bool
     feedback: float | None = None
     uneven: float = math.inf
+    cut: float | None = None
 
     @property
     def value(self) -> float:
         """The ratio that is judged."""
-        if self.is_nearest:
+        if self.is_nearest or self.cut is not None:
             return min(self.ratio, 1.0)
         weights = max(self.ratio, self.worst)
         is_even = self.ratio <= _FEEDBACK and self.uneven <= _EVEN * self.ratio and self.worst <= _MOST
