@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tensorcap.comparison.clipped_weights import cut_of_choice
+from tensorcap.comparison.weight_mistakes import find_weight_mistake
 from tensorcap.comparison.weight_rounding import WeightNumbers
 
 RNG = np.random.default_rng(5)
@@ -41,3 +42,12 @@ def test_a_range_that_loses_much_of_one_output_is_no_choice(share: float, outlie
     inputs[:, np.abs(WEIGHT[9, :32]).argmax()] *= outlier
     found = cut_of_choice(WEIGHT, in_four_bits(shares), inputs)
     assert found is None or found > 2
+
+
+@pytest.mark.spec("POL-282")
+def test_numbers_that_wrapped_around_are_named() -> None:
+    steps = np.abs(WEIGHT).max(axis=1, keepdims=True) / 131  # where 127 is the largest number
+    numbers = np.rint(WEIGHT / steps).astype(np.int64).astype(np.int8).astype(np.float64)
+    found = find_weight_mistake(WEIGHT, WeightNumbers("int8", numbers * steps, steps))
+    assert found.kind == "weight-wrapped"
+    assert "wrapped around to the other end, 256 steps off" in found.text
