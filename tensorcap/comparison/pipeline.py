@@ -202,6 +202,7 @@ class _Run:
                 precision,
                 reference.records if reference.is_ordered else (),
                 predicted=layers.own_errors,
+                stepped=layers.rounded,
             )
         if self.calibration is not None:
             _require_precision(self.calibration, precision)

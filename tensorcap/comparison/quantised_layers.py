@@ -16,8 +16,21 @@ from typing import Any, Final
 
 import numpy as np
 
+from tensorcap.comparison.clipped_weights import cut_of_choice
 from tensorcap.comparison.cut_values import CutValues, cut_inputs, cut_results
 from tensorcap.comparison.injected import Injected
+from tensorcap.comparison.layer_parts import FoldedNorm, LayerParts, is_folded_bias, layer_parts
+from tensorcap.comparison.layer_products import (
+    MOST_ROWS,
+    Call,
+    Product,
+    first_rows,
+    floats_of,
+    layer_products,
+    multiply,
+    place_in_run,
+    single_calls,
+)
 from tensorcap.comparison.other_weights import OtherWeights
 from tensorcap.comparison.pair import Decision, Finding, Pair, decide
 from tensorcap.comparison.policy import POLICY, Precision
@@ -28,11 +41,13 @@ from tensorcap.comparison.quantised_weights import (
     weight_errors,
 )
 from tensorcap.comparison.rounded_nodes import RoundedNode, inner_roundings, lost_operands, rounded_nodes
+from tensorcap.comparison.stepped_tensors import SteppedTensor, stepped_tensors
 from tensorcap.comparison.weight_mistakes import WeightMistake, alternatives, find_weight_mistake
 from tensorcap.comparison.weight_rounding import (
     Rounding,
     WeightNumbers,
     chance_of,
+    chance_of_rows,
     find_numbers,
     is_wide_step,
     levels_of,
@@ -50,8 +65,6 @@ from tensorcap_formats.keys import Key, escape, unescape
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import ModuleInfo
 
-_MOST_ROWS: Final = 512  # of an input, the first ones, that are multiplied
-_LINEAR: Final = 1e-3  # relative error of a product that is a layer's result, in float32
 _ROUNDINGS: Final = 3.0  # of the runs' precision, that a layer may add besides
 _ALIKE: Final = 0.1  # by which fitted factors may be off, relative
 _MOST: Final = 0.98  # of the columns have to have such factors
@@ -63,11 +76,6 @@ _CUT: Final = 2.0  # times what rounding makes, that cutting values may make by 
 _CUT_OF_RESULT: Final = 0.05  # of a result's norm, likewise
 _OFF_STEP: Final = 0.02  # steps that a value may be off, besides its own rounding
 _FEWEST_NUMBERS: Final = 8  # of inputs: fewer lie on many a step
-_CUT_BELOW_0: Final = (
-    "ReLU",
-    "ReLU6",
-)  # classes of activations that quantisers make a part of the layer before
-_TAIL: Final = 7.0  # nats, of the largest of some hundred outputs
 _BITS: Final = 8  # of inputs that are rounded at each call
 _SAME: Final = 1e-5  # relative error of a result that floats alone make, in float32
 _FOUND: Final = 0.1  # of what a weight leaves of its result, that rounding of inputs may leave
@@ -113,6 +121,11 @@ class QuantisedWeight:
                 text += f": {self.mistake.text}"
             elif math.isfinite(rounding.value):
                 text += f": errors are {rounding.value:.3g} times those of rounding"
+        elif rounding.cut is not None:
+            text += (
+                f"; {counted(rounding.clipped, 'value')} beyond the largest number cut off, as a search for "
+                f"ranges may choose: products are off by {rounding.cut:.3g} times what whole ranges make"
+            )
         elif not rounding.is_nearest:
             beside = f"{rounding.feedback:.3g} times in its products" if rounding.feedback is not None else ""
             if rounding.clipped:
@@ -206,6 +219,10 @@ class QuantisedLayers:
         of_weights: By site, the largest error of a weight that is the reference's, rounded, relative.
         inner: By site, what rounding between the nodes of a module does to its results, relative.
         lost: What is lost in a sum of the module that makes a result, by the key text of that.
+        rounded: What rounding to whole steps makes of tensors that code between modules rounds, by key text,
+            relative.
+        inside: Key texts of what the reference makes within what is one layer of the target, as what a norm
+            is given that is folded into the weight: nothing of the target stands in their place.
     """
 
     weights: Mapping[str, QuantisedWeight] = field(default_factory=dict)
@@ -217,6 +234,8 @@ class QuantisedLayers:
     of_weights: Mapping[str, float] = field(default_factory=dict)
     inner: Mapping[str, float] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
+    rounded: Mapping[str, float] = field(default_factory=dict)
+    inside: frozenset[str] = frozenset()
 
     @property
     def own_errors(self) -> Mapping[str, float]:
@@ -233,7 +252,14 @@ class QuantisedLayers:
 
     @property
     def warnings(self) -> Iterator[str]:
-        """What was taken for the choice of a calibration, a sentence or none."""
+        """What was taken for the choice of a calibration, a sentence for each kind."""
+        cut = {key: weight for key, weight in self.weights.items() if weight.rounding.cut is not None}
+        if cut:
+            key, weight = max(cut.items(), key=lambda entry: entry[1].rounding.cut or 0.0)
+            yield (
+                f"Ranges cut values of {counted(len(cut), 'weight')}, as a search may choose: {key}: "
+                f"{weight.finding.text}."
+            )
         chosen = {key: error for key, error in self.results.items() if error.is_cut_by_choice}
         if chosen:
             key, error = max(chosen.items(), key=lambda entry: entry[1].ratio)
@@ -282,7 +308,7 @@ def measure_layers(
     lost = dict(_lost_in_results(reference, target, nodes))
     ours, theirs = (_parameters(archive, {site for site, _ in packed}) for archive in (reference, target))
     sites = {site for site, _ in packed} | set(steps)
-    given, made = (_calls(archive, sites) for archive in (reference, target))
+    given, made = (single_calls(archive, sites) for archive in (reference, target))
     weights: dict[str, QuantisedWeight] = {}
     results: dict[str, LayerError] = {}
     predicted: dict[str, float] = {}
@@ -291,13 +317,15 @@ def measure_layers(
     rounded_to: dict[str, str] = {}
     of_weights: dict[str, float] = {}
     others = OtherWeights(reference)
+    parts = layer_parts(reference, target, {site for site, _ in packed})
+    alike, of_parts = _alike(reference) if parts else {}, _Inside()
     for site, name in sorted(packed):
         slot = f"param.{escape(name)}"
         records = ours.get((site, slot)), theirs.get((site, slot))
         if records[0] is None or records[1] is None or records[0].shape != records[1].shape:
             continue
         try:
-            trusted = _floats(reference, records[0])
+            trusted = floats_of(reference, records[0])
             module = target.info.modules.get(site)
             if trusted is not None and (
                 rounding := _wide_rounding(
@@ -311,34 +339,45 @@ def measure_layers(
                 continue
             weight = _with_unit(weight, precision)
             both = given.get(site, {}), made.get(site, {})
-            products = list(_products(reference, target, trusted, *both, injected))
+            ours_of = reference.info.modules.get(site)
+            products = list(layer_products(reference, target, trusted, *both, injected, ours_of))
+            if module is not None and module.settings.get("input_range", [None])[0] == 0:
+                products = [product.with_inputs_above_0(trusted) for product in products]
             rows = list(_looked_up(reference, target, site, trusted))
         except (OSError, ReadError):  # the comparison says so
             continue
         inputs = products[0].x if products else None
-        judged = _judge_weight(trusted, weight, inputs)
+        norms = [found.norm for p in products if (found := parts.get(p.key)) is not None and found.norm]
+        judged, norm = _judge_with_norm(trusted, weight, inputs, norms[0] if norms else None)
         weights[records[0].key.text] = judged
         rounded_to[records[0].key.text] = judged.rounded_to
         is_right = _is_rounded(judged.rounding)
+        trusted, weight = trusted.reshape(len(trusted), -1), weight.matrix
+        if norm is not None:
+            trusted = trusted * norm.factors[:, None]
         if is_right and (size := float(np.linalg.norm(trusted))):
             off = float(np.linalg.norm(weight.values - trusted)) / size
             of_weights[site] = max(off, of_weights.get(site, 0.0))
+        layer_keys = [product.key for product in products]
+        products = [_with_parts(product, parts.get(product.key), norm) for product in products]
         sides = (ours.get((site, _BIAS)), theirs.get((site, _BIAS)))
         of_bias = _bias_error(reference, target, *sides) if _is_right(weights, sides[0]) else None
-        for found in (
+        for other in (
             () if is_right else _factors(reference, target, site, trusted, weight, products, both[0])
         ):
-            scaled = _judge_weight(trusted * found.factors, weight, inputs)
+            scaled = _judge_weight(trusted * other.factors, weight, inputs)
             if scaled.finding.status != "within-rounding":
                 continue
-            trusted, is_right = trusted * found.factors, True
+            trusted, is_right = trusted * other.factors, True
             weights[records[0].key.text] = replace(scaled, text=f"{scaled.text}, {_FOLDED}")
-            if found.is_inside:
-                products = [replace(p, x=p.x / found.factors) for p in products]
+            if other.is_inside:
+                products = [replace(p, x=p.x / other.factors) for p in products]
                 break
-            products = [replace(p, wanted=p.x @ trusted.T + p.bias) for p in products]
+            products = [
+                replace(p, wanted=np.clip(multiply(p.x, trusted) + p.bias, *p.ends)) for p in products
+            ]
             folded |= {product.key for product in products}
-            undone |= _undone(reference, target, site, both[0].values(), 1 / found.factors)
+            undone |= _undone(reference, target, site, both[0].values(), 1 / other.factors)
             break
         errors = {
             product.key: _layer_error(product, trusted, weight, module, precision, of_bias, is_right=is_right)
@@ -351,13 +390,15 @@ def measure_layers(
             held = _held_weight(others, records[0], target, records[1], weight)
             weights[records[0].key.text] = replace(judged, mistake=held)
         results |= errors
+        for key, product in zip(layer_keys, products, strict=True):
+            if key in parts:
+                error = errors[product.key]
+                of_parts.add((reference, target), alike, key, product, error, parts[key], norm)
         for error in errors.values():
             predicted[site] = max(error.expected, predicted.get(site, 0.0))
         for key, places, values in rows:
-            error = _row_error(places, values, trusted, weight, module, is_right=is_right)
-            results[key] = error
-            predicted[site] = max(error.expected, predicted.get(site, 0.0))
-    undone |= _with_activation(reference, target, {site for site, _ in packed})
+            results[key] = _row_error(places, values, trusted, weight, module, is_right=is_right)
+            predicted[site] = max(results[key].expected, predicted.get(site, 0.0))
     measured = set(predicted)
     for site, estimate in _errors_by_statistics(reference, target, given, besides=measured):
         predicted[site] = max(estimate, predicted.get(site, 0.0))
@@ -377,44 +418,162 @@ def measure_layers(
             if predicted.get(site) is None and (size := _least_size(reference, target, site)):
                 predicted[site] = step / math.sqrt(12) / size
     inner = {site: error for site, error in inner_roundings(target, nodes).items() if site not in measured}
+    undone |= {
+        key: f"in the target {part.activation.site} is a part of it"
+        for key, part in parts.items()
+        if part.activation is not None and part.activation.is_held and key not in of_parts.calls
+    }
+    undone |= of_parts.undone
+    results |= of_parts.results
+    rounded = dict(of_parts.rounded)
+    for tensor in _between_modules(reference, target, steps) if steps and not nodes else ():
+        site = Key.parse(tensor.key).site
+        of_step = tensor.step / math.sqrt(12) / _row_size(tensor.values)
+        rounded[tensor.key] = max(of_step, rounded.get(tensor.key, 0.0))
+        if tensor.before is not None and not injected:
+            results[tensor.key] = _step_error(tensor.before, tensor.values, tensor.step, {})
+        if site not in measured:
+            inner[site] = max(rounded[tensor.key], inner.get(site, 0.0))
     return QuantisedLayers(
-        weights, results, predicted, undone, frozenset(folded), rounded_to, of_weights, inner=inner, lost=lost
+        weights,
+        results,
+        predicted,
+        undone,
+        frozenset(folded),
+        rounded_to,
+        of_weights,
+        inner=inner,
+        lost=lost,
+        rounded=rounded,
+        inside=frozenset(of_parts.inside),
     )
 
 
-def _with_activation(reference: Archive, target: Archive, sites: Collection[str]) -> Mapping[str, str]:
-    """Results of layers that cut off below 0 what the reference has a ReLU behind for, and why they differ.
+def _alike(archive: Archive) -> Mapping[object, Sequence[str]]:
+    """Key texts of an archive's records by what they hold."""
+    alike: dict[object, list[str]] = defaultdict(list)
+    for record in archive.records:
+        if record.digest and not is_parameter(record.key):
+            alike[contents_of(record)].append(record.key.text)
+    return alike
 
-    The module behind is given the layer's result by the reference; in the target both results are the same,
-    and what it cuts off is most of how they differ.
+
+def _between_modules(
+    reference: Archive, target: Archive, steps: Mapping[str, float]
+) -> Iterator[SteppedTensor]:
+    """Yield what code between modules rounds to whole steps."""
+    known = {r.digest for r in target.records if r.digest and r.key.site in steps and is_result(r.key)}
+    return stepped_tensors(reference, target, known)
+
+
+def _row_size(values: Array) -> float:
+    """The RMS of a row, the median of those that are not zeros alone."""
+    sizes = np.sqrt(np.square(values.reshape(-1, values.shape[-1])).mean(axis=1))
+    return float(np.median(sizes[sizes > 0]))
+
+
+def _judge_with_norm(
+    reference: Array, weight: WeightNumbers, inputs: Array | None, norm: FoldedNorm | None
+) -> tuple[QuantisedWeight, FoldedNorm | None]:
+    """Judge a weight, or what it is with the norm behind it folded in if it is nearer to that.
+
+    Returns:
+        What became of it, and the norm if it is folded in.
     """
-    results = {r.key.text: r for r in reference.records if is_result(r.key) and r.stored}
-    made = {contents_of(r): r for r in results.values() if r.key.site in sites and r.digest}
-    given = {(r.key.site, _place(r.key)): r for r in reference.records if r.key.slot.startswith("input")}
-    found: dict[str, str] = {}
-    for text, record in results.items():
-        module = reference.info.modules.get(record.key.site)
-        argument = given.get((record.key.site, _place(record.key)))
-        if module is None or argument is None or module.short_class not in _CUT_BELOW_0:
-            continue
-        maker = made.get(contents_of(argument)) if argument.digest else None
-        if maker is None or maker.key.text not in target or text not in target:
-            continue
-        theirs, own = target.get(maker.key.text), target.get(text)
-        if not theirs.stored or contents_of(theirs) != contents_of(own):
-            continue
-        try:
-            wanted, whole, values = (
-                _floats(archive, each)
-                for archive, each in ((reference, record), (reference, maker), (target, theirs))
-            )
-        except (OSError, ReadError):  # the comparison says so
-            continue
-        if wanted is None or whole is None or values is None or wanted.shape != values.shape:
-            continue
-        if np.linalg.norm(values - wanted) <= _NAMED * np.linalg.norm(values - whole):
-            found[maker.key.text] = f"in the target {record.key.site} is a part of it"
-    return found
+    if norm is None or norm.factors.shape != (len(reference),):
+        return _judge_weight(reference, weight, inputs), None
+    scaled = reference * norm.factors.reshape(-1, *(1,) * (reference.ndim - 1))
+    ratios = [measure_rounding(side, weight).ratio for side in (reference, scaled)]
+    if ratios[0] <= ratios[1]:
+        return _judge_weight(reference, weight, inputs), None
+    judged = _judge_weight(scaled, weight, inputs)
+    return replace(judged, text=f"{judged.text}, with {norm.site} folded in"), norm
+
+
+def _with_parts(product: Product, parts: LayerParts | None, norm: FoldedNorm | None) -> Product:
+    """A product with the norm and the activation that are a part of the layer."""
+    if parts is None:
+        return product
+    activation = parts.activation if norm is None else parts.behind_norm
+    if norm is not None:
+        product = product.with_norm(norm.factors, norm.shifts)
+    if activation is not None:
+        key = activation.key if activation.is_held else product.key
+        product = product.with_activation(key, activation.ends)
+    return product
+
+
+@dataclass(slots=True)
+class _Inside:
+    """What lies within layers of which norms and activations are a part, and why it differs.
+
+    Attributes:
+        undone: Why tensors differ, by key text.
+        inside: Key texts of what has no counterpart: what the reference makes before the last part.
+        rounded: What rounding makes of tensors that hold what the last part makes, by key text, relative.
+        results: The own error of the layer, by the key text of each of them in whose place the target has its
+            result.
+        calls: Key texts of the results of layers that were added.
+    """
+
+    undone: dict[str, str] = field(default_factory=dict)
+    inside: set[str] = field(default_factory=set)
+    rounded: dict[str, float] = field(default_factory=dict)
+    results: dict[str, LayerError] = field(default_factory=dict)
+    calls: set[str] = field(default_factory=set)
+
+    def add(
+        self,
+        archives: tuple[Archive, Archive],
+        alike: Mapping[object, Sequence[str]],
+        call: str,
+        product: Product,
+        error: LayerError,
+        parts: LayerParts,
+        norm: FoldedNorm | None,
+    ) -> None:
+        """Add a call of a layer.
+
+        Args:
+            archives: The reference and the target.
+            alike: Key texts of the reference's records of equal contents.
+            call: Key text of the layer's own result.
+            product: The call, with the parts.
+            error: Its own error.
+            parts: What the layer may have in it.
+            norm: The norm that it has; None if it has none.
+        """
+        reference, target = archives
+        self.calls.add(call)
+        layer = target.get(call)
+        activation = parts.activation if norm is None else parts.behind_norm
+        behind = [part for part in (norm, activation) if part is not None]
+        if not behind:
+            return
+        made = [call, *(part.key for part in behind)]
+        same = [alike.get(contents_of(reference.get(key)), ()) for key in made]
+        is_good = error.finding.status == "within-rounding"
+        verb = "is a part" if len(behind) == 1 else "are parts"
+        reason = f"in the target {' and '.join(part.site for part in behind)} {verb} of it"
+        inner = {text for texts in same[:-1] for text in texts}
+        self.inside |= inner
+        self.undone |= {text: reason for text in inner if is_good or text != product.key}
+        self.rounded |= {text: error.expected for text in same[-1] if text != product.key}
+        there = [target.get(text) for text in same[-1] if text in target and layer.digest]
+        held = [record.key.text for record in there if contents_of(record) == contents_of(layer)]
+        self.results |= dict.fromkeys(held, error)
+        if norm is None:
+            return
+        site = Key.parse(call).site
+        folded = f"in the target {norm.site} is folded into {site}"
+        self.undone |= {record.key.text: folded for record in _parameters(reference, {norm.site}).values()}
+        biases = [_parameters(archive, {site}).get((site, _BIAS)) for archive in archives]
+        ours, theirs = (
+            None if bias is None else floats_of(archive, bias)
+            for archive, bias in zip(archives, biases, strict=True)
+        )
+        if biases[0] is not None and theirs is not None and is_folded_bias(norm, ours, theirs):
+            self.undone[biases[0].key.text] = folded
 
 
 def _lost_in_results(
@@ -435,7 +594,7 @@ def _lost_in_results(
 def _errors_by_statistics(
     reference: Archive,
     target: Archive,
-    given: Mapping[str, Mapping[tuple[int, int, int], _Call]],
+    given: Mapping[str, Mapping[tuple[int, int, int], Call]],
     *,
     besides: Collection[str],
 ) -> Iterator[tuple[str, float]]:
@@ -462,7 +621,7 @@ def _errors_by_statistics(
             continue
         for call in given.get(site, {}).values():
             try:
-                x, y = (None if side is None else _rows(side) for side in call.values(reference))
+                x, y = (None if side is None else first_rows(side) for side in call.values(reference))
             except (OSError, ReadError):  # the comparison says so
                 continue
             if x is None or y is None or len(x) != len(y) or x.shape[1] != weight.shape[1]:
@@ -473,11 +632,6 @@ def _errors_by_statistics(
             rows = np.sqrt(squares[sizes > 0]) / sizes[sizes > 0]
             if rows.size:
                 yield site, max(float(np.median(rows)), float(np.quantile(rows, 0.95)) / POLICY.replayed_tail)
-
-
-def _rows(values: Array) -> Array:
-    """The first rows along the last axis."""
-    return values.reshape(-1, values.shape[-1])[:_MOST_ROWS]
 
 
 def _is_right(weights: Mapping[str, QuantisedWeight], record: Record | None) -> bool:
@@ -492,7 +646,7 @@ def _held_weight(
     """Which other weight of the reference it is, rounded, if it is one."""
 
     def is_held(record: Record) -> bool:
-        values = _floats(others.reference, record)
+        values = floats_of(others.reference, record)
         return values is not None and _is_rounded(measure_rounding(values, weight))
 
     try:
@@ -513,7 +667,7 @@ def _bias_error(
     """What a bias in few bits is off by, `[outputs]`; None if it is not known."""
     if ours is None or theirs is None or ours.shape != theirs.shape:
         return None
-    sides = _floats(reference, ours), _floats(target, theirs)
+    sides = floats_of(reference, ours), floats_of(target, theirs)
     return None if sides[0] is None or sides[1] is None else sides[1] - sides[0]
 
 
@@ -531,7 +685,7 @@ def judge_quantised_weight(
     site, name = theirs.key.site, unescape(theirs.key.slot.partition(".")[2])
     if (site, name) not in packed_weights(target.info):
         return None
-    trusted = _floats(reference, ours)
+    trusted = floats_of(reference, ours)
     module = target.info.modules.get(site)
     weight = _numbers(target, theirs, _parameters(target, {site}), module, name)
     if trusted is None or weight is None or trusted.shape != weight.values.shape:
@@ -548,65 +702,11 @@ def _with_unit(weight: WeightNumbers, precision: Precision | None) -> WeightNumb
 
 def _judge_weight(reference: Array, weight: WeightNumbers, inputs: Array | None) -> QuantisedWeight:
     rounding = measure_rounding(reference, weight, inputs)
+    if not _is_rounded(rounding) and rounding.clipped:
+        cut = cut_of_choice(reference, weight, inputs)
+        rounding = replace(rounding, cut=cut if cut is not None and cut <= _CUT else None)
     mistake = WeightMistake() if _is_rounded(rounding) else find_weight_mistake(reference, weight)
     return QuantisedWeight(weight.text, rounding, mistake)
-
-
-@dataclass(frozen=True, slots=True)
-class _Product:
-    """One call of a linear layer.
-
-    Attributes:
-        key: Key text of its result.
-        x: What the target's layer was given, `[rows, inputs]`.
-        y: What it made, `[rows, outputs]`.
-        wanted: What the reference's makes of the same.
-        bias: What the reference adds, `[outputs]`.
-        given: What the reference's layer was given, `[rows, inputs]`.
-    """
-
-    key: str
-    x: Array
-    y: Array
-    wanted: Array
-    bias: Array
-    given: Array
-
-
-def _products(
-    reference: Archive,
-    target: Archive,
-    weight: Array,
-    ours: Mapping[tuple[int, int, int], _Call],
-    theirs: Mapping[tuple[int, int, int], _Call],
-    injected: Injected | None,
-) -> Iterator[_Product]:
-    """Yield the calls of a layer whose result is its input times its weight, and a bias."""
-    if weight.ndim != 2:
-        return
-    for place, call in ours.items():
-        other = theirs.get(place)
-        if other is None:
-            continue
-        sides = (*call.values(reference), *other.values(target))
-        x, y, x_target, y_target = (None if side is None else _rows(side) for side in sides)
-        if x is None or y is None or x_target is None or y_target is None:
-            continue
-        if len(x) != len(y) or len(x_target) != len(y_target) or x.shape[1] != x_target.shape[1]:
-            continue
-        if (x.shape[1], y.shape[1]) != weight.shape[::-1] or y_target.shape[1] != y.shape[1]:
-            continue
-        rest = y - x @ weight.T
-        bias = rest.mean(axis=0)
-        size = max(float(np.linalg.norm(y)), 1e-300)
-        unit = max(POLICY.units.get(record.dtype.name, 0.0) for record in (call.input, call.output))
-        if not np.linalg.norm(rest - bias) <= (_LINEAR + 2 * unit) * size:
-            continue
-        if injected:
-            if not injected.is_replaced(other.input.key):
-                continue
-            x_target = x
-        yield _Product(call.output.key.text, x_target, y_target, x_target @ weight.T + bias, bias, x)
 
 
 def _looked_up(
@@ -616,13 +716,13 @@ def _looked_up(
     if weight.ndim != 2:
         return
     records = [r for r in reference.records if r.key.site == site and r.stored]
-    given = {_place(r.key): r for r in records if r.key.slot.startswith("input") and r.dtype.is_whole}
+    given = {place_in_run(r.key): r for r in records if r.key.slot.startswith("input") and r.dtype.is_whole}
     for record in records:
         text = record.key.text
-        places, own = given.get(_place(record.key)), target.get(text) if text in target else None
+        places, own = given.get(place_in_run(record.key)), target.get(text) if text in target else None
         if not record.key.slot.startswith("output") or places is None or own is None or not own.stored:
             continue
-        values, theirs = _floats(reference, record), _floats(target, own)
+        values, theirs = floats_of(reference, record), floats_of(target, own)
         rows = reference.load(places).reshape(-1).astype(np.int64)
         if values is None or theirs is None or values.shape != theirs.shape or not rows.size:
             continue
@@ -675,11 +775,11 @@ def _factors(
     site: str,
     weight: Array,
     rounded: WeightNumbers,
-    products: Sequence[_Product],
-    calls: Mapping[tuple[int, int, int], _Call],
+    products: Sequence[Product],
+    calls: Mapping[tuple[int, int, int], Call],
 ) -> Iterator[_Factors]:
     """Yield what columns may have been multiplied by: what fits, a norm has lost, or the layer holds."""
-    if not products:
+    if not products or products[0].x.shape[1] != weight.shape[1]:
         return
     fitted = _column_factors(weight, rounded, products[0])
     if fitted is not None:
@@ -694,18 +794,18 @@ def _factors(
     for name, record in ours.items():
         other = theirs.get(name)
         if other is not None and record.size == other.size == weight.shape[1]:
-            sides = _floats(reference, record), _floats(target, other)
+            sides = floats_of(reference, record), floats_of(target, other)
             if sides[0] is not None and sides[1] is not None and (sides[0] * sides[1]).all():
                 yield _Factors((sides[0] / sides[1]).reshape(-1))
     for (_, slot), record in _parameters(target, {site}).items():
         if record.size == weight.shape[1] and slot not in (_BIAS, "param.weight"):
-            values = _floats(target, record)
+            values = floats_of(target, record)
             if values is not None and values.all():
                 yield _Factors(values.reshape(-1), is_inside=True)
                 yield _Factors(1 / values.reshape(-1), is_inside=True)
 
 
-def _column_factors(reference: Array, weight: WeightNumbers, product: _Product) -> Array | None:
+def _column_factors(reference: Array, weight: WeightNumbers, product: Product) -> Array | None:
     """The numbers that columns of a weight were multiplied by before it was rounded; None if there are none.
 
     They are fitted to the weight, by least squares, and have to be those that the input's columns were
@@ -724,7 +824,7 @@ def _column_factors(reference: Array, weight: WeightNumbers, product: _Product) 
 
 
 def _undone(
-    reference: Archive, target: Archive, site: str, calls: Iterable[_Call], factors: Array
+    reference: Archive, target: Archive, site: str, calls: Iterable[Call], factors: Array
 ) -> dict[str, str]:
     """Which tensors differ because they are made of a scaled input: it, what holds it, and what scaled it."""
     reason = f"its columns are divided by what those of the weight of {site} were multiplied by"
@@ -738,7 +838,7 @@ def _undone(
         other = theirs.get(name)
         if other is None or record.shape != other.shape or record.size != factors.size:
             continue
-        sides = _floats(reference, record), _floats(target, other)
+        sides = floats_of(reference, record), floats_of(target, other)
         if sides[0] is None or sides[1] is None:
             continue
         wanted = sides[0].reshape(-1) * factors
@@ -752,8 +852,8 @@ def _rounded_results(
     target: Archive,
     step: float,
     settings: Mapping[str, Any],
-    ours: Mapping[tuple[int, int, int], _Call],
-    theirs: Mapping[tuple[int, int, int], _Call],
+    ours: Mapping[tuple[int, int, int], Call],
+    theirs: Mapping[tuple[int, int, int], Call],
     injected: Injected | None,
 ) -> Iterator[tuple[str, LayerError]]:
     """Yield key and error of each call of a module that hands on what it is given, rounded to whole steps."""
@@ -768,20 +868,29 @@ def _rounded_results(
         if x is None or y is None or x_target is None or y_target is None or not np.array_equal(x, y):
             continue
         wanted = x if injected else x_target
-        size = max(float(np.linalg.norm(wanted)), 1e-300)
-        errors = float(np.linalg.norm(y_target - wanted)), math.sqrt(wanted.size / 12) * step
-        error = LayerError(
-            errors[0] / size, errors[1] / size, 0.0, f"steps of {step:.3g}", chance=chance_of(wanted.size)
-        )
-        cut = cut_results(wanted, {**settings, "output_step": step})
-        if cut is not None:
-            sides = cut.error, y_target - wanted - cut.error
-            taken, rest = (float(np.linalg.norm(side)) / size for side in sides)
-            error = replace(error, cut=(cut,), taken=taken, rest=rest)
-        far = int((np.abs(y_target - wanted) > step).sum())
-        if far and cut is None:
-            error = replace(error, mistake=f"{counted(far, 'value', 'lie')} beyond the range of its numbers")
-        yield call.output.key.text, error
+        yield call.output.key.text, _step_error(wanted, y_target, step, settings)
+
+
+def _step_error(wanted: Array, made: Array, step: float, settings: Mapping[str, Any]) -> LayerError:
+    """The error of what is handed on, rounded to whole steps.
+
+    Its range is that of the values, if the settings of the module do not say it.
+    """
+    size = max(float(np.linalg.norm(wanted)), 1e-300)
+    errors = float(np.linalg.norm(made - wanted)), math.sqrt(wanted.size / 12) * step
+    error = LayerError(
+        errors[0] / size, errors[1] / size, 0.0, f"steps of {step:.3g}", chance=chance_of(wanted.size)
+    )
+    ends = settings.get("output_range") or [float(made.min()), float(made.max())]
+    cut = cut_results(wanted, {"output_step": step, "output_range": ends})
+    if cut is not None:
+        sides = cut.error, made - wanted - cut.error
+        taken, rest = (float(np.linalg.norm(side)) / size for side in sides)
+        error = replace(error, cut=(cut,), taken=taken, rest=rest)
+    far = int((np.abs(made - wanted) > step).sum())
+    if far and cut is None:
+        error = replace(error, mistake=f"{counted(far, 'value', 'lie')} beyond the range of its numbers")
+    return error
 
 
 def _least_size(reference: Archive, target: Archive, site: str) -> float:
@@ -803,7 +912,7 @@ def _rms(record: Record) -> float:
 
 
 def _layer_error(
-    product: _Product,
+    product: Product,
     reference: Array,
     weight: WeightNumbers,
     module: ModuleInfo | None,
@@ -821,17 +930,21 @@ def _layer_error(
     x, own = product.x, product.y - product.wanted
     settings = dict(module.settings) if module is not None else {}
     settings |= _found_rounding(product, weight, settings)
+    kept = product.kept
     if is_right:
-        made = np.square(x @ (weight.values - reference).T).sum(axis=0)
+        errors = np.square(multiply(x, weight.values - reference))
+        made = (errors if kept is None else errors * kept).sum(axis=0)
     else:
-        made = weight.variances @ np.square(x).sum(axis=0)
-    inputs = (_input_variances(x, settings)[:, None] * (x != 0)).sum(axis=0)  # zeros are numbers themselves
-    made = made + np.square(weight.values) @ inputs
+        made = _sums(np.square(x), weight.variances, kept)
+    inputs = _input_variances(x, settings)[:, None] * (x != 0)  # zeros are numbers themselves
+    if inputs.any():
+        made = made + _sums(inputs, np.square(weight.values), kept)
     step = settings.get("output_step")
+    rows = len(x) if kept is None else kept.sum(axis=0)
     if isinstance(step, float):
-        made = made + len(x) * step**2 / 12
+        made = made + rows * step**2 / 12
     if of_bias is not None:
-        made = made + len(x) * np.square(of_bias)
+        made = made + rows * np.square(of_bias)
     noise = _ROUNDINGS * POLICY.noise(precision or POLICY.precision("float32"))
     made = made + np.square(product.wanted).sum(axis=0) * noise**2
     squares = np.square(own).sum(axis=0)
@@ -842,12 +955,13 @@ def _layer_error(
     if not inputs.any() and step is None:  # of like rows, rounding errors of inputs and results are alike
         by_chance = chance_of(min(len(x), x.shape[1]))
         if not is_right:  # errors that are not known fall on few directions if the rows are alike
-            by_chance = _chance_of_rows(x)
+            by_chance = chance_of_rows(x)
         ratios = np.sqrt(squares / np.maximum(made, 1e-300)) / by_chance
         worst = float(ratios.max(initial=0.0))
     own_error, predicted = (math.sqrt(float(side.sum())) / size for side in (squares, made))
     of_inputs = cut_inputs(x, settings)
-    taken = of_inputs.error @ weight.values.T if of_inputs is not None else np.zeros_like(own)
+    taken = multiply(of_inputs.error, weight.values) if of_inputs is not None else np.zeros_like(own)
+    taken = taken if kept is None else taken * kept
     of_results = cut_results(product.wanted + taken, settings)
     taken = taken + of_results.error if of_results is not None else taken
     error = LayerError(
@@ -870,43 +984,42 @@ def _layer_error(
     return replace(error, mistake=_describe_result(product, weight, has_rounded_inputs=bool(inputs.any())))
 
 
-def _chance_of_rows(x: Array) -> float:
-    """How many times what is expected the RMS of one output may be by chance, of weights with unknown errors.
-
-    It is a sum of squares along the directions that rows lie in, (tr G)^2 / |G|^2 by energy, of G = x x'. Of
-    few the tail is that of chi-squared, 1 + 2 sqrt(t / n) + 2 t / n (Laurent and Massart, 2000, lemma 1).
-    """
-    gram = x @ x.T
-    count = max(1.0, float(np.trace(gram) ** 2 / max(float(np.square(gram).sum()), 1e-300)))
-    return math.sqrt(1 + 2 * math.sqrt(_TAIL / count) + 2 * _TAIL / count)
+def _sums(rows: Array, weight: Array, kept: Array | None) -> Array:
+    """The sum of the products of rows and a weight, `[outputs]`, of those results that are kept."""
+    if kept is None:
+        whole: Array = multiply(rows.sum(axis=0)[None], weight)[0]
+        return whole
+    sums: Array = (multiply(rows, weight) * kept).sum(axis=0)
+    return sums
 
 
-def _rest(product: _Product, weight: WeightNumbers, x: Array) -> float:
+def _rest(product: Product, weight: WeightNumbers, x: Array) -> float:
     """How far a result is from what the layer's own weight makes of an input, and the reference's bias."""
-    return float(np.linalg.norm(product.y - x @ weight.values.T - product.bias))
+    made = np.clip(multiply(x, weight.values) + product.bias, *product.ends)
+    return float(np.linalg.norm(product.y - made))
 
 
-def _has_more(product: _Product, weight: WeightNumbers) -> bool:
+def _has_more(product: Product, weight: WeightNumbers) -> bool:
     """Whether a layer computes with more than its weight and a bias, as with rotated inputs."""
-    rest = product.y - product.x @ weight.values.T
-    size = float(np.linalg.norm(rest - rest.mean(axis=0)))
+    rest = product.rest(weight.values)
+    size = float(np.linalg.norm(rest - product.mean(rest)))
     return size > _NAMED * float(np.linalg.norm(product.y - product.wanted))
 
 
 def _found_rounding(
-    product: _Product, weight: WeightNumbers, settings: Mapping[str, Any]
+    product: Product, weight: WeightNumbers, settings: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """How a layer that does not say it rounds its inputs: the way by which its result is what it is.
 
     They are in 8 bits, with a step for each row or one for all, and with a zero point or without.
     """
-    if "input_bits" in settings or "input_step" in settings:
+    if any(name in settings for name in ("input_bits", "input_step", "output_step")):
         return {}
     rest = _rest(product, weight, product.x)
     if rest <= _SAME * np.linalg.norm(product.y):
         return {}
     for has_rows, is_symmetric in itertools.product((True, False), repeat=2):
-        if not has_rows and len(product.x) == _MOST_ROWS:  # others may have been larger
+        if not has_rows and len(product.x) == MOST_ROWS:  # others may have been larger
             continue
         x = _rounded_inputs(product.x, has_rows=has_rows, is_symmetric=is_symmetric)
         if _rest(product, weight, x) <= _FOUND * rest:
@@ -948,20 +1061,20 @@ def _input_variances(x: Array, settings: Mapping[str, Any]) -> Array:
     return variances
 
 
-def _describe_result(product: _Product, weight: WeightNumbers, *, has_rounded_inputs: bool) -> str:
+def _describe_result(product: Product, weight: WeightNumbers, *, has_rounded_inputs: bool) -> str:
     """What a layer does whose result is not what its own weight makes of its input, in words."""
-    rest = product.y - product.x @ weight.values.T
-    error = float(np.linalg.norm(rest - product.bias))
+    rest = product.rest(weight.values)
+    error = float(np.linalg.norm(rest - product.bias * (rest != 0)))
     own = float(np.linalg.norm(product.y - product.wanted))
     if error <= _NAMED * own:
         return "it is what its weight makes, which is not the reference's"
     if np.linalg.norm(rest) <= _NAMED * own:
         return "no bias is added"
-    if np.linalg.norm(rest - rest.mean(axis=0)) <= _NAMED * own:
+    if np.linalg.norm(rest - product.mean(rest)) <= _NAMED * own:
         return "another bias is added"
     for text, values in alternatives(weight):
-        other = product.y - product.x @ values.T
-        if np.linalg.norm(other - other.mean(axis=0)) <= _NAMED * own:
+        other = product.rest(values)
+        if np.linalg.norm(other - product.mean(other)) <= _NAMED * own:
             return f"it is what its weight makes {text}"
     return "" if has_rounded_inputs else "it is not what its own weight makes of its input"
 
@@ -972,7 +1085,7 @@ def _wide_rounding(
     parameters: Mapping[tuple[str, str], Record],
     module: ModuleInfo | None,
     reference: Array,
-    calls: Iterable[_Call],
+    calls: Iterable[Call],
 ) -> QuantisedWeight | None:
     """A bias of 16 or 32 bits held against the reference's; None if it is none, or has no step of one."""
     name = unescape(record.key.slot.partition(".")[2])
@@ -981,11 +1094,11 @@ def _wide_rounding(
     beside = parameters.get((record.key.site, f"{record.key.slot}_step"))
     if number not in _WIDE or beside is None:
         return None
-    values, steps = _floats(target, record), _floats(target, beside)
+    values, steps = floats_of(target, record), floats_of(target, beside)
     if values is None or steps is None or steps.ndim != values.ndim:
         return None
     of_weight = parameters.get((record.key.site, _WEIGHT_STEP))
-    products = _floats(target, of_weight) if of_weight is not None else None
+    products = floats_of(target, of_weight) if of_weight is not None else None
     if products is not None and products.all():
         step = module.settings.get("input_step") if module is not None else None
         products = products.reshape(-1)
@@ -998,13 +1111,13 @@ def _wide_rounding(
     return QuantisedWeight(f"{number}", measure_wide(reference, values, steps))
 
 
-def _has_inputs_in_steps(target: Archive, calls: Iterable[_Call], step: float) -> bool:
+def _has_inputs_in_steps(target: Archive, calls: Iterable[Call], step: float) -> bool:
     """Whether what a module was given are whole numbers of a step, and several of them."""
     for call in calls:
-        values = _floats(target, call.input)
+        values = floats_of(target, call.input)
         if values is None or not values.size:
             continue
-        numbers = _rows(values) / step
+        numbers = first_rows(values) / step
         slack = _OFF_STEP + 2 * UNIT_ROUNDOFFS["float32"] * np.abs(numbers)
         whole = np.rint(numbers)
         if (np.abs(numbers - whole) <= slack).all() and np.unique(whole).size >= _FEWEST_NUMBERS:
@@ -1020,7 +1133,7 @@ def _numbers(
     name: str,
 ) -> WeightNumbers | None:
     """The numbers of a weight: those that the target says if its values lie on them, else found in these."""
-    values = _floats(target, record)
+    values = floats_of(target, record)
     if values is None:
         return None
     key = record.key
@@ -1028,47 +1141,12 @@ def _numbers(
     named = module.settings.get("numbers") if module is not None else None
     number = named.get(name) if isinstance(named, Mapping) else None
     if isinstance(number, str) and levels_of(number) and steps is not None:
-        sides = [None if side is None else _floats(target, side) for side in (steps, zeros)]
+        sides = [None if side is None else floats_of(target, side) for side in (steps, zeros)]
         if sides[0] is not None and sides[0].ndim == values.ndim:
             weight = WeightNumbers(number, values, sides[0], sides[1])
             if weight.are_on_levels:
                 return weight
     return find_numbers(values)
-
-
-@dataclass(slots=True)
-class _Call:
-    """The tensor that a call was given, and the one that it returned."""
-
-    input: Record
-    output: Record
-
-    def values(self, archive: Archive) -> tuple[Array | None, Array | None]:
-        """The values of both in float64, see `_floats`."""
-        return _floats(archive, self.input), _floats(archive, self.output)
-
-
-def _calls(archive: Archive, sites: set[str]) -> Mapping[str, Mapping[tuple[int, int, int], _Call]]:
-    """The calls of modules that were given one tensor of floats and returned one, by site and place."""
-    inputs: dict[tuple[str, tuple[int, int, int]], list[Record]] = defaultdict(list)
-    outputs: dict[tuple[str, tuple[int, int, int]], list[Record]] = defaultdict(list)
-    for record in archive.records:
-        key = record.key
-        if key.site in sites and record.dtype.is_inexact and record.stored and record.shape:
-            kind = key.slot.partition(".")[0]
-            side = {"input": inputs, "output": outputs}.get(kind)
-            if side is not None:
-                side[key.site, _place(key)].append(record)
-    calls: dict[str, dict[tuple[int, int, int], _Call]] = defaultdict(dict)
-    for (site, place), made in outputs.items():
-        given = inputs.get((site, place), [])
-        if len(made) == len(given) == 1:
-            calls[site][place] = _Call(given[0], made[0])
-    return calls
-
-
-def _place(key: Key) -> tuple[int, int, int]:
-    return key.rank, key.step, key.call
 
 
 def _parameters(archive: Archive, sites: set[str]) -> Mapping[tuple[str, str], Record]:
@@ -1078,11 +1156,3 @@ def _parameters(archive: Archive, sites: set[str]) -> Mapping[tuple[str, str], R
         for record in archive.records
         if record.key.site in sites and is_parameter(record.key) and record.stored
     }
-
-
-def _floats(archive: Archive, record: Record) -> Array | None:
-    """The values of a record in float64; None if it holds no floats, or some that are not finite."""
-    if record.dtype.kind != "float":
-        return None
-    values = archive.load(record).astype(np.float64)
-    return values if np.isfinite(values).all() else None

@@ -38,6 +38,7 @@ def quantised_precision(
     records: Collection[Record] = (),
     *,
     predicted: Mapping[str, float] | None = None,
+    stepped: Collection[str] = (),
 ) -> Precision:
     """Return the precision that a target with quantised weights can agree in; the runs' own without any.
 
@@ -52,6 +53,7 @@ def quantised_precision(
         precision: What both runs computed in.
         records: The reference's, if they have an order of execution; without them it counts everywhere.
         predicted: As for `quantised_modules`.
+        stepped: Key texts of tensors that code between modules rounds: it counts from there on, too.
     """
     modules = quantised_modules(reference, target, records, predicted=predicted)
     if not modules:
@@ -61,7 +63,7 @@ def quantised_precision(
         return precision
     own_roundings = dict.fromkeys(_exact_sites(reference, target, modules), POLICY.noise(precision))
     own_roundings |= {site: module.rounding for site, module in modules.items()}
-    first_results = _first_results(records, modules)
+    first_results = _first_results(records, modules, stepped)
     return replace(rounded, weights_from=first_results, own_roundings=own_roundings)
 
 
@@ -291,13 +293,20 @@ def _call(record: Record) -> tuple[int, int, int]:
     return record.key.rank, record.key.step, record.key.call
 
 
-def _first_results(records: Collection[Record], sites: Collection[str]) -> tuple[tuple[int, int], ...]:
-    """By step, when the first of some modules gave a result; nothing if one of them never did."""
+def _first_results(
+    records: Collection[Record], sites: Collection[str], stepped: Collection[str]
+) -> tuple[tuple[int, int], ...]:
+    """By step, when the first of some modules gave a result, or a tensor was rounded.
+
+    Nothing if one of the modules never did.
+    """
     first: dict[int, int] = {}
     called = set()
     for record in records:
-        if record.key.slot.startswith("output") and record.key.site in sites:
+        is_result = record.key.slot.startswith("output") and record.key.site in sites
+        if is_result:
             called.add(record.key.site)
+        if is_result or record.key.text in stepped:
             first[record.key.step] = min(record.order, first.get(record.key.step, record.order))
     return tuple(first.items()) if all(site in called for site in sites) else ()
 

@@ -22,6 +22,7 @@ _LEFT_OUT: Final = 0.02  # of the elements may be wrong all the same
 _LARGEST: Final = 1 << 20  # elements that are looked at
 _LEAST: Final = 8  # elements that share a zero point
 _FEW: Final = 4  # columns that are named
+_NEAREST: Final = 0.55  # steps that the nearest number is off, with what a rounded scale adds
 _PART: Final = 16  # neighbours that share a scale, at least
 _ALIKE: Final = 0.1  # by which a fitted scale may be off, relative
 _OTHER_AXIS: Final = "its scales are those of the other axis, of rows for columns or the reverse"
@@ -130,6 +131,24 @@ def _signs(reference: Array, weight: WeightNumbers) -> str:
                     f"signed: they are {half} or {2 * half} off"
                 )
     return ""
+
+
+def _wrapping(reference: Array, weight: WeightNumbers) -> str:
+    """Values beyond the largest number stand at the other end, as many numbers off as there are."""
+    count = len(weight.levels)
+    if not weight.number.startswith(("int", "uint")):
+        return ""
+    wanted = weight.in_steps(reference)
+    turns = np.rint((wanted - weight.numbers) / count)
+    is_beyond = (wanted > weight.levels[-1]) | (wanted < weight.levels[0])
+    if not turns.any() or not is_beyond[turns != 0].all():
+        return ""
+    if (np.abs(wanted - weight.numbers - turns * count) > _NEAREST).any():
+        return ""
+    at = np.unravel_index(np.argmax(np.abs(turns)), turns.shape)
+    text = f"{counted(int((turns != 0).sum()), 'value')} beyond the largest number wrapped around"
+    became = f"{reference[at]:.3g} became {weight.values[at]:.3g}"
+    return f"{text} to the other end, {count} steps off: {became}"
 
 
 def _clipping(reference: Array, weight: WeightNumbers) -> str:
@@ -322,6 +341,7 @@ def _truncation(reference: Array, weight: WeightNumbers) -> str:
 _MISTAKES: Final[Mapping[str, Callable[[Array, WeightNumbers], str]]] = {  # in the order of trials
     "weight-zero-point": _zero_points,
     "weight-sign": _signs,
+    "weight-wrapped": _wrapping,
     "weight-clipped": _clipping,
     "weight-truncated": _truncation,
     "weight-scales": _scales,

@@ -20,8 +20,10 @@ from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 
 _FEEDBACK: Final = 3.0  # times that error, up to which numbers may be chosen for the results' sake
 _EVEN: Final = 2.0  # how much larger than all of them errors of a part are then
+_MOST: Final = 8.0  # times that error, that a part may be off whose inputs are small
 _SLACK: Final = 0.02  # steps that rounding of a scale may put a value off
 _SPREAD: Final = 4.5  # standard deviations of a sum of n squared errors, times their own of 0.9 of the mean
+_TAIL: Final = 7.0  # nats, of the largest of some hundred outputs
 _BLOCK: Final = 1 << 21  # elements that are measured at a time
 _FEW: Final = 64  # groups of values that are looked at before all
 _SAMPLE: Final = 4096  # values of each, the same
@@ -89,6 +91,21 @@ class WeightNumbers:
     steps: Array
     zeros: Array | None = None
     unit: float = 0.0
+
+    @cached_property
+    def matrix(self) -> WeightNumbers:
+        """The same with all axes behind the first as one."""
+        if self.values.ndim == 2:
+            return self
+        rows = len(self.values)
+
+        def flat(side: Array) -> Array:
+            if side.size in (1, rows):
+                return side.reshape(-1, 1)
+            return spread(side, self.values.shape).reshape(rows, -1)
+
+        zeros = None if self.zeros is None else flat(self.zeros)
+        return WeightNumbers(self.number, self.values.reshape(rows, -1), flat(self.steps), zeros, self.unit)
 
     @cached_property
     def levels(self) -> Array:
@@ -217,6 +234,10 @@ class Rounding:
     Attributes:
         ratio: RMS of all errors over what rounding makes; inf if no error may be.
         worst: The largest ratio of a row, a column or a part of a row, over what chance allows it.
+        uneven: The same with the errors of columns for which the recorded inputs have less energy than on
+            average in proportion to that; as `worst` without inputs.
+        cut: Where numbers are the nearest but for values that ranges cut off by choice, what that makes of
+            products over what rounding in whole ranges would (`cut_of_choice`); else None.
         clipped: Count of elements that lie beyond the range of numbers.
         is_nearest: Whether each number is the nearest one.
         feedback: RMS of the errors of products with the recorded inputs over what independent errors of
@@ -228,14 +249,16 @@ class Rounding:
     clipped: int
     is_nearest: bool
     feedback: float | None = None
+    uneven: float = math.inf
+    cut: float | None = None
 
     @property
     def value(self) -> float:
         """The ratio that is judged."""
-        if self.is_nearest:
+        if self.is_nearest or self.cut is not None:
             return min(self.ratio, 1.0)
         weights = max(self.ratio, self.worst)
-        is_even = self.ratio <= _FEEDBACK and self.worst <= _EVEN * self.ratio
+        is_even = self.ratio <= _FEEDBACK and self.uneven <= _EVEN * self.ratio and self.worst <= _MOST
         return min(weights, self.feedback) if self.feedback is not None and is_even else weights
 
 
@@ -245,16 +268,17 @@ def measure_rounding(reference: Array, weight: WeightNumbers, inputs: Array | No
     Args:
         reference: float64, in the shape of the weight.
         weight: The target's.
-        inputs: What the layer was given, `[rows, inputs]`, float64, if the weight is `[outputs, inputs]`.
+        inputs: What the layer was given, `[rows, inputs]`, float64, if all of it goes into each output.
     """
     ends = len(weight.levels) - 1
     columns = reference.size // max(1, len(reference))
     totals, by_column = np.zeros(2), np.zeros((2, columns))
     beyond, is_nearest, worst = 0, True, 0.0
     made, independent = [], []
-    energy = None
-    if inputs is not None and reference.ndim == 2 and inputs.shape[-1] == columns:
+    energy, portions, uneven = None, np.ones(columns), 0.0
+    if inputs is not None and inputs.shape[-1] == columns:
         energy = np.square(inputs).sum(axis=0)
+        portions = np.minimum(1.0, energy / max(float(energy.mean()), 1e-300))
     for part, rows in weight.in_parts():
         errors = rows.values - reference[part]
         off = rows.in_steps(reference[part]) - rows.numbers
@@ -267,17 +291,18 @@ def measure_rounding(reference: Array, weight: WeightNumbers, inputs: Array | No
         totals += [side.sum() for side in sides]
         by_column += [side.sum(axis=0) for side in sides]
         worst = max(worst, _worst_part(*sides))
+        uneven = max(uneven, _worst_part(sides[0] * portions, sides[1]))
         if energy is not None and inputs is not None:
-            made.append(np.square(inputs @ errors.T).sum(axis=0))
+            made.append(np.square(inputs @ errors.reshape(len(errors), -1).T).sum(axis=0))
             independent.append(sides[1] @ energy)
     worst = max(worst, _worst_of(by_column[0], by_column[1], len(reference)))
+    uneven = max(uneven, _worst_of(by_column[0] * portions, by_column[1], len(reference)))
     feedback = None
     if energy is not None and inputs is not None:
         outputs, expected = np.concatenate(made), np.concatenate(independent)
-        allowed = chance_of(min(len(inputs), columns))
-        ratios = np.sqrt(outputs / np.maximum(expected, 1e-300)) / allowed
+        ratios = np.sqrt(outputs / np.maximum(expected, 1e-300)) / chance_of_rows(inputs)
         feedback = max(_ratio(outputs.sum(), expected.sum()), float(ratios.max(initial=0.0)))
-    return Rounding(_ratio(*totals), worst, beyond, is_nearest, feedback)
+    return Rounding(_ratio(*totals), worst, beyond, is_nearest, feedback, uneven)
 
 
 def is_wide_step(reference: Array, values: Array, steps: Array, products: Array | None = None) -> bool:
@@ -333,6 +358,20 @@ def measure_wide(reference: Array, values: Array, steps: Array) -> Rounding:
 def chance_of(count: int) -> float:
     """How many times what is expected the RMS of so many errors may be by chance."""
     return math.sqrt(1 + _SPREAD / math.sqrt(max(1, count)))
+
+
+def chance_of_rows(x: Array) -> float:
+    """How many times what is expected the RMS of one output may be by chance, of weights with unknown errors.
+
+    It is a sum of squares along the directions that rows lie in, (tr G)^2 / |G|^2 by energy, of G = x x'. Of
+    few the tail is that of chi-squared, 1 + 2 sqrt(t / n) + 2 t / n (Laurent and Massart, 2000, lemma 1).
+
+    Args:
+        x: What a layer was given, `[rows, inputs]`.
+    """
+    gram = x @ x.T
+    count = max(1.0, float(np.trace(gram) ** 2 / max(float(np.square(gram).sum()), 1e-300)))
+    return math.sqrt(1 + 2 * math.sqrt(_TAIL / count) + 2 * _TAIL / count)
 
 
 def _ratio(squares: float, expected: float) -> float:
@@ -400,9 +439,9 @@ def find_numbers(values: Array) -> WeightNumbers | None:
         return None
     for bits in (4, 8):
         for rows, shape, is_transposed in _groupings(values):
-            if _common_steps(rows[:_FEW, :_SAMPLE], 2**bits - 1) is None:
+            if common_steps(rows[:_FEW, :_SAMPLE], 2**bits - 1) is None:
                 continue
-            steps = _common_steps(rows, 2**bits - 1)
+            steps = common_steps(rows, 2**bits - 1)
             if steps is None:
                 continue
             low, high = (np.rint(ends / steps) for ends in (rows.min(axis=1), rows.max(axis=1)))
@@ -447,8 +486,8 @@ def _groupings(values: Array) -> Iterator[tuple[Array, tuple[int, ...], bool]]:
                 yield side.reshape(-1, size), (len(side), count), is_transposed
 
 
-def _common_steps(rows: Array, most: int) -> Array | None:
-    """The step of each row that its values are whole numbers of, at most so many apart.
+def common_steps(rows: Array, most: int) -> Array | None:
+    """Return the step of each row that its values are whole numbers of, at most so many apart.
 
     None if a row has none.
     """

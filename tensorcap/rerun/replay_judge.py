@@ -24,6 +24,7 @@ from tensorcap.comparison import (
     Padding,
     Pair,
     Precision,
+    QuantisedModule,
     RobustErrors,
     Status,
     compare,
@@ -63,6 +64,7 @@ from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import ModuleInfo
 
 _ROUNDED_ANEW: Final = 2.0  # R of weights that were rounded, and are again where they are made or folded
+_BITS: Final = 8  # of what code between modules rounds to whole steps
 _NO_ROUNDINGS: Final = frozenset({"outlier_element", "range"})  # tests whose findings no twin excuses
 
 
@@ -244,10 +246,13 @@ class ReplayJudge:
         return POLICY.noise(self._precision_of(pair))
 
     def _precision_of(self, pair: Pair) -> Precision:
-        """The precision of the runs, or of the weights of the module that made a tensor."""
+        """The precision of the runs, of the weights of the module that made a tensor, or of its own steps."""
         precision = POLICY.precision_of_pair(self._runs.precision, *both_records(pair))
         quantised = self._quantised.get(self._makers.module(both_records(pair)[0].key))
-        return precision if quantised is None else quantised.precision(precision)
+        if quantised is not None:
+            precision = quantised.precision(precision)
+        rounded = 0.0 if self._runs.compute_dtype else self._layers.rounded.get(pair.key, 0.0)
+        return QuantisedModule(_BITS, rounded).precision(precision)
 
     def _is_judged_by_twin(self, pair: Pair, *, is_leaf: bool) -> bool:
         """Whether R is judged: of leaves that are no products, and of weights that routers give.

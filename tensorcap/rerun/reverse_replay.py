@@ -17,6 +17,7 @@ from tensorcap.comparison import (
     Precision,
     compare,
     given_unlike_on_ranks,
+    measure_layers,
     require_readable,
 )
 from tensorcap.recording import Substitution
@@ -146,6 +147,10 @@ def replay_within(
         progress=progress or Silent(),
         producers=Producers() if target is None else Producers.of(fed, tested),
     )
+    if target is not None:
+        layers = measure_layers(seen or original, tested, precision) if free is None else free.layers
+        replays = replace(replays, keys=set(keys) - layers.inside)
+        keys = replays.keys
     first = replays.judge(frozenset())
     if target is not None:
         unpaired, unfitting = unlike_calls(original, first.run), misfits(tested, first.run, keys)

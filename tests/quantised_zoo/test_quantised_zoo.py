@@ -11,7 +11,7 @@ from tests.quantised_zoo.run import blocks, outcomes_of
 
 SAMPLE: Final = ("int8/rows", "fp8/blocks", "int8/scales-rolled", "mx/nibbles-swapped")
 FAMILIES: Final = ("gptq", "awq", "mx", "fp8", "int8", "mixed")
-WRONGLY_ACCUSED: Final = ("awq/clipped", "gptq/feedback", "gptq/act-order", "gptq/symmetric")
+WRONGLY_ACCUSED: Final = ("awq/clipped",)
 OTHERS: Final = tuple(
     name for name in ENTRIES if name.partition("/")[0] in FAMILIES and name not in (*SAMPLE, *WRONGLY_ACCUSED)
 )
