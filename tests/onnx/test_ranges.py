@@ -105,6 +105,74 @@ def one_channel() -> Array:
     return x
 
 
+class SelfAttention(nn.Module):
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (
+            part(x).reshape(*x.shape[:2], self.heads, -1).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1)
+        return (scores @ v).transpose(1, 2).flatten(-2)
+
+
+class Attending(nn.Module):
+    def __init__(self, heads: int = 8) -> None:
+        super().__init__()
+        self.attention = SelfAttention(heads)
+
+    def forward(self, x: Any) -> Any:
+        return torch.relu(self.attention(x))
+
+
+@pytest.mark.spec("POL-11", "RPL-101", "ONX-40")
+@pytest.mark.parametrize("heads", [8, 2])
+def test_a_fused_attention_in_few_bits_is_judged_by_what_its_projections_were_given(
+    heads: int, tmp_path: Path
+) -> None:
+    """`QAttention`: no result of a projection is a value of the graph. With 2 heads for 8 it is wrong."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        net = Attending().eval()
+        net.attention.query.weight.data *= 6
+    x = torch.from_numpy(DRAW.standard_normal((2, 12, 64)).astype(np.float32))
+    parts = net.attention.query, net.attention.key, net.attention.value
+    whole = np.concatenate([part.weight.detach().numpy() for part in parts])
+    steps = np.abs(whole).max(axis=1) / 127
+    weights = {
+        "qkv_quantized": np.rint(whole / steps[:, None]).astype(np.int8).T.copy(),
+        "qkv_scale": steps,
+        "qkv_zero_point": np.zeros(192, np.int8),
+        "qkv_bias": np.concatenate([part.bias.detach().numpy() for part in parts]),
+    }
+    given = ["q", "qkv_quantized", "qkv_bias", "qs", "qkv_scale", "", "qz", "qkv_zero_point"]
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "qs", "qz"], "x_q"),
+        helper.make_node(
+            "QAttention", given, ["/attention/y"], "Attention_0", domain="com.microsoft", num_heads=heads
+        ),
+        helper.make_node("Relu", ["/attention/y"], ["y"], "/Relu"),
+    ]
+    made = model(nodes, [("x", TensorProto.FLOAT, list(x.shape))], ["y"], weights)
+    made.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    reference = tensorcap.Workload(net, (x,))
+    capture_workload(reference, tmp_path / "ref.h5", params=True)
+    target = tensorcap.OnnxModel(save(made, tmp_path / "net.onnx"))
+    capture_workload(tensorcap.Workload(target, {"x": x.numpy()}), tmp_path / "tgt.h5", params=True)
+    compared = compare(tmp_path / "ref.h5", tmp_path / "tgt.h5")
+    localized = localize(tmp_path / "ref.h5", tmp_path / "tgt.h5", reference_model=reference)
+    is_right = heads == 8
+    assert (compared.exit_status, localized.exit_status) == ((0, 0) if is_right else (1, 1))
+    assert [suspect.module for suspect in localized.suspects] == ([] if is_right else ["attention"])
+    if not is_right:
+        assert compared.divergence is not None
+        assert compared.divergence.pair.key == "0/attention/output"
+
+
 @pytest.mark.spec("POL-620", "ONX-41")
 @pytest.mark.parametrize(
     ("x", "largest", "status", "words"),
