@@ -765,3 +765,51 @@ def test_what_a_change_makes_is_rounded_as_the_target_is(tmp_path: Path, rng: np
     assert len(by_call) == 1
     assert by_call[0].after < 2e-4  # but for a few of 384 that are rounded the other way
     assert by_call[0].before == pytest.approx(0.0022, rel=0.3)
+
+
+class Grouped(nn.Module):
+    """Attention whose keys, and not values, are cut by the count of their heads."""
+
+    def __init__(self, _: Config) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(2 * WIDTH, WIDTH))
+        self.key_heads = 2
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        q, k, v = nn.functional.linear(hidden_states, self.weight).split([WIDTH, WIDTH // 2, WIDTH // 2], -1)
+        q, v = (x.view(1, TOKENS, -1, 4).transpose(1, 2) for x in (q, v))
+        k = k[:, : 4 * self.key_heads].view(1, TOKENS, self.key_heads, 4).transpose(1, 2)
+        result = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        return result.transpose(1, 2).reshape(TOKENS, WIDTH)
+
+
+class Kernel(nn.Module):
+    """Attention of torch's own module, whose kernel for whole layers divides by the count of heads."""
+
+    def __init__(self, _: Config) -> None:
+        super().__init__()
+        self.own = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        x = hidden_states[None]
+        result: Tensor = self.own(x, x, x, need_weights=False)[0]
+        return result
+
+
+@pytest.mark.spec("DIA-36")
+@pytest.mark.parametrize(
+    ("made_by", "site", "setting"), [(Grouped, "core", "key_heads"), (Kernel, "core.own", "num_heads")]
+)
+def test_a_count_of_no_heads_does_not_end_the_process(
+    tmp_path: Path, rng: np.random.Generator, made_by: type[nn.Module], site: str, setting: str
+) -> None:
+    hidden = rng.standard_normal((TOKENS, WIDTH)).astype(np.float32)
+    workload = Workload(drawn(Model(made_by, "core")).eval(), {"hidden_states": torch.from_numpy(hidden)})
+    capture_workload(workload, tmp_path / "ref.h5")
+    with ExitStack() as stack:
+        key = f"0/{site}/output" + (".0" if site != "core" else "")
+        rerun = replay_within(stack, tmp_path / "ref.h5", workload).rerun_call(site, key)
+        assert rerun is not None
+        assert rerun.settings[setting] == 2
+        assert rerun.run(CallMutation(settings={setting: 0})) is None
+        assert rerun.run(CallMutation(settings={setting: 1})) is not None
