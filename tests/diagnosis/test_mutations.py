@@ -813,3 +813,59 @@ def test_a_count_of_no_heads_does_not_end_the_process(
         assert rerun.settings[setting] == 2
         assert rerun.run(CallMutation(settings={setting: 0})) is None
         assert rerun.run(CallMutation(settings={setting: 1})) is not None
+
+
+class Gate(nn.Module):
+    """A router that the port has in the code of its user, and a norm of the user's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(EXPERTS, WIDTH))
+        self.norm_topk_prob = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = torch.softmax(nn.functional.linear(x, self.weight), -1)
+        highest = scores.topk(2, -1).values
+        return highest / highest.sum(-1, keepdim=True) if self.norm_topk_prob else highest
+
+
+class Routed(nn.Module):
+    def __init__(self, _: Config) -> None:
+        super().__init__()
+        self.gate, self.own = Gate(), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.norm = nn.LayerNorm(WIDTH, eps=1e-3)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        chosen = self.gate(hidden_states)
+        return torch.tanh(self.own(self.norm(hidden_states))) * chosen[:, :1] + hidden_states * chosen[:, 1:]
+
+
+@pytest.mark.spec("DIA-38", "LCL-250")
+@pytest.mark.parametrize(
+    ("setting", "value", "child"),
+    [("gate.norm_topk_prob", False, "gate"), ("norm.eps", 1e-5, "norm")],
+    ids=["switch", "eps"],
+)
+def test_a_setting_of_a_module_within_that_the_target_lacks_is_named(
+    tmp_path: Path, rng: np.random.Generator, setting: str, value: Any, child: str
+) -> None:
+    hidden = (0.05 * rng.standard_normal((TOKENS, WIDTH))).astype(np.float32)
+    workload = Workload(drawn(Model(Routed, "routed")), {"hidden_states": torch.from_numpy(hidden)})
+    v = SimpleNamespace(**{n: p.detach().double().numpy() for n, p in workload.model.named_parameters()})
+    weights = {name.removeprefix("routed."): values for name, values in vars(v).items()}
+    x = hidden.astype(np.float64)
+    scores = np.exp(x @ weights["gate.weight"].T)
+    highest = -np.sort(-scores / scores.sum(-1, keepdims=True), axis=-1)[:, :2]
+    if child == "norm":
+        highest = highest / highest.sum(-1, keepdims=True)
+    eps = value if child == "norm" else 1e-3
+    centred = x - x.mean(-1, keepdims=True)
+    normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps)
+    own = (normed * weights["norm.weight"] + weights["norm.bias"]) @ weights["own.weight"].T
+    made = np.tanh(own) * highest[:, :1] + x * highest[:, 1:]
+    keys = ("0/routed/output", "0/@root/output")
+    lacking = ("0/gate/output", "0/routed.gate/output", "0/routed.norm/output", "0/routed.own/input.input")
+    lacking += ("0/routed.own/output",)
+    found = found_by(workload, dict.fromkeys(keys, made), tmp_path, "routed", keys[0], lacking=lacking)
+    facts = [e.facts for e in found.explanations if e.after < 1e-5 and e.facts.get("setting") == setting]
+    assert [(one["target"], one["child"]) for one in facts] == [(value, child)]
