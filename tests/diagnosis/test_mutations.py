@@ -776,7 +776,8 @@ class Grouped(nn.Module):
         self.key_heads = 2
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        q, k, v = nn.functional.linear(hidden_states, self.weight).split([WIDTH, WIDTH // 2, WIDTH // 2], -1)
+        mixed = nn.functional.linear(hidden_states, self.weight)
+        q, k, v = torch.split(mixed, [WIDTH, WIDTH // 2, WIDTH // 2], -1)
         q, v = (x.view(1, TOKENS, -1, 4).transpose(1, 2) for x in (q, v))
         k = k[:, : 4 * self.key_heads].view(1, TOKENS, self.key_heads, 4).transpose(1, 2)
         result = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
@@ -826,7 +827,8 @@ class Gate(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         scores = torch.softmax(nn.functional.linear(x, self.weight), -1)
         highest = scores.topk(2, -1).values
-        return highest / highest.sum(-1, keepdim=True) if self.norm_topk_prob else highest
+        result: Tensor = highest / highest.sum(-1, keepdim=True) if self.norm_topk_prob else highest
+        return result
 
 
 class Routed(nn.Module):
@@ -837,7 +839,9 @@ class Routed(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         chosen = self.gate(hidden_states)
-        return torch.tanh(self.own(self.norm(hidden_states))) * chosen[:, :1] + hidden_states * chosen[:, 1:]
+        own = torch.tanh(self.own(self.norm(hidden_states)))
+        result: Tensor = own * chosen[:, :1] + hidden_states * chosen[:, 1:]
+        return result
 
 
 @pytest.mark.spec("DIA-38", "LCL-250")
@@ -864,8 +868,7 @@ def test_a_setting_of_a_module_within_that_the_target_lacks_is_named(
     own = (normed * weights["norm.weight"] + weights["norm.bias"]) @ weights["own.weight"].T
     made = np.tanh(own) * highest[:, :1] + x * highest[:, 1:]
     keys = ("0/routed/output", "0/@root/output")
-    lacking = ("0/gate/output", "0/routed.gate/output", "0/routed.norm/output", "0/routed.own/input.input")
-    lacking += ("0/routed.own/output",)
+    lacking = [f"0/routed.{name}" for name in ("gate/output", "norm/output", "own/input.input", "own/output")]
     found = found_by(workload, dict.fromkeys(keys, made), tmp_path, "routed", keys[0], lacking=lacking)
     facts = [e.facts for e in found.explanations if e.after < 1e-5 and e.facts.get("setting") == setting]
     assert [(one["target"], one["child"]) for one in facts] == [(value, child)]
