@@ -245,7 +245,10 @@ class Rerun(Protocol):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Numbers, switches and lists of words that its code reads, by name."""
+        """Numbers, switches and lists of words that its code reads, by name.
+
+        Of modules within of which the target has no result as `MODULE.SETTING`.
+        """
 
     @property
     def arguments(self) -> Mapping[str, Argument]:

@@ -16,6 +16,7 @@ from typing import Final, Literal
 from tensorcap.alignment.layout import Dims, Layout
 from tensorcap.alignment.tokens import TOKEN_STEPS, TokenRule
 from tensorcap_formats.errors import UsageError, abbreviate
+from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.notebook import ROWS, card
 
 Evidence = Literal["user", "name", "rule", "structure", "shape", "values"]
@@ -178,7 +179,9 @@ def layout_texts(entries: Iterable[Entry]) -> Iterator[str]:
             by_steps.setdefault(entry.steps, []).extend(places)
     for steps, places in by_steps.items():
         more = f" and {len(places) - 1} more places" if len(places) > 1 else ""
-        yield f"{places[0]}{more}: compared after {', '.join(steps)}, the target's layout in all layers"
+        is_of_model = all(place.partition("/")[0] == ROOT_SITE for place in places)
+        where = "of the model's arguments" if is_of_model else "in all layers"
+        yield f"{places[0]}{more}: compared after {', '.join(steps)}, the target's layout {where}"
 
 
 def unexplained(reference: Iterable[str], target: Iterable[str], reason: str) -> list[LeftOver]:

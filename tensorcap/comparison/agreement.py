@@ -267,7 +267,8 @@ class _Agreement:
             return why
         if not self._is_model_green(key):
             takers = self._takers_of(pair)
-            return self._why_undone(takers, error_of(pair)) if all(map(self._hides_nothing, takers)) else ""
+            why = self._why_undone(takers, error_of(pair)) if all(map(self._hides_nothing, takers)) else ""
+            return why or self._why_made_otherwise(pair, takers)
         module = module_of(key.site)
         around = self._nearest(
             key, module if is_inner(key) else _enclosing(module), besides=contents_of(record)
@@ -440,6 +441,15 @@ class _Agreement:
             return ""
         names = dict.fromkeys(taker.reference.key.site for taker in takers if taker.reference)
         return f"it differs, and what {some(list(names), 2)} makes of it agrees"
+
+    def _why_made_otherwise(self, pair: Pair, takers: Sequence[Pair]) -> str:
+        """By which arguments a result that differs is right where it is used, as with a scale behind it."""
+        compared = [taker for taker in takers if taker is not pair and taker.is_compared]
+        is_used_right = bool(compared) and all(taker.is_equal for taker in compared)
+        if not is_used_right or any(f.test == "pass_through" for f in pair.findings):
+            return ""
+        later = self._agreeing_later(pair)
+        return f"it differs, and {later}, which holds the same in the reference, agrees" if later else ""
 
     def _hides_nothing(self, taker: Pair) -> bool:
         """Whether a call that is given another argument gives another result, unless it undoes that."""

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from tensorcap.diagnosis.constants import hint_for_factor, name_factor, name_rounded_constant
-from tensorcap.diagnosis.context import PairContext
+from tensorcap.diagnosis.context import PairContext, values_of
 from tensorcap.diagnosis.hypothesis import Hypothesis
 from tensorcap.diagnosis.values import (
     Values,
@@ -70,14 +70,16 @@ def _propose_numbers(context: PairContext) -> Iterator[Hypothesis]:
             equal = f", which is {'-' if factor < 0 else ''}{names[0]}" if names else ""
             if len(names) > 1:
                 equal += f" (or {', '.join(names[1:])})"
-            yield context.propose(
-                "factor",
-                f"the target is the reference times {number_text(factor, 1.0, error)}{equal}",
-                factor * r,
-                parameters=1,
-                hint=hint_for_factor(names),
-                facts={"factor": factor, "standard_error": error, "equals": list(names)},
-            )
+            text = f"the target is the reference times {number_text(factor, 1.0, error)}{equal}"
+            facts = {"factor": factor, "standard_error": error, "equals": list(names)}
+            hint = hint_for_factor(names)
+            if behind := _find_factor_behind(context, factor):
+                site, further = behind
+                text += f"; before {site} the target multiplies it by {number_text(further, 1 / factor)}"
+                text += f", where {1 / factor:.6g} would make up for that"
+                hint = f"The scale is applied behind the module in the target, and as {further:.6g} there."
+                facts["factor_behind"] = further
+            yield context.propose("factor", text, factor * r, parameters=1, hint=hint, facts=facts)
     offset = float((t - r).mean())
     yield context.propose(
         "offset",
@@ -100,6 +102,36 @@ def _propose_numbers(context: PairContext) -> Iterator[Hypothesis]:
             hint="Values are normalised with another mean and deviation.",
             facts={"factor": slope, "offset": start},
         )
+
+
+def _find_factor_behind(context: PairContext, factor: float) -> tuple[str, float] | None:
+    """Find what the target multiplies its own result by before the next call that is given it, and that site.
+
+    None if the result is handed on as it is, or if it is made up for. The reference is not looked at.
+    """
+    t, own = context.t, context.target
+    tolerance = context.tolerance()
+    if context.window is not None or not own.key.slot.startswith("output") or abs(factor - 1) <= tolerance:
+        return None
+    if relative_error(t, factor * context.r) > tolerance:
+        return None
+    later = [
+        record
+        for record in context.target_archive.records
+        if record.order > own.order
+        and record.key.slot.startswith("input")
+        and (record.key.step, record.key.rank, record.shape) == (own.key.step, own.key.rank, own.shape)
+        and record.stored
+        and record.dtype.kind == "float"
+    ]
+    if not later:
+        return None
+    first = min(later, key=lambda record: record.order)
+    values = values_of(context.target_archive, first)
+    further = float(np.vdot(t, values)) / float(np.vdot(t, t))
+    is_proportional = relative_error(values, further * t) <= tolerance
+    is_other = min(abs(further - 1), abs(further * factor - 1)) > 2 * tolerance
+    return (first.key.site, further) if is_proportional and is_other else None
 
 
 def _factor_tolerance(left: float, size: int) -> float:

@@ -188,8 +188,9 @@ def _try_mutations(
 
 
 def _find_child(mutation: CallMutation) -> dict[str, str]:
-    """Name the module within whose tensors alone are changed, of which the target has no result."""
+    """Name the module within whose tensors or settings alone are changed; the target lacks a result of it."""
     children = {name.rpartition(".")[0] for name in mutation.tensors}
+    children |= {name.rpartition(".")[0].removesuffix("config").rstrip(".") for name in mutation.settings}
     return {"child": children.pop()} if len(children) == 1 and "" not in children else {}
 
 
@@ -200,7 +201,7 @@ def _fit_setting(context: PairContext, call: RepeatedCall, name: str, value: flo
         return call.run(CallMutation(settings={name: number}))
 
     kind, hint = classify_setting(name, call.rerun.class_name)
-    facts = {"setting": name}
+    facts = {"setting": name, **_find_child(CallMutation(settings={name: value}))}
     yield from _fit_number(context, call, value, run, kind, f"its setting {name}", hint, facts)
 
 

@@ -235,8 +235,14 @@ def order_experts(tensors: Mapping[str, int], order: Values) -> CallMutation:
 
 
 def classify_setting(name: str, class_name: str) -> tuple[str, str]:
-    """Find the kind of mistake that another value of a setting is, and its hint."""
-    role = class_name.lower()
+    """Find the kind of mistake that another value of a setting is, and its hint.
+
+    Args:
+        name: Of the setting, behind that of a module within that has it.
+        class_name: Of the module.
+    """
+    owner, _, name = name.rpartition(".")
+    role = f"{class_name} {owner}".lower().replace("attn", "attention")
     kinds = {**_SETTINGS, **_OF_ATTENTION} if "attention" in role else _SETTINGS
     if "position" in role and "offset" in name:
         return "position-offset", "Positions are counted from another number."

@@ -249,3 +249,41 @@ def test_channels_last_of_equal_sizes_is_found(tmp_path: Path) -> None:
     moved = {pair.key for pair in comparison.pairs if pair.origin}
     assert {"0/stages.0/output", "0/stages.1/input.x", "0/stages.2.act/input.input"} <= moved
     assert "0/stages.0.conv/output" not in moved
+
+
+class Maps(nn.Module):
+    """Stages from maps to maps, with channels last within, and at the border: in, out, both or neither."""
+
+    def __init__(self, within: bool = False, *, takes: bool = False, returns: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.stages = nn.ModuleList(Stage(within) for _ in range(3))
+        self.enters, self.leaves = within and not takes, within and not returns
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 2, 3, 1) if self.enters else x
+        for stage in self.stages:
+            x = stage(x)
+        return x.permute(0, 3, 1, 2) if self.leaves else x
+
+
+@pytest.mark.spec("ALN-43")
+@pytest.mark.parametrize("size", [(8, 8), (6, 5)], ids=["square", "oblong"])
+@pytest.mark.parametrize("takes", [True, False], ids=["takes", "does-not-take"])
+def test_a_port_that_takes_and_returns_channels_last_is_right(
+    tmp_path: Path, takes: bool, size: tuple[int, int]
+) -> None:
+    x = torch.randn(2, 8, *size, generator=torch.Generator().manual_seed(4))
+    given = x.permute(0, 2, 3, 1).contiguous() if takes else x
+    port = Maps(within=True, takes=takes, returns=True).eval()
+    for name, model, inputs in (("r.h5", Maps().eval(), x), ("t.h5", port, given)):
+        with tensorcap.capture(model, tmp_path / name), torch.no_grad():
+            model(inputs)
+    comparison = tensorcap.compare(tmp_path / "r.h5", tmp_path / "t.h5")
+    if takes:
+        assert bad(comparison) == []
+        assert {
+            pair.origin.steps for pair in comparison.pairs if pair.key == "0/@root/output" and pair.origin
+        } == {('rearrange "a b c d -> a d b c"',)}
+    else:
+        assert "0/@root/output" in bad(comparison)

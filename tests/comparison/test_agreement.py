@@ -464,3 +464,20 @@ class TestBehindOtherExperts:
         assert statuses(found, "0/block.tail.act/output") == ["explained"]
         assert not next(pair.is_equal for pair in found.pairs if pair.key == "0/block.tail/output")
         assert found.exit_status == 0
+
+
+@pytest.mark.spec("CMP-55")
+@pytest.mark.parametrize("is_used_right", [True, False], ids=["right-where-used", "wrong-in-one-place"])
+def test_a_scale_that_the_target_has_behind_a_result_is_no_first_divergence_beside_a_mistake(
+    run_of: Make, is_used_right: bool
+) -> None:
+    wrong = {"0/block.norm/output": HIDDEN / 8}
+    wrong |= dict.fromkeys(("0/block/output", "0/@root/output", "0/block.attn/output.0"), Y[::-1].copy())
+    if not is_used_right:
+        wrong["0/block.attn.q/input.x"] = HIDDEN / 8
+    comparison = compare(run_of(), run_of(other=wrong), mapping="none")
+    assert comparison.exit_status == 1
+    assert statuses(comparison, "0/block.norm/output") == ["explained" if is_used_right else "diverged"]
+    assert comparison.divergence is not None
+    first = "0/block.attn/output.0" if is_used_right else "0/block.norm/output"
+    assert comparison.divergence.pair.key == first

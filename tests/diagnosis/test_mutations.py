@@ -790,3 +790,110 @@ def test_a_module_with_a_sparse_buffer_is_called_again(tmp_path: Path, rng: np.r
     found = found_by(workload, dict.fromkeys(keys, made), tmp_path, "spread", keys[0])
     assert found.failed == ()
     assert "parameter-shift" in kinds(found)
+
+
+class Grouped(nn.Module):
+    """Attention whose keys, and not values, are cut by the count of their heads."""
+
+    def __init__(self, _: Config) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(2 * WIDTH, WIDTH))
+        self.key_heads = 2
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        mixed = nn.functional.linear(hidden_states, self.weight)
+        q, k, v = torch.split(mixed, [WIDTH, WIDTH // 2, WIDTH // 2], -1)
+        q, v = (x.view(1, TOKENS, -1, 4).transpose(1, 2) for x in (q, v))
+        k = k[:, : 4 * self.key_heads].view(1, TOKENS, self.key_heads, 4).transpose(1, 2)
+        result = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        return result.transpose(1, 2).reshape(TOKENS, WIDTH)
+
+
+class Kernel(nn.Module):
+    """Attention of torch's own module, whose kernel for whole layers divides by the count of heads."""
+
+    def __init__(self, _: Config) -> None:
+        super().__init__()
+        self.own = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        x = hidden_states[None]
+        result: Tensor = self.own(x, x, x, need_weights=False)[0]
+        return result
+
+
+@pytest.mark.spec("DIA-36")
+@pytest.mark.parametrize(
+    ("made_by", "site", "setting"), [(Grouped, "core", "key_heads"), (Kernel, "core.own", "num_heads")]
+)
+def test_a_count_of_no_heads_does_not_end_the_process(
+    tmp_path: Path, rng: np.random.Generator, made_by: type[nn.Module], site: str, setting: str
+) -> None:
+    hidden = rng.standard_normal((TOKENS, WIDTH)).astype(np.float32)
+    workload = Workload(drawn(Model(made_by, "core")).eval(), {"hidden_states": torch.from_numpy(hidden)})
+    capture_workload(workload, tmp_path / "ref.h5")
+    with ExitStack() as stack:
+        key = f"0/{site}/output" + (".0" if site != "core" else "")
+        rerun = replay_within(stack, tmp_path / "ref.h5", workload).rerun_call(site, key)
+        assert rerun is not None
+        assert rerun.settings[setting] == 2
+        assert rerun.run(CallMutation(settings={setting: 0})) is None
+        assert rerun.run(CallMutation(settings={setting: 1})) is not None
+
+
+class Gate(nn.Module):
+    """A router that the port has in the code of its user, and a norm of the user's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(EXPERTS, WIDTH))
+        self.norm_topk_prob = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = torch.softmax(nn.functional.linear(x, self.weight), -1)
+        highest = scores.topk(2, -1).values
+        result: Tensor = highest / highest.sum(-1, keepdim=True) if self.norm_topk_prob else highest
+        return result
+
+
+class Routed(nn.Module):
+    def __init__(self, _: Config) -> None:
+        super().__init__()
+        self.gate, self.own = Gate(), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.norm = nn.LayerNorm(WIDTH, eps=1e-3)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        chosen = self.gate(hidden_states)
+        own = torch.tanh(self.own(self.norm(hidden_states)))
+        result: Tensor = own * chosen[:, :1] + hidden_states * chosen[:, 1:]
+        return result
+
+
+@pytest.mark.spec("DIA-38", "LCL-250")
+@pytest.mark.parametrize(
+    ("setting", "value", "child"),
+    [("gate.norm_topk_prob", False, "gate"), ("norm.eps", 1e-5, "norm")],
+    ids=["switch", "eps"],
+)
+def test_a_setting_of_a_module_within_that_the_target_lacks_is_named(
+    tmp_path: Path, rng: np.random.Generator, setting: str, value: Any, child: str
+) -> None:
+    hidden = (0.05 * rng.standard_normal((TOKENS, WIDTH))).astype(np.float32)
+    workload = Workload(drawn(Model(Routed, "routed")), {"hidden_states": torch.from_numpy(hidden)})
+    v = SimpleNamespace(**{n: p.detach().double().numpy() for n, p in workload.model.named_parameters()})
+    weights = {name.removeprefix("routed."): values for name, values in vars(v).items()}
+    x = hidden.astype(np.float64)
+    scores = np.exp(x @ weights["gate.weight"].T)
+    highest = -np.sort(-scores / scores.sum(-1, keepdims=True), axis=-1)[:, :2]
+    if child == "norm":
+        highest = highest / highest.sum(-1, keepdims=True)
+    eps = value if child == "norm" else 1e-3
+    centred = x - x.mean(-1, keepdims=True)
+    normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps)
+    own = (normed * weights["norm.weight"] + weights["norm.bias"]) @ weights["own.weight"].T
+    made = np.tanh(own) * highest[:, :1] + x * highest[:, 1:]
+    keys = ("0/routed/output", "0/@root/output")
+    lacking = [f"0/routed.{name}" for name in ("gate/output", "norm/output", "own/input.input", "own/output")]
+    found = found_by(workload, dict.fromkeys(keys, made), tmp_path, "routed", keys[0], lacking=lacking)
+    facts = [e.facts for e in found.explanations if e.after < 1e-5 and e.facts.get("setting") == setting]
+    assert [(one["target"], one["child"]) for one in facts] == [(value, child)]

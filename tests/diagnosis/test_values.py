@@ -338,3 +338,23 @@ def test_what_only_says_less_exactly_is_not_repeated(diagnosed: Diagnose) -> Non
 def test_complex_values_and_unknown_keys_are_refused(diagnosed: Diagnose) -> None:
     with pytest.raises(UsageError, match="no tensor '0/x/output' among 1"):
         diagnosed({"0/m/output": R, "0/x/output": R}, {"0/m/output": R}, key="0/x/output")
+
+
+@pytest.mark.spec("DIA-10")
+@pytest.mark.parametrize(
+    ("behind", "text"),
+    [
+        pytest.param(7.96875, "before n the target multiplies it by 7.96875, where 8 would", id="another"),
+        pytest.param(1.0, "", id="none"),
+        pytest.param(8.0, "", id="made-up-for"),
+    ],
+)
+def test_what_the_target_multiplies_a_scaled_result_by_behind_the_module_is_told(
+    diagnosed: Diagnose, behind: float, text: str
+) -> None:
+    sides = [{"0/m/output": R * scale, "0/n/input.x": R * given} for scale, given in ((8, 8), (1, behind))]
+    found = diagnosed(*sides).explanations[0]
+    assert (found.kind, found.facts["factor"]) == ("factor", 0.125)
+    assert found.facts.get("factor_behind", 0.0) == pytest.approx(behind if text else 0.0, rel=1e-7)
+    assert text in found.text
+    assert ("before n" in found.text) is bool(text)

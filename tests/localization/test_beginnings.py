@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -247,3 +248,60 @@ def test_layers_of_a_port_in_bfloat16_are_paired_by_the_extremes_of_their_parame
     for key in (f"0/layers.{at}.{part}/output" for at in range(3) for part in ("norm", "up", "down")):
         (source,) = aligned.target.sources[key]
         assert source.key.text == key.replace("layers", "blocks")
+
+
+class Mixer(nn.Module):
+    """Two linear layers, or two matrices of its own; the port may add what it is given itself."""
+
+    def __init__(self, weights: Sequence[torch.Tensor], *, is_own: bool, adds: bool, sign: float) -> None:
+        super().__init__()
+        self.is_own, self.adds, self.sign = is_own, adds, sign
+        if is_own:
+            self.one, self.two = (nn.Parameter(weight.clone()) for weight in weights)
+        else:
+            self.first, self.second = (nn.Linear(24, 24, bias=False) for _ in weights)
+            for layer, weight in zip((self.first, self.second), weights, strict=True):
+                layer.weight.data = weight.clone()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        one = x @ self.one.T if self.is_own else self.first(x)
+        mixed = torch.tanh(self.sign * one) * one.roll(1, 1)
+        result = mixed @ self.two.T if self.is_own else self.second(mixed)
+        return x + result if self.adds else result
+
+
+class Layer(nn.Module):
+    def __init__(self, weights: Sequence[torch.Tensor], name: str, **how: Any) -> None:
+        super().__init__()
+        self.name, self.adds = name, how["adds"]
+        self.add_module(name, Mixer(weights[:2], **how))
+        self.add_module(f"{name}_norm", nn.LayerNorm(24))
+        getattr(self, f"{name}_norm").weight.data = weights[2].clone()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        mixed = getattr(self, self.name)(x)
+        return getattr(self, f"{self.name}_norm")(mixed if self.adds else x + mixed)
+
+
+def mixers(name: str, **how: Any) -> Workload:
+    drawn = torch.Generator().manual_seed(7)
+    shapes = (24, 24), (24, 24), (24,)
+    layers = [Layer([torch.randn(s, generator=drawn) for s in shapes], name, **how) for _ in range(2)]
+    return Workload(nn.Sequential(*layers).eval(), {"input": torch.randn(2, 9, 24, generator=drawn)})
+
+
+@pytest.mark.spec("ALN-140")
+@pytest.mark.parametrize(("adds", "sign"), [(False, -0.5), (True, 1.0), (True, -0.5)])
+def test_a_module_of_matrices_of_its_own_is_paired_by_them_unless_it_does_more(
+    adds: bool, sign: float, tmp_path: Path
+) -> None:
+    capture_workload(mixers("mixer", is_own=False, adds=False, sign=1.0), tmp_path / "ref.h5")
+    capture_workload(mixers("part", is_own=True, adds=adds, sign=sign), tmp_path / "tgt.h5")
+    aligned = align(tmp_path / "ref.h5", tmp_path / "tgt.h5")
+    partners = [
+        source.key.text
+        for at in range(2)
+        for source in aligned.target.sources.get(f"0/{at}.mixer/output", ())
+    ]
+    is_more = adds and sign == 1  # a sum with what it is given, as its values show where they are right
+    assert partners == ([] if is_more else ["0/0.part/output", "0/1.part/output"])

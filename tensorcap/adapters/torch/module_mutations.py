@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import reduce
 from types import CodeType
 from typing import Any, Final, NamedTuple
 
@@ -77,8 +78,8 @@ def mutate_module(
             stack.callback(setattr, tensor, "data", before)
             tensor.data = apply_edit(before, edit)
         for name, value in mutation.settings.items():
-            owner, _, entry = name.rpartition(".")
-            holder = module.config if owner else module
+            *owners, entry = name.split(".")
+            holder: Any = reduce(getattr, owners, module)
             stack.callback(setattr, holder, entry, getattr(holder, entry))
             setattr(holder, entry, value)
         yield

@@ -99,7 +99,7 @@ class OperationMutator(TorchFunctionMode):
     Attributes:
         values: What is known by a name: what the module was given, what calls within it and operations
             returned; of a name that returned several the last one.
-        is_needed: Whether it has anything to do.
+        is_needed: Whether it has anything to do, or sizes may be others.
         count: How many operations were done.
         within: The modules whose code runs, by their names, the innermost last.
     """
@@ -131,7 +131,8 @@ class OperationMutator(TorchFunctionMode):
         keys |= {*mutation.moved_ahead, *self._ahead_by_place}
         keys |= {key for key, _ in (*mutation.numbers, *mutation.operands)} | {*mutation.operands.values()}
         self._is_listing = mutation == CallMutation()
-        self.is_needed = bool(keys) or rounded is not None or self._is_listing
+        is_resized = any(type(value) is int for value in mutation.settings.values())
+        self.is_needed = bool(keys) or rounded is not None or self._is_listing or is_resized
         self._names = {key.partition(" ")[0] for key in keys}
         if _TERM_BEHIND in mutation.operations.values():
             self._names |= _SUMS
@@ -178,13 +179,16 @@ class OperationMutator(TorchFunctionMode):
         """Do one operation.
 
         1. Operations of our own code run as they are.
-        2. The key is name, file, line and instruction of the code that calls it.
-        3. A mutated operation does its alternative; any other one is rounded, or runs as it is and is listed.
-        4. Of torch's own modules nothing is rounded, and only options of operations change.
+        2. Attention on a tensor without elements is refused if anything is mutated.
+        3. The key is name, file, line and instruction of the code that calls it.
+        4. A mutated operation does its alternative; any other one is rounded, or runs as it is and is listed.
+        5. Of torch's own modules nothing is rounded, and only options of operations change.
         """
         kwargs = kwargs or {}
         written = str(getattr(func, "__name__", ""))
         name = written.rpartition(".")[2]
+        if name == _ATTENTION and not self._is_listing:
+            _refuse_empty(args, kwargs)
         if name in ("__get__", "__set__") or not (
             self._is_listing or self._rounded is not None or name in self._names
         ):
@@ -305,6 +309,18 @@ class OperationMutator(TorchFunctionMode):
         for at in operands:
             places = [name for name in earlier if name != one.given.get(at)]
             yield from ((at, name) for name in places[:_MOST_AHEAD])
+
+
+def _refuse_empty(args: Any, kwargs: Mapping[str, Any]) -> None:
+    """Refuse attention on a tensor without elements, as another count of heads may make it.
+
+    The kernel divides by the count of heads of the keys without a check, which ends the process.
+
+    Raises:
+        ValueError: There is such a tensor.
+    """
+    if any(isinstance(one, torch.Tensor) and not one.numel() for one in (*args, *kwargs.values())):
+        raise ValueError(_ATTENTION)
 
 
 def _refuse_out_of_range(made: torch.Tensor, name: str, func: Any, args: Any, kwargs: Any) -> None:

@@ -81,6 +81,7 @@ class ModuleRerun:
         self._depth = 0  # 1 within the call, 2 within a call within it
         self._returned: dict[int, list[tuple[int, Any]]] = {}  # by module: numbers of calls, results
         self._replaced: set[int] = set()  # modules of which the target has results
+        self._kept_slots: dict[int, frozenset[str]] = {}  # of leaves of which it has some results
         self._given: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}  # to recurrent layers within
         self._attributes: Mapping[str, Any] = {}  # those that the call changes, as they were before it
         self._order: dict[int, int] = {}  # by module: place among the calls within
@@ -106,10 +107,23 @@ class ModuleRerun:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Attributes, and entries of the configuration, whose names the code of its class has."""
+        """Attributes, and entries of the configuration, whose names the code of its class has.
+
+        Behind them those of modules within of which the target has no result, as `NAME.SETTING`; of a module
+        of torch's own its numbers that are not whole, as an eps.
+        """
         if isinstance(self._module, nn.RNNBase):  # its kernel would run on whatever it is told
             return self._variants if self._written_out(self._module) else {}
-        values = find_settings(self._module)
+        values = dict(find_settings(self._module))
+        for name, module in self._within.items():
+            if id(module) in self._replaced or isinstance(module, nn.RNNBase):
+                continue
+            is_of_torch = type(module).__module__.startswith("torch.")
+            values |= {
+                f"{name}.{own}": value
+                for own, value in find_settings(module).items()
+                if not is_of_torch or type(value) is float
+            }
         return values if self._is_on_cpu() else {n: v for n, v in values.items() if type(v) is not int}
 
     @property
@@ -307,7 +321,7 @@ class ModuleRerun:
             values = self._inject(module, number, "input", slots, [*args, *kwargs.values()])
             args, kwargs = tuple(values[: len(args)]), dict(zip(kwargs, values[len(args) :], strict=True))
             self._inputs, self._returned, self._depth = CallInputs(args, kwargs), {}, 1
-            self._replaced = set()
+            self._replaced, self._kept_slots = set(), {}
             before = _read_attributes(self._module)
             try:
                 result = forward(*args, **kwargs)
@@ -324,7 +338,8 @@ class ModuleRerun:
     def _wrap_inner(self, module: nn.Module, forward: Forward) -> Forward:
         """Wrap `forward` of a module within: it returns what the target's returned, which is kept.
 
-        The code of one of which the target has no result counts as the module's own.
+        The code of one of which the target has no result counts as the module's own; so does that of one
+        without modules within of which the target has some results alone, as the scores of a router.
         """
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -343,13 +358,21 @@ class ModuleRerun:
             if is_of_key:
                 for slot, value in self._name_slots(module, args, kwargs):
                     self._take(slot, value)
-            if self._substitution.planned(self._sites[id(module)][0], self._step, number, "output"):
+            planned = self._substitution.planned(self._sites[id(module)][0], self._step, number, "output")
+            if planned:
                 self._replaced.add(id(module))
                 self._depth = 2
             try:
                 result = forward(*args, **kwargs)
             finally:
                 self._depth = 1
+            if (
+                planned
+                and not any(module.children())
+                and any(s not in planned for s in _tensor_slots(result))
+            ):
+                self._replaced.discard(id(module))
+                self._kept_slots[id(module)] = frozenset(planned)
             result = self._inject(module, number, "output", ["output"], [result])[0]
             self._order.setdefault(id(module), len(self._order))
             self._returned.setdefault(id(module), []).append((number, _copy(result)))
@@ -413,6 +436,7 @@ class ModuleRerun:
                     result = forward(*args, **kwargs)
                 finally:
                     mutator.within.pop()
+                result = self._with_kept(module, result, own[at][1])
             if is_of_key and self._key.slot.startswith("output"):
                 self._take("output", result)
                 raise _CallIsOver
@@ -421,6 +445,18 @@ class ModuleRerun:
             return self._mutator.finish(name, result)
 
         return call
+
+    def _with_kept(self, module: nn.Module, result: Any, kept: Any) -> Any:
+        """What a module returns now, with the results in it that the target has as they were returned."""
+        slots = self._kept_slots.get(id(module))
+        if not slots:
+            return result
+        before = {leaf.name: leaf.value for leaf in walk(kept, KINDS)}
+        return rebuild(
+            result,
+            KINDS,
+            lambda name, tensor: before.get(name, tensor) if leaf_slot("output", name) in slots else tensor,
+        )
 
     def _take(self, slot: str, value: Any) -> None:
         """Keep a copy of the tensor of the key, if it is in this slot."""
@@ -492,6 +528,13 @@ def _with_attributes(module: nn.Module, values: Mapping[str, Any]) -> Iterator[N
         for name in _read_attributes(module).keys() - before.keys():
             del vars(module)[name]
         vars(module).update(before)
+
+
+def _tensor_slots(result: Any) -> Iterator[str]:
+    """The slots of the tensors that a call returns."""
+    for leaf in walk(result, KINDS):
+        if isinstance(leaf.value, torch.Tensor):
+            yield leaf_slot("output", leaf.name)
 
 
 def _copy(value: Any) -> Any:

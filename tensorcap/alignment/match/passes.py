@@ -138,6 +138,9 @@ def pair_by_parameters(state: MatchState) -> None:
     3. Of the modules right around these, two are paired if all that lies in the one is paired with what lies
        in the other, and what else lies in either has as many elements of parameters, as three projections
        and a fused one have; so outwards.
+    4. Modules that hold the same parameters within, at whatever depth, and no others, are paired likewise, as
+       an attention whose matrices are its own parameters and one of linear layers, unless the values of a
+       layer refute it.
     """
     pairs = _modules_of_equal_parameters(state)
     pairs += _modules_that_lack_parameters(state, pairs)
@@ -158,6 +161,7 @@ def pair_by_parameters(state: MatchState) -> None:
             if len(others) == 1 and len(around[1][next(iter(others))]) == 1
         ]
         pairs = [(site, other) for site, other in pairs if rest[0][site] == rest[1][other]]
+    _accept_proven_sites(state, _modules_of_equal_contents(state), refuses_differing=True)
 
 
 def _modules_of_equal_parameters(state: MatchState) -> list[tuple[str, str]]:
@@ -167,6 +171,21 @@ def _modules_of_equal_parameters(state: MatchState) -> list[tuple[str, str]]:
         for site, digests in parameters.items():
             of_side[digests].append(site)
     both = ((sites, sites_of[1].get(digests, [])) for digests, sites in sites_of[0].items())
+    return [(sites[0], others[0]) for sites, others in both if len(sites) == len(others) == 1]
+
+
+def _modules_of_equal_contents(state: MatchState) -> list[tuple[str, str]]:
+    """Sites of both sides that hold equal parameters, with those of modules within, and no other's do."""
+    sites_of: list[dict[frozenset[ParameterMark], list[str]]] = [defaultdict(list), defaultdict(list)]
+    for known, side, of_side in zip(state.parameters, state.matching.sides, sites_of, strict=True):
+        within: dict[str, set[ParameterMark]] = defaultdict(set)
+        for site, marks in known.items():
+            for outer in (site, *enclosing_sites(site)):
+                within[outer] |= marks
+        for site, contents in within.items():
+            if site in side.by_site:
+                of_side[frozenset(contents)].append(site)
+    both = ((sites, sites_of[1].get(contents, [])) for contents, sites in sites_of[0].items())
     return [(sites[0], others[0]) for sites, others in both if len(sites) == len(others) == 1]
 
 
@@ -211,8 +230,16 @@ def _elements_within(known: Mapping[str, frozenset[ParameterMark]], paired: Cont
     return elements
 
 
-def _accept_proven_sites(state: MatchState, pairs: Sequence[tuple[str, str]]) -> None:
-    """Accept pairs of sites that are free and whose results have as many elements."""
+def _accept_proven_sites(
+    state: MatchState, pairs: Sequence[tuple[str, str]], *, refuses_differing: bool = False
+) -> None:
+    """Accept pairs of sites that are free and whose results have as many elements.
+
+    Args:
+        state: What is known.
+        pairs: Of sites.
+        refuses_differing: Whether no layer is paired where values refute one.
+    """
     matching = state.matching
     places: dict[tuple[str, str], list[Place]] = defaultdict(list)
     for sites in pairs:
@@ -225,7 +252,8 @@ def _accept_proven_sites(state: MatchState, pairs: Sequence[tuple[str, str]]) ->
                 places[one.name, other.name].append((a, b))
     for (name, other_name), of_pair in places.items():
         proven = Candidate(name, other_name, (), has_equal_parameters=True)
-        matching.accept(proven, tuple(sorted(of_pair)))
+        if not (refuses_differing and any(matching.is_refuted(proven, place) for place in of_pair)):
+            matching.accept(proven, tuple(sorted(of_pair)))
 
 
 def pair_remaining_names(state: MatchState) -> None:

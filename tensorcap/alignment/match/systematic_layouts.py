@@ -6,7 +6,9 @@ whose results agree. Only the second is compared after layout steps.
 
 from __future__ import annotations
 
+import itertools
 import math
+import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +24,7 @@ from tensorcap.alignment.resolution import ResolvedMapping
 from tensorcap.runs import is_gradient, is_inner, is_result
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
+from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
 
@@ -32,6 +35,7 @@ _ROUNDINGS: Final = 64  # relative errors up to so many roundings are none of la
 _FAR: Final = 2.5  # times smaller: the layout of a tensor whose values differ anyway
 _TRIED: Final = 4  # layers of which none is made equal by steps: the others are not looked at
 _CACHES: Final = ("cache", "past_key_values")
+_PRIMES: Final = (2, 3, 5, 7, 11, 13, 17, 19)  # sizes that tell the axes of a tensor apart
 
 _Pair = tuple[Record, Record]
 
@@ -69,7 +73,8 @@ def find_systematic_layouts(reference: Archive, target: Archive) -> list[Entry]:
        stay ones. A pair that no steps make equal, or that cannot be read, has no vote.
     3. What is computed of one of them agrees, see `_has_agreeing_results`, or all of them lie behind one that
        stays as it is; of as many that stay as they are, what is computed differs. Results of the model itself
-       are never moved, save its caches.
+       are moved if it takes an argument in another order of axes, in that order, and never otherwise, save
+       its caches.
 
     Returns:
         An entry for each place, with evidence `rule`.
@@ -82,10 +87,14 @@ def find_systematic_layouts(reference: Archive, target: Archive) -> list[Entry]:
             groups.setdefault(_template(record.key), []).append((record, partner))
     candidates: list[_Candidate] = []
     for pairs in groups.values():
-        steps = _common_steps(pairs, reference, target)
+        if _is_final(pairs[0][0].key):
+            steps = _steps_of_arguments(pairs[0][0], reference, target) if _differ(pairs) else ()
+        else:
+            steps = _common_steps(pairs, reference, target)
         if steps:
             places = dict.fromkeys(place_of(record) for record, _ in pairs)
-            entries = tuple(_entry(place, steps, len(places)) for place in places)
+            is_final = _is_final(pairs[0][0].key)
+            entries = tuple(_entry(place, steps, len(places), is_final=is_final) for place in places)
             candidates.append(_polled(pairs, steps, entries, reference, target))
     kept = _systematic(candidates, reference, target, lambda record: partners.get(record.key.text))
     return [entry for candidate in kept for entry in candidate.entries]
@@ -99,7 +108,10 @@ def without_lone_moves(mapping: ResolvedMapping) -> ResolvedMapping:
         partners |= {link.reference[0].key.text: link.target[0] for link in links if link.is_renaming}
         if entry.moves_equal_names:
             pairs = [(link.reference[0], link.target[0]) for link in links]
-            if all(_may_move(record) for record, _ in pairs):
+            if all(
+                _may_move(record) and _may_be_moved(record, entry.steps, mapping.reference, mapping.target)
+                for record, _ in pairs
+            ):
                 candidates.append(_polled(pairs, entry.steps, (entry,), mapping.reference, mapping.target))
     kept = _systematic(
         candidates, mapping.reference, mapping.target, lambda record: partners.get(record.key.text)
@@ -114,8 +126,10 @@ def without_lone_moves(mapping: ResolvedMapping) -> ResolvedMapping:
     return mapping.with_entries(map(changed, mapping.alignment.entries))
 
 
-def _entry(place: str, steps: tuple[str, ...], count: int) -> Entry:
+def _entry(place: str, steps: tuple[str, ...], count: int, *, is_final: bool) -> Entry:
     reason = f"the same key; the values of most of {count} such places agree after these steps only"
+    if is_final:
+        reason = "the same key; the target takes an argument of the model in this order of axes, too"
     return Entry((place,), (place,), steps=steps, evidence="rule", reason=reason)
 
 
@@ -132,17 +146,83 @@ def _is_of_cache(key: Key) -> bool:
     return any(part in _CACHES for part in key.slot.split(".")[1:2])
 
 
+def _is_final(key: Key) -> bool:
+    """Whether it is of a result of the model that is no cache."""
+    return key.site == ROOT_SITE and is_result(key) and not _is_of_cache(key)
+
+
 def _may_move(record: Record) -> bool:
-    """Whether a tensor may have another layout: floats, and no result of the model save a cache."""
+    """Whether a tensor may have another layout, if it is no result of the model: floats that can be read."""
     key = record.key
-    is_final = key.site == ROOT_SITE and is_result(key) and not _is_of_cache(key)
     return (
         record.dtype.kind == "float"
         and record.dtype.packed == 1
         and record.stored
         and _LEAST <= record.size <= _MOST
-        and not (is_final or is_inner(key) or is_gradient(key))
+        and not (is_inner(key) or is_gradient(key))
     )
+
+
+def _may_be_moved(record: Record, steps: tuple[str, ...], reference: Archive, target: Archive) -> bool:
+    """Whether a tensor is no result of the model, or has the order of axes of the model's arguments."""
+    if not _is_final(record.key):
+        return True
+    own = _order_of(steps, len(record.shape))
+    return own is not None and own == _order_of(
+        _steps_of_arguments(record, reference, target), len(record.shape)
+    )
+
+
+def _differ(pairs: Sequence[_Pair]) -> bool:
+    """Whether tensors are not the same bit for bit in one shape."""
+    return any(not one.digest or (one.digest, one.shape) != (two.digest, two.shape) for one, two in pairs)
+
+
+def _steps_of_arguments(result: Record, reference: Archive, target: Archive) -> tuple[str, ...]:
+    """The steps that give a result the order of axes in which the target is given an argument of the model.
+
+    Arguments of the two models of as many elements belong together, whatever they are called, if steps make
+    them equal. A result may have further axes behind theirs, which stay.
+
+    Returns:
+        The steps; none if all arguments are given as they are.
+    """
+    sides = [
+        [
+            record
+            for record in archive.records
+            if record.key.site == ROOT_SITE
+            and record.key.slot.startswith("input")
+            and record.key.step == record.key.call == record.key.rank == 0
+            and record.stored
+            and record.dtype.packed == 1
+            and _LEAST <= record.size <= _MOST
+        ]
+        for archive in (reference, target)
+    ]
+    for ours, theirs in itertools.product(*sides):
+        if ours.size != theirs.size or len(ours.shape) != len(theirs.shape):
+            continue
+        order = _order_of(_steps_if_readable((ours, theirs), reference, target), len(ours.shape))
+        if order is not None and len(order) <= len(result.shape):
+            names = string.ascii_lowercase[: len(result.shape)]
+            moved = [names[axis] for axis in (*order, *range(len(order), len(names)))]
+            return (f'rearrange "{" ".join(names)} -> {" ".join(moved)}"',)
+    return ()
+
+
+def _order_of(steps: tuple[str, ...], ndim: int) -> tuple[int, ...] | None:
+    """The order in which steps leave the axes of a tensor; None if they do anything else, or nothing."""
+    sizes = _PRIMES[:ndim]
+    if not steps or len(sizes) < ndim:
+        return None
+    try:
+        shapes = Layout.parse(steps).shapes([sizes])
+    except UsageError:
+        return None
+    if len(shapes) != 1 or sorted(shapes[0]) != sorted(sizes):
+        return None
+    return tuple(map(sizes.index, shapes[0]))
 
 
 def _common_steps(pairs: Sequence[_Pair], reference: Archive, target: Archive) -> tuple[str, ...]:
