@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tensorcap.adapters.torch.empty_attention import EmptyAttentionRefused
 from tensorcap.diagnosis import Diagnosis
 from tensorcap.workload import Workload
 from tensorcap_formats.dtypes import Array
@@ -472,3 +473,25 @@ def test_a_grid_that_is_rolled_is_a_shift(diagnosed: Diagnose) -> None:
     first = diagnosed(r, t).explanations[0]
     assert first.kind == "batch-shift"
     assert "4 rows and 5 columns rolled by 1 and 2" in first.text
+
+
+class GroupedAttention(nn.Module):
+    """Keys of half as many heads as queries; how many that is says a number, which trials change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = x[:, : self.heads]
+        return functional.scaled_dot_product_attention(x, keys, keys, enable_gqa=True)
+
+
+def test_attention_over_no_heads_is_refused() -> None:
+    """A kernel of torch divides by their number, which ends the process."""
+    module, x = GroupedAttention(), torch.ones(1, 4, 3, 8)
+    with EmptyAttentionRefused():
+        assert module(x).shape == x.shape
+        module.heads = 0
+        with pytest.raises(ValueError, match="without elements"):
+            module(x)

@@ -18,6 +18,7 @@ from torch import nn
 from tensorcap.adapters.edits import Argument, CallMutation, Edit, OfModel, Operation, Replaced
 from tensorcap.adapters.protocol import further_names
 from tensorcap.adapters.torch.call_inputs import CallInputs, Inputs
+from tensorcap.adapters.torch.empty_attention import EmptyAttentionRefused
 from tensorcap.adapters.torch.injector import inject
 from tensorcap.adapters.torch.low_precision import RoundedOperations
 from tensorcap.adapters.torch.module_mutations import (
@@ -184,6 +185,7 @@ class ModuleRerun:
         self._tensor = None
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
+            stack.enter_context(EmptyAttentionRefused())
             stack.enter_context(_with_attributes(self._module, {**self._variants, **self._attributes}))
             for module in (self._module, *self._within.values()):
                 forward = self._written_out(module)
