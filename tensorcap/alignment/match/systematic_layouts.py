@@ -92,7 +92,10 @@ def find_systematic_layouts(reference: Archive, target: Archive) -> list[Entry]:
 
 
 def without_lone_moves(mapping: ResolvedMapping) -> ResolvedMapping:
-    """Take the steps that move elements from entries of equal names, unless a whole port has that layout."""
+    """Take the steps that move elements from entries of equal names, unless a whole port has that layout.
+
+    A result of the model may lie otherwise only as something that the model is given does.
+    """
     candidates: list[_Candidate] = []
     partners: dict[str, Record] = {record.key.text: record for record in mapping.target.records}
     for entry, links in zip(mapping.alignment.entries, mapping.links_by_entry, strict=True):
@@ -105,13 +108,22 @@ def without_lone_moves(mapping: ResolvedMapping) -> ResolvedMapping:
         candidates, mapping.reference, mapping.target, lambda record: partners.get(record.key.text)
     )
     confirmed = {id(entry) for candidate in kept for entry in candidate.entries}
+    entries = mapping.alignment.entries
+    given = {entry.steps for entry in entries if _is_of_model(entry, "input") and entry.steps}
+    confirmed |= {id(entry) for entry in entries if _is_of_model(entry, "output") and entry.steps in given}
 
     def changed(entry: Entry) -> Entry:
         if not entry.moves_equal_names:
             return entry
         return replace(entry, evidence="rule") if id(entry) in confirmed else replace(entry, steps=())
 
-    return mapping.with_entries(map(changed, mapping.alignment.entries))
+    return mapping.with_entries(map(changed, entries))
+
+
+def _is_of_model(entry: Entry, kind: str) -> bool:
+    """Whether an entry is of an argument or a result of the model, on both sides."""
+    places = (*entry.reference, *entry.target)
+    return all(place.startswith(f"{ROOT_SITE}/{kind}") for place in places)
 
 
 def _entry(place: str, steps: tuple[str, ...], count: int) -> Entry:
