@@ -338,3 +338,23 @@ def test_what_only_says_less_exactly_is_not_repeated(diagnosed: Diagnose) -> Non
 def test_complex_values_and_unknown_keys_are_refused(diagnosed: Diagnose) -> None:
     with pytest.raises(UsageError, match="no tensor '0/x/output' among 1"):
         diagnosed({"0/m/output": R, "0/x/output": R}, {"0/m/output": R}, key="0/x/output")
+
+
+@pytest.mark.spec("DIA-16")
+@pytest.mark.parametrize(
+    ("rates", "hint"),
+    [
+        pytest.param(
+            1e4 ** (-np.arange(8) / 8), "The rotation of positions is applied on one side", id="whole"
+        ),
+        pytest.param(
+            1e6 ** (-np.arange(8) / 8) - 1e4 ** (-np.arange(8) / 8),
+            "Rotary positions with another base",
+            id="other-base",
+        ),
+    ],
+)
+def test_a_rotation_on_one_side_is_no_other_base(diagnosed: Diagnose, rates: Array, hint: str) -> None:
+    found = diagnosed(HEADS, turned(np.arange(24)[:, None] * rates), config=CONFIG)
+    assert found.explanations[0].kind == "rotary-frequencies"
+    assert found.explanations[0].hint.startswith(hint)
