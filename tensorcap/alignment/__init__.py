@@ -22,6 +22,7 @@ from tensorcap.alignment.common_part import CutArchive, fed_in_common
 from tensorcap.alignment.coverage import Coverage, MappingSummary, Reasons
 from tensorcap.alignment.equivalence_map import component_mapping, read_mapping, write_component_mapping
 from tensorcap.alignment.graph_nodes import node_sites, paired_names, placement_of
+from tensorcap.alignment.joined_steps import in_own_steps, joined_steps_of
 from tensorcap.alignment.links import Link, place_of
 from tensorcap.alignment.map_file import map_text, write_map
 from tensorcap.alignment.mapping import (
@@ -67,8 +68,10 @@ __all__ = [
     "component_mapping",
     "fed_in_common",
     "fitting",
+    "in_own_steps",
     "in_reference_layout",
     "is_elsewhere",
+    "joined_steps_of",
     "map_text",
     "node_sites",
     "order_between",

@@ -7,6 +7,7 @@ paired, and a sentence says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +15,8 @@ from typing import Final
 
 import numpy as np
 
+from tensorcap.alignment.choice_order import in_one_order
+from tensorcap.alignment.joined_steps import JoinedArchive, in_same_steps
 from tensorcap.alignment.layout import Shape
 from tensorcap.alignment.tokens import ROLES
 from tensorcap.runs import is_parameter, is_result
@@ -22,7 +25,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, dtype_of
 from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.records import Record
-from tensorcap_formats.run_info import RunInfo
+from tensorcap_formats.run_info import RunInfo, TensorInfo
 from tensorcap_formats.view import ArchiveView
 
 Part = Mapping[int, Array]  # the indices that are kept, by axis
@@ -30,6 +33,7 @@ Part = Mapping[int, Array]  # the indices that are kept, by axis
 _POSITION_AXES: Final = ((2, 3), (2,), (3,), (1,))  # queries and keys, behind heads, of a mask; before heads
 _MOST: Final = 1 << 24  # elements of an input or of logits that are read
 _SAME_FLOAT: Final = 2.0**-8  # relative error of one input in two float dtypes: the rounding of bfloat16
+_SAME_SUM: Final = 1e-6  # of sums in float64 of one set of numbers, in another order
 _AGREEING: Final = 0.2  # relative error up to which logits are those of the same words; others leave 1.4
 
 
@@ -155,12 +159,15 @@ def _reduced(record: Record, part: Part | None) -> Record:
 
 
 def cut_texts(archive: Archive) -> tuple[str, ...]:
-    """What was cut off an archive, a sentence each."""
-    return (*cut_texts(archive.source), archive.text) if isinstance(archive, CutArchive) else ()
+    """What was cut off an archive, and which steps were joined, a sentence each."""
+    if isinstance(archive, (CutArchive, JoinedArchive)):
+        texts = (*cut_texts(archive.source), archive.text)
+        return tuple(text for text in texts if text)
+    return ()
 
 
 def fed_in_common(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
-    """View two archives in the rows that both were fed: the first step of `in_common`."""
+    """View two archives in the rows that both were fed: the second step of `in_common`."""
     target = _rows_of(target, "target", reference, "reference") or target
     reference = _rows_of(reference, "reference", target, "target") or reference
     return reference, target
@@ -169,9 +176,11 @@ def fed_in_common(reference: Archive, target: Archive) -> tuple[Archive, Archive
 def in_common(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
     """View two archives as far as both have the same rows, and the same words.
 
-    1. If one run was fed some rows of what the other was fed, the others are cut off the other one, and
+    1. If both were fed the same tokens in other steps, steps are joined until both have the same.
+    2. If one run was fed some rows of what the other was fed, the others are cut off the other one, and
        padding of those rows that it was not fed.
-    2. If one run has logits of more words, and those of the words that both have agree, the rest is cut off.
+    3. If one run has logits of more words, and those of the words that both have agree, the rest is cut off.
+    4. If both chose the same experts in another order, they are sorted.
 
     Returns:
         The views; an archive of which nothing is cut off is returned as it is.
@@ -179,10 +188,10 @@ def in_common(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
     Raises:
         ReadError: Inputs or logits cannot be read.
     """
-    reference, target = fed_in_common(reference, target)
+    reference, target = fed_in_common(*in_same_steps(reference, target))
     target = _words_of(target, "target", reference, "reference") or target
     reference = _words_of(reference, "reference", target, "target") or reference
-    return reference, target
+    return in_one_order(reference, target)
 
 
 def _take(array: Array, part: Part) -> Array:
@@ -443,7 +452,8 @@ def _words_of(larger: Archive, side: str, smaller: Archive, other: str) -> CutAr
 
     1. The one result of both models that has more columns on one side is their logits.
     2. A matrix of the model has as many rows as there are columns, on both sides.
-    3. The columns that both have agree: words that stand in other places are no padding.
+    3. The columns that both have agree, or the matrix is the other one and zeros, as statistics prove: words
+       that stand in other places are no padding.
     """
     results = [_logits(archive) for archive in (larger, smaller)]
     common = results[0].keys() & results[1].keys()
@@ -454,7 +464,9 @@ def _words_of(larger: Archive, side: str, smaller: Archive, other: str) -> CutAr
     ((padded, count),) = sizes
     if padded <= count or not (_has_head(larger.info, padded) and _has_head(smaller.info, count)):
         return None
-    if not _agree(larger, smaller, *pairs[0], count):
+    agrees = _agree(larger, smaller, *pairs[0], count)
+    matrices = _padded_with_zeros(larger.info, smaller.info, padded, count)
+    if not (agrees or matrices):
         return None
     shapes = {record.key.text: record.shape for record in smaller.records}
     heads = {(record.digest, record.shape) for record, _ in pairs if record.digest}
@@ -470,13 +482,14 @@ def _words_of(larger: Archive, side: str, smaller: Archive, other: str) -> CutAr
         if is_like if shape is not None else is_head and is_result(record.key):
             parts[record.key.text] = {axis: kept}
     text = (
-        f"the {side}'s vocabulary is padded from {count} to {padded}, which the {other}'s is not: the first "
-        f"{count} of its logits agree, and no others were compared"
+        f"the {side}'s vocabulary is padded from {count} to {padded}, which the {other}'s is not: "
+        + (f"the first {count} of its logits agree" if agrees else "zeros are all that its weights have more")
+        + ", and no others were compared"
     )
     wins = _count_padding_wins(larger, pairs[0][0], count)
     if wins:
         text += f"; a word of the padding has the largest logit of {counted(wins, 'row')}"
-    return CutArchive(larger, parts, text, _without_words(larger.info, padded, count))
+    return CutArchive(larger, parts, text, _without_words(larger.info, padded, count, matrices))
 
 
 def _logits(archive: Archive) -> dict[int, Record]:
@@ -521,13 +534,48 @@ def _count_padding_wins(archive: Archive, logits: Record, count: int) -> int:
     return int((values[..., count:].max(-1) > values[..., :count].max(-1)).sum())
 
 
-def _without_words(info: RunInfo, padded: int, count: int) -> RunInfo:
-    """The run metadata of a model without the padding of its vocabulary."""
+def _padded_with_zeros(larger: RunInfo, smaller: RunInfo, padded: int, count: int) -> dict[str, TensorInfo]:
+    """The smaller run's parameters by digests of those of the larger run that hold them and zeros behind.
+
+    Sums, squares and extremes are equal, and there are as many zeros more as elements.
+    """
+    known = _with_rows(smaller, count)
+    return {
+        about.digest: other
+        for about in _with_rows(larger, padded)
+        for other in known
+        if (about.shape or ())[1:] == (other.shape or ())[1:] and _holds_with_zeros(about, other)
+    }
+
+
+def _with_rows(info: RunInfo, rows: int) -> list[TensorInfo]:
+    parameters = (about for module in info.modules.values() for about in module.parameters.values())
+    return [about for about in parameters if about.shape and about.shape[0] == rows and about.digest]
+
+
+def _holds_with_zeros(one: TensorInfo, other: TensorInfo) -> bool:
+    ours, theirs = one.statistics, other.statistics
+    if ours is None or theirs is None or None in (ours.mean, theirs.mean, ours.l2, theirs.l2):
+        return False
+    sizes = math.prod(one.shape or ()), math.prod(other.shape or ())
+    sums = (ours.mean or 0) * sizes[0], (theirs.mean or 0) * sizes[1]
+    size = theirs.l2 or 0.0
+    return (
+        ours.zeros - theirs.zeros == sizes[0] - sizes[1]
+        and (ours.minimum, ours.maximum) == (theirs.minimum, theirs.maximum)
+        and math.isclose(ours.l2 or 0.0, size, rel_tol=_SAME_SUM)
+        and abs(sums[0] - sums[1]) <= _SAME_SUM * size
+        and size > 0
+    )
+
+
+def _without_words(info: RunInfo, padded: int, count: int, matrices: Mapping[str, TensorInfo]) -> RunInfo:
+    """The run metadata of a model without the padding of its vocabulary; `matrices` as they are without."""
     modules = {
         site: replace(
             module,
             parameters={
-                name: replace(about, shape=(count, *about.shape[1:]))
+                name: _without_rows(about, count, matrices)
                 if about.shape and len(about.shape) < 3 and about.shape[0] == padded
                 else about
                 for name, about in module.parameters.items()
@@ -537,3 +585,11 @@ def _without_words(info: RunInfo, padded: int, count: int) -> RunInfo:
     }
     sizes = {name: count for name, size in info.config.items() if name == "vocab_size" and size == padded}
     return replace(info, modules=modules, config={**info.config, **sizes})
+
+
+def _without_rows(about: TensorInfo, count: int, matrices: Mapping[str, TensorInfo]) -> TensorInfo:
+    """A parameter without padding; its digest is not known if that is not of zeros."""
+    same = matrices.get(about.digest)
+    if same is not None:
+        return replace(about, shape=same.shape, digest=same.digest, statistics=same.statistics)
+    return replace(about, shape=(count, *(about.shape or ())[1:]), digest="", statistics=None)

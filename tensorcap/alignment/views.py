@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from tensorcap.alignment.choice_order import SortedChoices
 from tensorcap.alignment.common_part import CutArchive, cut_texts, values_dtype
 from tensorcap.alignment.coverage import MappingSummary, summary_of
+from tensorcap.alignment.joined_steps import JoinedArchive
 from tensorcap.alignment.layout import Layout, Shape, Sum
 from tensorcap.alignment.links import Link
 from tensorcap.alignment.mapping import Alignment, LeftOver, layout_texts
@@ -455,7 +457,7 @@ def as_seen(view: Archive, run: Archive) -> Archive:
     run = as_seen(view.source, run)
     if isinstance(view, GatheredArchive):
         return GatheredArchive(run, view.links) if view.gathers else run
-    return view.of_run(run) if isinstance(view, CutArchive) else run
+    return view.of_run(run) if isinstance(view, (CutArchive, JoinedArchive, SortedChoices)) else run
 
 
 class OrderedArchive(ArchiveView):

@@ -27,7 +27,7 @@ _LARGEST_FACTOR: Final = 1e6  # of a weight: beyond it the rounding of the other
 _LEAST_SEQUENCES: Final = 4  # that share an offset, to be a table of positions
 _FACTOR_HINTS: Final = {
     "channel": "A weight that belongs to channels, as that of a norm, is missing or another one.",
-    "token": "Weights of experts are not renormalised, or a norm divides by another number.",
+    "token": "A norm divides each row by another number, or weights of experts are not renormalised.",
     "head": "A scale that belongs to heads is missing or another one.",
 }
 _OFFSET_HINTS: Final = {

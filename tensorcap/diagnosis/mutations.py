@@ -71,10 +71,11 @@ _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {  # by a part of their names;
     "experts_per_tok": ("router-differs", "Another count of experts is chosen."),
     "decoder": ("position-offset", "A decoder looks back only, an encoder both ways; their tables differ."),
     "bucket": ("position-offset", "The table of relative positions is divided otherwise."),
-    "rope": (
+    "interleave": (
         "rotary-layout",
         "The layout of rotary embeddings: halves on one side, interleaved pairs on the other.",
     ),
+    "rope": ("rotary-layout", "Rotary positions: applied on one side alone, or otherwise."),
     "reset_after": (
         "operations-order",
         "The reset gate multiplies the state before the product with the weights, or what comes of it.",

@@ -72,13 +72,14 @@ class NormVariant:
 
     Attributes:
         statistic: `rms`, `layer` (the mean is subtracted) or `l2` (the sum, not the mean, of squares).
-        eps: Added to the variance.
+        eps: Added to the variance, or to its root.
         weighting: What the normalised value is multiplied by.
         is_cast_first: Whether the normalised value is rounded before it is multiplied.
         low: What is rounded to the dtype of the input: squares alone, the variance too, or every step; and
             whether squares are added up in turn, or sums of runs of them, each sum rounded; `moments` is
             E[x^2] - E[x]^2.
         steps: The dtype that steps are rounded to, if that is not the one of the input.
+        is_eps_outside: Whether eps is added to the root, not to what it is taken of.
     """
 
     statistic: Statistic
@@ -87,6 +88,7 @@ class NormVariant:
     is_cast_first: bool = False
     low: Precision = "wide"
     steps: str = ""
+    is_eps_outside: bool = False
 
     def __call__(self, x: Values, weight: Values | None, bias: Values | None, dtype: str) -> Values:
         """The norm of each row, rounded as a run in this dtype rounds it."""
@@ -97,6 +99,8 @@ class NormVariant:
             if self.low.startswith("all"):
                 inverse = rounded(1 / np.sqrt(rounded(variance + self.eps, low)), low)
                 y = centred * inverse
+            elif self.is_eps_outside:
+                y = centred / (np.sqrt(variance) + self.eps)
             else:
                 y = centred / np.sqrt(variance + self.eps)
         y = np.nan_to_num(y, posinf=0.0, neginf=0.0)
@@ -439,7 +443,8 @@ def _find_variant(
 ) -> NormVariant | None:
     """Find the variant that makes outputs of inputs.
 
-    1. Variants without low precision, with usual eps, that of the configuration, and one fitted to each.
+    1. Variants without low precision, with usual eps, that of the configuration, and one fitted to each; it
+       is added to the variance or to its root.
     2. In a narrow dtype, the best of them again with every way of rounding; so in float32, if the best one
        leaves more than rounding, with the eps that is expected and steps in a narrow dtype.
     3. Without `near` the least error has to be a few roundings; with it, `near` stays unless another one
@@ -459,8 +464,11 @@ def _find_variant(
     )
     eps = tuple(dict.fromkeys(e for e in (known, near.eps if near else None, *_EPS) if e is not None))
     plain = list(_list_variants(has_weight, False, eps))
-    fitted = {replace(v, eps=_fit_eps(v, sample)) for v in plain if v.eps == eps[0]}
-    errors = {v: sample.error(v) for v in (*plain, *sorted(fitted - set(plain), key=repr))}
+    outside = [replace(v, is_eps_outside=True) for v in plain if v.eps]
+    fitted = {replace(v, eps=_fit_eps(v, sample)) for v in (*plain, *outside) if v.eps == eps[0]}
+    errors = {
+        v: sample.error(v) for v in (*plain, *outside, *sorted(fitted.difference(plain, outside), key=repr))
+    }
     best = min(errors, key=lambda v: (errors[v], _distance(near, v)))
     if is_low or (near is not None and errors[best] > LESSENED * context.tolerance()):
         near_eps = (*eps, best.eps) if is_low or near is None else (near.eps,)
@@ -487,6 +495,7 @@ def _distance(near: NormVariant | None, variant: NormVariant) -> int:
         2 * (variant.low != usual.low),
         variant.steps != usual.steps,
         variant.is_cast_first != usual.is_cast_first,
+        variant.is_eps_outside != usual.is_eps_outside,
     )
     return sum(map(int, differences))
 
@@ -500,13 +509,14 @@ def _narrow(usual: NormVariant, sample: _Sample) -> NormVariant:
 def _fit_eps(variant: NormVariant, sample: _Sample) -> float:
     """Fit eps to the row of the smallest variance, or take the usual one that is near."""
     x, outputs = sample.x, sample.outputs
-    y = replace(variant, eps=0.0)(x, sample.weight, None, "float64")
+    y = replace(variant, eps=0.0, is_eps_outside=False)(x, sample.weight, None, "float64")
     unbiased = outputs if sample.bias is None else outputs - sample.bias
     factor = fit_factors((unbiased * y).sum(axis=1), (y * y).sum(axis=1))
     centred = x - x.mean(axis=1, keepdims=True) if variant.statistic == "layer" else x
     variance = (centred * centred).mean(axis=1) if variant.statistic != "l2" else (centred**2).sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        eps = variance / factor**2 - variance
+        root = np.sqrt(variance)
+        eps = root / factor - root if variant.is_eps_outside else variance / factor**2 - variance
     row = int(np.argmin(np.where(variance > 0, variance, np.inf)))
     fitted = float(eps[row])
     if not math.isfinite(fitted) or fitted <= 0:
@@ -551,6 +561,15 @@ def _describe_difference(one: NormVariant, other: NormVariant, slot: str) -> tup
     if one.weighting != other.weighting:
         text = f"the target multiplies by {other.weighting}, the reference by {one.weighting}"
         return text, "norm-weight-rounded", "1 + weight is added in low precision on one side."
+    if one.is_eps_outside != other.is_eps_outside:
+        places = {False: "the variance", True: "the root of the variance"}
+        theirs, ours = places[other.is_eps_outside], places[one.is_eps_outside]
+        text = f"the target adds eps {other.eps:.3g} to {theirs}, the reference {one.eps:.3g} to {ours}"
+        return (
+            text,
+            "norm-eps",
+            "Eps stands outside of the root on one side; it shows in rows of small values.",
+        )
     if abs(one.eps - other.eps) > _EPS_TOLERANCE * max(one.eps, other.eps):
         text = f"the target adds eps {other.eps:.3g} to the variance, the reference {one.eps:.3g}"
         return text, "norm-eps", "Another eps; it shows in rows of small values only."

@@ -201,8 +201,8 @@ def _propose_moves(context: PairContext, axis: int) -> Iterator[Hypothesis]:
             elif distinct >= _LEAST_DISTINCT * size and not _is_cut_shift(sources):
                 yield context.propose(
                     f"{name.replace(' ', '-')}-order",
-                    f"{name}s of the target are those of the reference, of which some are taken repeatedly: "
-                    f"{listed(sources, _SHOWN)}",
+                    f"{_plural(name)} of the target are those of the reference, of which some are taken "
+                    f"repeatedly: {listed(sources, _SHOWN)}",
                     np.take(r, sources, axis),
                     log_alternatives=size * math.log(size),
                     hint="An index is cut off, or points to the same place several times.",
@@ -257,7 +257,7 @@ def _propose_order(context: PairContext, axis: int, sources: Values) -> Hypothes
         hint = "The layout of rotary embeddings: halves on one side, interleaved pairs on the other."
     return context.propose(
         kind,
-        f"{name}s of the target are those of the reference in another order: {pattern}",
+        f"{_plural(name)} of the target are those of the reference in another order: {pattern}",
         np.take(context.r, sources, axis),
         log_alternatives=log_alternatives,
         hint=hint,
@@ -460,3 +460,8 @@ def _name_order(sources: Values, head_dim: int | None) -> tuple[str, float]:
 
 def _slices(values: Values, axis: int, start: int, stop: int) -> Values:
     return values[(slice(None),) * axis + (slice(start, stop),)]
+
+
+def _plural(name: str) -> str:
+    """What an axis counts: `channels`, `indices of axis 1`."""
+    return f"indices of {name}" if name.startswith("axis ") else f"{name}s"

@@ -154,7 +154,7 @@ def _propose_skipped_modules(context: PairContext) -> Iterator[Hypothesis]:
                 "skipped",
                 f"the target has what {result.key.site} is given in the place of its result",
                 values.reshape(context.t.shape),
-                hint=f"{result.key.site} is skipped: the target does not call it.",
+                hint=f"{result.key.site} is skipped, or what it does is done elsewhere.",
                 facts={"module": result.key.site, "key": given.key.text},
             )
 

@@ -25,6 +25,10 @@ _STILL: Final = 1e-3  # radians per position: angles that stay
 _FREQUENCY_HINT: Final = (
     "Rotary positions with another base (theta), or the scaling of positions is absent or another."
 )
+_ONE_SIDE_HINT: Final = (
+    "The rotation of positions is applied on one side only at this place: it is missing, done twice, or "
+    "comes before another step on one side and behind it on the other."
+)
 
 
 def propose_rotations(context: PairContext) -> Iterator[Hypothesis]:
@@ -230,6 +234,8 @@ def _propose_angles(context: PairContext) -> Iterator[Hypothesis]:
             log_alternatives=math.log(2),
             hint="Positions are off by a number: another start, padding, or a cache."
             if is_shift
+            else _ONE_SIDE_HINT
+            if _is_whole_rotation(step)
             else _FREQUENCY_HINT,
             facts={"layout": name, "per_position": step.tolist(), "at_start": start.tolist()},
         )
@@ -245,6 +251,12 @@ def _propose_angles(context: PairContext) -> Iterator[Hypothesis]:
             hint="Rotary positions: base or scaling of frequencies, positions off by some, or not applied.",
             facts={"layout": name},
         )
+
+
+def _is_whole_rotation(step: Values) -> bool:
+    """Whether angles per position are those of a rotation itself: powers of a base, the first one radian."""
+    angles = np.abs(step)
+    return abs(float(angles[0]) - 1) < _SAME_FREQUENCIES and bool(_find_bases(*[np.tile(angles, 2)] * 2))
 
 
 def _as_complex(values: Values, layout: tuple[slice, slice]) -> Values:

@@ -15,6 +15,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import Key
 
 _STEADY: Final = 2.0  # an error that changes by less from the first layer to the last does neither
+_ROUNDING: Final = 2.0**-24  # of float32: a relative error below it is no smaller one
 _FEWEST: Final = 3  # layers, to say anything of depth
 
 
@@ -224,7 +225,7 @@ def depth_of(layers: Iterable[Layer]) -> Depth:
         key = Key.parse(layer.key)
         parent, _, number = key.site.rpartition(".")
         if number.isdigit() and layer.error is not None and 0 < layer.error < math.inf:
-            lists.setdefault(parent, []).append((int(number), math.log(layer.error)))
+            lists.setdefault(parent, []).append((int(number), math.log(max(layer.error, _ROUNDING))))
     points = max(lists.values(), key=lambda blocks: len({number for number, _ in blocks}), default=[])
     numbers = {number for number, _ in points}
     if len(numbers) < _FEWEST:

@@ -20,6 +20,7 @@ from tensorcap.alignment import (
     align,
     aligned_if_needed,
     fed_in_common,
+    in_own_steps,
     map_text,
 )
 from tensorcap.recording import Substitution
@@ -189,8 +190,10 @@ def open_run(
     return stack.enter_context(open_archive(run.path or path))
 
 
-def reverse(aligned: Aligned) -> ReversedArchive:
+def reverse(aligned: Aligned) -> Archive:
     """Bring the reference under the target's keys and in its layout, as far as both have the same rows.
+
+    Where steps of the target were joined (ALN-307), it is brought into the steps that the target has.
 
     Raises:
         UsageError: Nothing of it can be undone.
@@ -201,7 +204,7 @@ def reverse(aligned: Aligned) -> ReversedArchive:
     if not len(reversed_archive):
         reasons = "; ".join(dict.fromkeys(reversed_archive.left_out.values()))
         raise UsageError(f"{reference.path}: nothing of it can stand in the target: {reasons or 'no links'}")
-    return reversed_archive
+    return in_own_steps(reversed_archive, target)[0]
 
 
 def fitted_to(

@@ -9,7 +9,15 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from tensorcap.adapters import Rerun, adapter_for
-from tensorcap.alignment import NO_MAPPING, MappingSource, as_seen, fed_in_common, sides
+from tensorcap.alignment import (
+    NO_MAPPING,
+    MappingSource,
+    as_seen,
+    fed_in_common,
+    in_own_steps,
+    joined_steps_of,
+    sides,
+)
 from tensorcap.comparison import (
     POLICY,
     Comparison,
@@ -78,7 +86,7 @@ class OpenReplay:
         keys = {r.key.text for r in self.target.records if (r.key.site, r.key.slot) in replaced}
         result = self.producers.results.get(key)
         produced = Key.parse(key) if result is None or result.key.site != module else result.key
-        if not keys or produced.text not in self.run:
+        if not keys or produced.text not in self.run or joined_steps_of(self.run) is not None:
             return None
         adapter = adapter_for(self.workload.model)
         if self.workload.seed is not None:
@@ -127,6 +135,7 @@ def replay_within(
     if target is not None:
         trusted, tested = sides(original, tested, mapping)
         seen = seen or trusted
+        original = joined_steps_of(seen) or original
     fed, _ = fed_in_common(original, tested)
     keys = exchangeable(tested, fed)
     replays = _ReverseReplays(
@@ -203,7 +212,7 @@ class _ReverseReplays:
 
     Attributes:
         stack: Keeps the runs open.
-        original: The trusted archive.
+        original: The trusted archive, its steps joined as the target was fed the tokens.
         tested: The target under the reference's keys.
         source: It with a padding that the reference's model can compute with.
         fed: The reference in the rows that both runs were fed.
@@ -273,9 +282,10 @@ class _ReverseReplays:
         return _JudgedReplay(_without_unlike_ranks(result, given), run)
 
     def _run(self, workload: Workload, stage: str, released: frozenset[str], **options: Any) -> Archive:
+        source, keys = in_own_steps(self.source, self.original, frozenset(self.keys) - released)
         substitution = Substitution(
-            self.source,
-            keys=frozenset(self.keys) - released,
+            source,
+            keys=keys,
             leaves_misfits=self.way != "self",
             fed=None if self.fed is self.original else self.fed,
         )

@@ -356,6 +356,47 @@ def test_words_in_other_places_are_no_padding(tmp_path: Path, head: np.ndarray[A
     }
 
 
+def weights_of(head: np.ndarray[Any, Any]) -> dict[str, Any]:
+    """The run metadata of a head, as a capture has it."""
+    known = {
+        "minimum": float(head.min()),
+        "maximum": float(head.max()),
+        "mean": float(head.mean(dtype=np.float64)),
+        "l2": float(np.sqrt((head.astype(np.float64) ** 2).sum())),
+        "zeros": int((head == 0).sum()),
+    }
+    about: dict[str, Any] = {
+        "shape": list(head.shape),
+        "dtype": "float32",
+        "digest": f"xxh3_128:{len(head):032}",
+    }
+    about["statistics"] = known | dict.fromkeys(("nan", "posinf", "neginf"), 0)
+    return {"modules": [{"path": ""}, {"path": "head", "parameters": {"weight": about}}]}
+
+
+@pytest.mark.spec("ALN-42")
+@pytest.mark.parametrize("padding", ["zeros", "numbers"])
+def test_a_padded_vocabulary_behind_a_mistake_accuses_no_head(tmp_path: Path, padding: str) -> None:
+    """Logits agree nowhere, but the weights of the head say what was added to it."""
+    padded = PADDED if padding == "zeros" else np.concatenate([HEAD, np.full((5, SIZE), 0.5, np.float32)])
+    paths = []
+    for name, head, sign in (("r", HEAD, 1), ("t", padded, -1)):
+        tensors = run_with_head(head)[0]
+        for key in ("0/mixer/output", "0/head/output", "0/@root/output"):
+            tensors[key] = sign * tensors[key]
+        paths.append(write_archive(tmp_path / f"{name}.h5", tensors, run=weights_of(head)))
+    comparison = compare(*paths)
+    by_key = {pair.key: pair.status for pair in comparison.pairs}
+    if padding == "zeros":
+        assert by_key["0/@root/output"] == by_key["0/head/output"] == "diverged"
+        assert sentences(comparison) == [
+            "the target's vocabulary is padded from 31 to 36, which the reference's is not: zeros are all "
+            "that its weights have more, and no others were compared"
+        ]
+    else:
+        assert by_key["0/@root/output"] == by_key["0/head/output"] == "shape-mismatch"
+
+
 @pytest.mark.spec("ALN-42")
 def test_padding_that_would_be_chosen_is_said(tmp_path: Path) -> None:
     head = np.concatenate([HEAD, 100 * HEAD[:1]])
@@ -374,3 +415,44 @@ def test_a_word_whose_logit_is_wrong_is_found(tmp_path: Path) -> None:
     head[4] += 0.01
     comparison = compared_heads(tmp_path, HEAD, head)
     assert {p.key for p in comparison.pairs if not p.is_green} == {"0/head/output", "0/@root/output"}
+
+
+# --- Chosen experts
+
+
+def run_of_experts(ids: np.ndarray[Any, Any], weights: np.ndarray[Any, Any]) -> Tensors:
+    """A router that returns weights and numbers of experts, which the experts are given."""
+    chosen = {
+        f"0/mlp.{slot}": array
+        for name, array in (("weights", weights), ("chosen", ids))
+        for slot in (f"gate/output.{name}", f"experts/input.{name}")
+    }
+    return {"0/embed/output": TABLE[IDS], **chosen, "0/mlp.experts/output": TABLE[ids].sum(1)}
+
+
+CHOSEN = np.array([RANDOM.permutation(8)[:3] for _ in range(24)])
+WEIGHTS = RANDOM.random((24, 3)).astype(np.float32)
+
+
+@pytest.mark.spec("ALN-308")
+@pytest.mark.parametrize("is_alike", [True, False], ids=["weights-too", "numbers-alone"])
+def test_the_order_of_chosen_experts_is_no_difference(tmp_path: Path, is_alike: bool) -> None:
+    """Unless the weights stay where they are: then each expert has the weight of another one."""
+    order = np.array([RANDOM.permutation(3) for _ in CHOSEN])
+    other = np.take_along_axis(CHOSEN, order, 1)
+    weights = np.take_along_axis(WEIGHTS, order, 1) if is_alike else WEIGHTS
+    ours = run_of_experts(CHOSEN, WEIGHTS)
+    theirs = run_of_experts(other, weights) | {"0/mlp.experts/output": ours["0/mlp.experts/output"]}
+    comparison = compared(tmp_path, ours, theirs)
+    different = {pair.key for pair in comparison.pairs if pair.status not in ("identical", "match")}
+    expected = {"0/mlp.gate/output.weights", "0/mlp.experts/input.weights"}
+    assert different == (set() if is_alike else expected)
+
+
+@pytest.mark.spec("ALN-308")
+def test_other_experts_are_a_difference(tmp_path: Path) -> None:
+    other = CHOSEN[:, ::-1].copy()
+    other[3, 1] = next(number for number in range(8) if number not in CHOSEN[3])
+    comparison = compared(tmp_path, run_of_experts(CHOSEN, WEIGHTS), run_of_experts(other, WEIGHTS[:, ::-1]))
+    assert {pair.key: pair.status for pair in comparison.pairs}["0/mlp.gate/output.chosen"] != "identical"
+    assert comparison.exit_status == 1

@@ -287,3 +287,44 @@ def test_a_port_that_takes_and_returns_channels_last_is_right(
         } == {('rearrange "a b c d -> a d b c"',)}
     else:
         assert "0/@root/output" in bad(comparison)
+
+
+class RenamedMaps(nn.Module):
+    """Two convolutions under names of one's own, which take and return channels first or last."""
+
+    def __init__(self, names: tuple[str, str], takes_last: bool = False, returns_last: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        for name, (few, many) in zip(names, ((3, 8), (8, 4)), strict=True):
+            self.add_module(name, Map(few, many, takes_last or returns_last))
+        self.takes_last, self.returns_last = takes_last, returns_last
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 2, 3, 1) if self.returns_last and not self.takes_last else x
+        for module in self.children():
+            x = module(x)
+        return x if self.returns_last or not self.takes_last else x.permute(0, 3, 1, 2)
+
+
+class Map(nn.Module):
+    def __init__(self, few: int, many: int, last: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(many, few, 3, 3))
+        self.last = last
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = F.conv2d(x.permute(0, 3, 1, 2) if self.last else x, self.weight, padding=1)
+        return y.permute(0, 2, 3, 1) if self.last else y
+
+
+@pytest.mark.spec("ALN-43")
+@pytest.mark.parametrize("takes_last", [True, False], ids=["all-through", "at-its-end-alone"])
+def test_a_model_returns_channels_last_if_it_is_given_them_so(tmp_path: Path, takes_last: bool) -> None:
+    x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(6))
+    given = x.permute(0, 2, 3, 1).contiguous() if takes_last else x
+    port = RenamedMaps(("enter", "leave"), takes_last, returns_last=True)
+    for name, model, inputs in (("r.h5", RenamedMaps(("first", "second")), x), ("t.h5", port, given)):
+        with tensorcap.capture(model.eval(), tmp_path / name), torch.no_grad():
+            model(inputs)
+    comparison = tensorcap.compare(tmp_path / "r.h5", tmp_path / "t.h5")
+    assert bad(comparison) == ([] if takes_last else ["0/@root/output"])

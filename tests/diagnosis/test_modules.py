@@ -130,6 +130,11 @@ def test_a_gated_product_is_worked_out_from_its_parts(
     assert found.explanations[0].kind == kind
 
 
+def outside(x: Array, eps: float) -> Array:
+    """A norm that adds eps to the root mean square."""
+    return np.asarray(x / (np.sqrt((x * x).mean(-1, keepdims=True)) + eps))
+
+
 NORMS = [
     pytest.param(lambda x, w: rms(x) * (1 + w), lambda x, w: rms(x) * w, "norm-without-one-plus", id="w"),
     pytest.param(lambda x, w: rms(x) * w, lambda x, w: rms(x) * (1 + w), "norm-with-one-plus", id="1+w"),
@@ -137,6 +142,7 @@ NORMS = [
     pytest.param(lambda x, w: rms(x) * w, lambda x, w: layer(x, 1e-6) * w, "norm-statistic", id="mean"),
     pytest.param(lambda x, w: layer(x) * w, lambda x, w: rms(x, 1e-5) * w, "norm-statistic", id="no-mean"),
     pytest.param(lambda x, w: rms(x) * w, lambda x, w: rms(x, 1e-2) * w, "norm-eps", id="eps"),
+    pytest.param(lambda x, w: rms(x) * w, lambda x, w: outside(x, 1e-2) * w, "norm-eps", id="eps-outside"),
 ]
 
 
@@ -167,6 +173,15 @@ def test_another_variant_of_a_norm_is_named(
         precision=precision,
     )
     assert found.explanations[0].kind == kind
+
+
+@pytest.mark.spec("DIA-22")
+def test_where_eps_is_added_is_said(diagnosed: Diagnose, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((1, 64, 32)) * np.geomspace(1e-3, 1, 64)[:, None]
+    found = diagnosed({IN: x, OUT: rms(as_is(x).astype(float))}, {IN: x, OUT: outside(as_is(x), 1e-6)})
+    assert found.explanations[0].text == (
+        "the target adds eps 1e-06 to the root of the variance, the reference 1e-06 to the variance"
+    )
 
 
 @pytest.mark.spec("DIA-22")

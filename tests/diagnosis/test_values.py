@@ -358,3 +358,23 @@ def test_what_the_target_multiplies_a_scaled_result_by_behind_the_module_is_told
     assert found.facts.get("factor_behind", 0.0) == pytest.approx(behind if text else 0.0, rel=1e-7)
     assert text in found.text
     assert ("before n" in found.text) is bool(text)
+
+
+@pytest.mark.spec("DIA-16")
+@pytest.mark.parametrize(
+    ("rates", "hint"),
+    [
+        pytest.param(
+            1e4 ** (-np.arange(8) / 8), "The rotation of positions is applied on one side", id="whole"
+        ),
+        pytest.param(
+            1e6 ** (-np.arange(8) / 8) - 1e4 ** (-np.arange(8) / 8),
+            "Rotary positions with another base",
+            id="other-base",
+        ),
+    ],
+)
+def test_a_rotation_on_one_side_is_no_other_base(diagnosed: Diagnose, rates: Array, hint: str) -> None:
+    found = diagnosed(HEADS, turned(np.arange(24)[:, None] * rates), config=CONFIG)
+    assert found.explanations[0].kind == "rotary-frequencies"
+    assert found.explanations[0].hint.startswith(hint)

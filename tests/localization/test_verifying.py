@@ -351,6 +351,7 @@ def test_a_setting_that_differs_where_all_agrees_is_no_alarm(tmp_path: Path) -> 
         ([1e-6, 1e-5, 1e-4], 100.0, "grows with depth, by a factor of 100"),
         ([1e-4, 1e-5, 1e-6], 0.01, "falls with depth, by a factor of 100"),
         ([1e-6, 1e-6, 1e-6], 1.0, "neither grows nor falls"),
+        ([1e-12, 1e-10, 1e-7], 1e-7 * 2**24, "neither grows nor falls"),
         ([0.0, 1e-6, 1e-5], None, "Too few"),
     ],
 )

@@ -86,7 +86,9 @@ def done(cap: Capture) -> Any:
 def aligned_and_reversed(
     reference: Archive, target: Archive, mapping: Alignment | None = None
 ) -> ReversedArchive:
-    return reverse(align(reference, target, mapping=mapping))
+    found = reverse(align(reference, target, mapping=mapping))
+    assert isinstance(found, ReversedArchive)
+    return found
 
 
 def is_part_of_a_sum(key: str) -> bool:

@@ -389,7 +389,7 @@ def _is_equal(pair: _Pair, reference: Archive, target: Archive, count: int) -> b
     both = np.isfinite(one) & np.isfinite(two)
     if not np.array_equal(np.isfinite(one), np.isfinite(two)):
         return False
-    error, size = np.linalg.norm((one - two)[both]), np.linalg.norm(one[both])
+    error, size = np.linalg.norm(one[both] - two[both]), np.linalg.norm(one[both])
     return bool(error <= _bound(pair) * size)
 
 

@@ -7,7 +7,7 @@ Read `sequences` (what a run was fed), `token_pairs`, `axes` (where a tensor has
 
 from tensorcap.alignment.tokens.axes import TokenAxes
 from tensorcap.alignment.tokens.gathering import Gather, Gathering
-from tensorcap.alignment.tokens.sequences import ROLES, Tokens, token_counters
+from tensorcap.alignment.tokens.sequences import ROLES, Tokens, ids_by_step, token_counters
 from tensorcap.alignment.tokens.token_pairs import LAST, TOKEN_STEPS, VALID, How, TokenAlignment, TokenRule
 
 __all__ = [
@@ -22,5 +22,6 @@ __all__ = [
     "TokenAxes",
     "TokenRule",
     "Tokens",
+    "ids_by_step",
     "token_counters",
 ]

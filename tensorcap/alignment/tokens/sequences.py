@@ -244,13 +244,22 @@ def token_counters(archive: Archive) -> list[str]:
     return [*dict.fromkeys(f"{key.site}/{key.slot}" for key in keys)]
 
 
+def ids_by_step(archive: Archive) -> dict[int, Record]:
+    """The ids (row, token) that each step was fed, in order of steps; none if a step has none."""
+    ids = {step: records["ids"] for step, records in _collect_inputs(archive, {}).items()}
+    steps = {record.key.step for record in archive.records}
+    is_known = steps == ids.keys() and all(record.dtype.is_whole for record in ids.values())
+    return ids if is_known else {}
+
+
 def _collect_inputs(archive: Archive, places: Mapping[str, str]) -> dict[int, dict[str, Record]]:
     """The records of each role, for each step that has ids."""
     by_step: dict[int, dict[str, Record]] = {}
     by_place: dict[str, list[Record]] = {}
+    sites = {ROOT_SITE, *places.values(), *(place.rpartition("/")[0] for place in places.values())}
     for record in archive.records:
         key = record.key
-        if key.rank == key.call == 0 and record.stored:
+        if key.site in sites and key.rank == key.call == 0 and record.stored:
             by_place.setdefault(key.site if key.is_bare else f"{key.site}/{key.slot}", []).append(record)
     for role, names in ROLES.items():
         usual = [f"{ROOT_SITE}/input.{name}" for name in names]

@@ -1,0 +1,129 @@
+"""Chosen experts in one order: which k experts a token has, and with which weights, is no matter of order.
+
+A router may sort the experts that it chooses by their scores, and need not. Where rows of both runs hold the
+same numbers in another order, each row is sorted by them in a view, with the weights that belong to them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from tensorcap.metrics import WIDEST, is_routing
+from tensorcap_formats.archive import Archive
+from tensorcap_formats.dtypes import Array
+from tensorcap_formats.records import Record
+from tensorcap_formats.view import ArchiveView
+
+_MOST: Final = 1 << 22  # elements of chosen numbers that are read
+_ALIKE: Final = 0.5  # of the rows hold the same numbers on both sides: others are of other tokens
+
+Group = tuple[Record, tuple[Record, ...]]  # numbers of experts, and tensors of a value for each
+
+
+class SortedChoices(ArchiveView):
+    """An archive whose chosen experts, and what belongs to each, are sorted by their numbers in each row."""
+
+    def __init__(self, source: Archive, groups: Iterable[Group]) -> None:
+        self._chosen: Mapping[str, Record] = {
+            record.key.text: chosen for chosen, others in groups for record in (chosen, *others)
+        }
+        super().__init__(
+            source,
+            [
+                replace(record, digest="") if record.key.text in self._chosen else record
+                for record in source.records
+            ],
+            {record.key.text: (record,) for record in source.records},
+        )
+
+    def of_run(self, run: Archive) -> SortedChoices:
+        """View another run of the same model so."""
+        return SortedChoices(run, _groups(run))
+
+    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+        chosen = self._chosen.get(record.key.text)
+        if chosen is None:
+            super()._read_flat(record, start, out)
+            return
+        (own,) = self.sources[record.key.text]
+        order = np.argsort(self.source.load(chosen), axis=-1, kind="stable")
+        rows = np.take_along_axis(self.source.read(own), order, axis=-1)
+        out[:] = rows.reshape(-1)[start : start + out.size]
+
+
+def in_one_order(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
+    """View two archives with chosen experts in one order, if only their order differs in some rows (ALN-308).
+
+    Returns:
+        The views; the archives as they are if no row differs in its order alone.
+
+    Raises:
+        ReadError: Numbers of experts cannot be read.
+    """
+    sides = [_groups(archive) for archive in (reference, target)]
+    if not all(sides) or not any(is_routing(chosen) for groups in sides for chosen, _ in groups):
+        return reference, target
+    results = [[chosen for chosen, _ in groups if chosen.key.slot.startswith("output")] for groups in sides]
+    if len(results[0]) != len(results[1]):
+        return reference, target
+    for ours, theirs in zip(*results, strict=True):
+        if ours.size != theirs.size or ours.shape[-1] != theirs.shape[-1] or ours.size > _MOST:
+            continue
+        if ours.digest and ours.digest == theirs.digest:
+            continue
+        one, other = (
+            archive.load(record).reshape(-1, record.shape[-1])
+            for archive, record in ((reference, ours), (target, theirs))
+        )
+        ordered, others = np.sort(one, axis=1), np.sort(other, axis=1)
+        if (ordered[:, 1:] == ordered[:, :-1]).any():
+            continue
+        is_same = (ordered == others).all(axis=1)
+        if is_same.mean() >= _ALIKE and (one != other)[is_same].any():
+            return SortedChoices(reference, sides[0]), SortedChoices(target, sides[1])
+    return reference, target
+
+
+def _groups(archive: Archive) -> Sequence[Group]:
+    """Chosen experts and what belongs to each, of arguments and of results of each call, in order."""
+    of_calls: dict[tuple[object, ...], list[Record]] = {}
+    for record in archive.records:
+        if record.dtype.is_whole and _is_row_wise(record) and _may_be_chosen(record):
+            of_calls.setdefault(_place(record), []).append(record)
+    if not of_calls:
+        return []
+    floats: dict[tuple[object, ...], list[Record]] = {place: [] for place in of_calls}
+    for record in archive.records:
+        if record.dtype.kind == "float" and _is_row_wise(record) and (place := _place(record)) in floats:
+            floats[place].append(record)
+    groups = []
+    for place, choices in of_calls.items():
+        for chosen in choices:
+            others = tuple(record for record in floats[place] if record.shape == chosen.shape)
+            if others:
+                groups.append((chosen, others))
+                break
+    return groups
+
+
+def _place(record: Record) -> tuple[object, ...]:
+    key = record.key
+    return key.rank, key.step, key.site, key.call, key.slot.partition(".")[0]
+
+
+def _is_row_wise(record: Record) -> bool:
+    is_narrow = len(record.shape) > 1 and 1 < record.shape[-1] <= WIDEST
+    return is_narrow and record.stored and not record.key.is_bare
+
+
+def _may_be_chosen(record: Record) -> bool:
+    """Whether whole numbers may be those of experts: none is negative, and there are more than a row has."""
+    least, most = (
+        (record.statistics.minimum, record.statistics.maximum) if record.statistics else (0, math.inf)
+    )
+    return (least is None or least >= 0) and (most is None or most >= record.shape[-1] - 1)
