@@ -471,8 +471,8 @@ class TestBehindOtherExperts:
 def test_a_scale_that_the_target_has_behind_a_result_is_no_first_divergence_beside_a_mistake(
     run_of: Make, is_used_right: bool
 ) -> None:
-    wrong = {"0/block.norm/output": HIDDEN / 8}
-    wrong |= dict.fromkeys(("0/block/output", "0/@root/output", "0/block.attn/output.0"), Y[::-1].copy())
+    wrong: dict[str, Any] = {"0/block.norm/output": HIDDEN / 8}
+    wrong |= {key: Y[::-1].copy() for key in ("0/block/output", "0/@root/output", "0/block.attn/output.0")}
     if not is_used_right:
         wrong["0/block.attn.q/input.x"] = HIDDEN / 8
     comparison = compare(run_of(), run_of(other=wrong), mapping="none")
