@@ -39,7 +39,7 @@ def separate_sums(model: Any, is_constant: Callable[[str], bool]) -> Any:
         model: The model.
         is_constant: Whether a value is a weight or a constant.
     """
-    nodes = [own for node in model.graph.node for own in _separated(node, is_constant)]
+    nodes = [own for at, node in enumerate(model.graph.node) for own in _separated(node, at, is_constant)]
     if len(nodes) == len(model.graph.node):
         return model
     copy = onnx.ModelProto()
@@ -50,13 +50,13 @@ def separate_sums(model: Any, is_constant: Callable[[str], bool]) -> Any:
     return copy
 
 
-def _separated(node: Any, is_constant: Callable[[str], bool]) -> Iterator[Any]:
-    """The nodes in the place of one: it, if it has no such sum."""
+def _separated(node: Any, at: int, is_constant: Callable[[str], bool]) -> Iterator[Any]:
+    """The nodes in the place of one, the `at`th: it, if it has no such sum."""
     own = node
     place, op = _BIASES.get(node.op_type, (0, "")) if node.domain == _MICROSOFT else (0, "")
     bias = node.input[place] if op and place < len(node.input) else ""
     if bias and is_constant(bias):
-        biased = f"{node.input[0]}_biased_{node.output[0]}"
+        biased = f"{node.input[0]}_biased_{at}"
         yield helper.make_node("Add", [node.input[0], bias], [biased], f"{node.name}_bias")
         own = onnx.NodeProto.FromString(node.SerializeToString())
         own.op_type, own.input[0] = op, biased

@@ -421,9 +421,13 @@ def _of_sum(
 
 
 def _common(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """The modules that all of some paths begin with."""
-    shared = [names[0] for names in zip(*paths, strict=False) if len(set(names)) == 1]
-    return tuple(shared)
+    """The modules that all of some paths have; those of parameters name lists of modules as well.
+
+    Example:
+        >>> _common([("net", "net.layer.2", "net.layer.2.fc"), ("net", "net.layer", "net.layer.2")])
+        ('net', 'net.layer.2')
+    """
+    return tuple(name for name in paths[0] if all(name in path for path in paths)) if paths else ()
 
 
 def _calls(
