@@ -695,8 +695,12 @@ def judge_quantised_weight(
 
 
 def _with_unit(weight: WeightNumbers, precision: Precision | None) -> WeightNumbers:
-    """A weight with the rounding that its steps, and the runs, have besides."""
-    units = [unit_of(weight.steps), *(p.unit for p in (precision,) if p is not None and not p.is_wide)]
+    """A weight with the rounding that it, its steps, and the runs, have besides."""
+    units = [
+        weight.unit,
+        unit_of(weight.steps),
+        *(p.unit for p in (precision,) if p is not None and not p.is_wide),
+    ]
     return replace(weight, unit=max(units))
 
 
@@ -1144,8 +1148,10 @@ def _numbers(
         sides = [None if side is None else floats_of(target, side) for side in (steps, zeros)]
         if sides[0] is not None and sides[0].ndim == values.ndim:
             weight = WeightNumbers(number, values, sides[0], sides[1])
-            if weight.are_on_levels:
-                return weight
+            rounded = replace(weight, unit=unit_of(values))
+            for found in (weight, rounded):  # a product in a narrow dtype is rounded
+                if found.are_on_levels:
+                    return found
     return find_numbers(values)
 
 

@@ -168,11 +168,11 @@ class WeightNumbers:
 
     @property
     def are_on_levels(self) -> bool:
-        """Whether the values are numbers of the format, times these steps."""
+        """Whether the values are numbers of the format, times these steps, rounded to `unit`."""
         gaps = np.diff(self.levels).min()
         _, part = next(self.in_parts())
         numbers = part.numbers
-        slack = _SLACK + 1e-6 * np.abs(numbers)
+        slack = _SLACK + max(self.unit, 1e-6) * np.abs(numbers)
         off = np.abs(numbers - self.levels[part.places])
         return bool((off <= slack * np.maximum(gaps, np.abs(numbers) * 1e-3)).mean() > 0.99)
 
@@ -455,15 +455,15 @@ def find_numbers(values: Array) -> WeightNumbers | None:
     return None
 
 
-def unit_of(steps: Array) -> float:
-    """The unit roundoff of the narrowest dtype that holds steps; 0 if that is float32 or wider.
+def unit_of(values: Array) -> float:
+    """The unit roundoff of the narrowest dtype that holds values; 0 if that is float32 or wider.
 
     Example:
         >>> unit_of(np.array([0.5, 0.0078125])) == 2.0**-8, unit_of(np.array([0.1]))
         (True, 0.0)
     """
-    bits = steps.astype(np.float32).view(np.uint32)
-    if not (steps == steps.astype(np.float32)).all():
+    bits = values.astype(np.float32).view(np.uint32)
+    if not (values == values.astype(np.float32)).all():
         return 0.0
     for name, low in (("bfloat16", 16), ("float16", 13)):
         if not (bits & ((1 << low) - 1)).any():
