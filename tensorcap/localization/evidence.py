@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -139,6 +139,7 @@ class Totals:
     """
 
     def __init__(self, free: Comparison) -> None:
+        self._green = {pair.key for pair in free.pairs if pair.is_compared and pair.is_green}
         self._errors = {pair.key: pair.row_error for pair in free.pairs if pair.is_compared}
         self._explained = {pair.key for pair in free.pairs if pair.is_compared and pair.status == "explained"}
         self.exceeded: dict[str, None] = {}
@@ -163,6 +164,11 @@ class Totals:
     def has_explained(self, key: str) -> bool:
         """Whether a tensor differs in the free run too, and is undone there by what follows it."""
         return key in self._explained
+
+    @property
+    def unjudged(self) -> Iterator[str]:
+        """Key texts of errors that were noted and that the free runs do not find right."""
+        return (key for key in self.exceeded if key not in self._green)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -326,7 +332,7 @@ def evidence_of_replay(opened_replay: OpenReplay, free: Comparison) -> EvidenceS
         opened_replay.rerun_call,
         _ranked(bad, Calls(opened_replay.reference), "is wrong for what the target gave it"),
         result.own_errors,
-        unjudged=(*result.lacking, *(own.key for own in result.unjudged), *totals.exceeded),
+        unjudged=(*result.lacking, *(own.key for own in result.unjudged), *totals.unjudged),
         notes=(*result.notes, *totals.notes),
     )
 
@@ -399,7 +405,7 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
         None,
         evidence,
         run.own_errors,
-        unjudged=(*totals.exceeded, *(one.keys[0] for one in little)),
+        unjudged=(*totals.unjudged, *(one.keys[0] for one in little)),
         notes=notes,
     )
 

@@ -61,3 +61,15 @@ def test_an_own_error_far_above_the_total_one_is_noted(tmp_path: Path, own: floa
     assert totals.are_exceeded_by("0/@root/output", own) is is_far
     assert list(totals.exceeded) == ["0/@root/output"] * is_far
     assert len(totals.notes) == is_far
+
+
+@pytest.mark.spec("LCL-6", "LCL-70")
+@pytest.mark.parametrize(("given", "is_open"), [(X, False), (X * 1.01, True)], ids=["equal", "unlike"])
+def test_what_is_right_in_the_free_run_is_not_left_open(tmp_path: Path, given: Tensor, is_open: bool) -> None:
+    for name, x in (("r.h5", X), ("t.h5", given)):
+        model = nn.Identity()
+        with tensorcap.capture(model, tmp_path / name):
+            model(x)
+    totals = Totals(tensorcap.compare(tmp_path / "r.h5", tmp_path / "t.h5"))
+    totals.are_exceeded_by("0/@root/output", 0.5)
+    assert list(totals.unjudged) == ["0/@root/output"] * is_open
