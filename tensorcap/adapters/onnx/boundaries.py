@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from tensorcap.adapters.onnx.graph import OnnxGraph
 from tensorcap.adapters.onnx.scopes import ROOT, ModuleCall, Scopes
+
+_THE_SAME: Final = ("Identity", "Cast", "Reshape", "Flatten", "QuantizeLinear", "DequantizeLinear")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,10 @@ def boundaries(graph: OnnxGraph, scopes: Scopes) -> dict[ModuleCall, Boundary]:
         results = by_value or leaving
         near = [n for n in results if any(t.index in around for t in graph.takers.get(n, ()))]
         results = near or results
+        if any(scopes.nodes[node.index].calls[-1] != call for node in nodes) and any(
+            _has_unlocated_taker(name, graph, scopes) for name in results
+        ):
+            results = []
         if by_value:
             results = sorted(results, key=lambda name: -graph.makers[name].index)
         produced = set(made)
@@ -62,6 +69,16 @@ def boundaries(graph: OnnxGraph, scopes: Scopes) -> dict[ModuleCall, Boundary]:
         outputs = _numbered("output", results) if len(results) != 1 else {"output": results[0]}
         found[call] = Boundary(_numbered("input", arguments), outputs, nodes[0].index, nodes[-1].index)
     return found
+
+
+def _has_unlocated_taker(name: str, graph: OnnxGraph, scopes: Scopes) -> bool:
+    """Whether a node that nothing locates computes something of a value, or of what is the same."""
+    for taker in graph.takers.get(name, ()):
+        if taker.index not in scopes.unlocated:
+            continue
+        if taker.op not in _THE_SAME or any(_has_unlocated_taker(n, graph, scopes) for n in taker.outputs):
+            return True
+    return False
 
 
 def _parent(call: ModuleCall, scopes: Scopes) -> ModuleCall:

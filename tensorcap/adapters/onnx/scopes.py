@@ -101,6 +101,7 @@ class Scopes:
         nodes: Where each node lies, by its place.
         classes: The class of each module by its path, the model first; "" if it is not known.
         nodes_of: The nodes of each call of a module, those of modules within it too.
+        unlocated: Places of nodes of which nothing says where they lie; they count as the model's own.
         parameters: Initialisers that each module takes, by its name for them.
         quantised: Weights in few bits that each module takes, likewise.
         shares: Parts of initialisers, likewise.
@@ -138,6 +139,7 @@ class Scopes:
         for node in graph.nodes:
             if located[node.index] is None and node.op == "Add":
                 located[node.index] = _of_sum(node, graph, located)
+        self.unlocated = frozenset(node.index for node in graph.nodes if located[node.index] is None)
         paths = [path or ((), node.name or node.op) for path, node in zip(located, graph.nodes, strict=True)]
         calls = _calls([path for path, _ in paths], homes, graph)
         self.nodes = tuple(
