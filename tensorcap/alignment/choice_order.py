@@ -15,6 +15,7 @@ import numpy as np
 
 from tensorcap.metrics import WIDEST, is_routing
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.digests import digest
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.records import Record
 from tensorcap_formats.view import ArchiveView
@@ -34,12 +35,17 @@ class SortedChoices(ArchiveView):
         }
         super().__init__(
             source,
-            [
-                replace(record, digest="") if record.key.text in self._chosen else record
-                for record in source.records
-            ],
+            [self._with_digest(source, record) for record in source.records],
             {record.key.text: (record,) for record in source.records},
         )
+
+    def _with_digest(self, source: Archive, record: Record) -> Record:
+        """A record with the digest of its sorted rows, by which copies of choices are known."""
+        chosen = self._chosen.get(record.key.text)
+        if chosen is None or not record.digest:
+            return record
+        rows = np.ascontiguousarray(_sorted(source, chosen, record))
+        return replace(record, digest=digest(rows.data))
 
     def of_run(self, run: Archive) -> SortedChoices:
         """View another run of the same model so."""
@@ -51,9 +57,14 @@ class SortedChoices(ArchiveView):
             super()._read_flat(record, start, out)
             return
         (own,) = self.sources[record.key.text]
-        order = np.argsort(self.source.load(chosen), axis=-1, kind="stable")
-        rows = np.take_along_axis(self.source.read(own), order, axis=-1)
+        rows = _sorted(self.source, chosen, own)
         out[:] = rows.reshape(-1)[start : start + out.size]
+
+
+def _sorted(source: Archive, chosen: Record, record: Record) -> Array:
+    """A tensor, as it is stored, with each row in the order of the chosen numbers."""
+    order = np.argsort(source.load(chosen), axis=-1, kind="stable")
+    return np.take_along_axis(source.read(record), order, axis=-1)
 
 
 def in_one_order(reference: Archive, target: Archive) -> tuple[Archive, Archive]:

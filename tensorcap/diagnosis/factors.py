@@ -111,7 +111,9 @@ def _find_factor_behind(context: PairContext, factor: float) -> tuple[str, float
     """
     t, own = context.t, context.target
     tolerance = context.tolerance()
-    if context.window is not None or not own.key.slot.startswith("output") or abs(factor - 1) <= tolerance:
+    if context.window is not None or not own.key.slot.startswith("output") or not (factor and t.any()):
+        return None
+    if abs(factor - 1) <= tolerance:
         return None
     if relative_error(t, factor * context.r) > tolerance:
         return None

@@ -54,7 +54,6 @@ _FEW: Final = 1 << 9  # by which two terms or factors are chosen
 _EARLIER: Final = 16  # tensors of a shape that a sum may be of
 _SMOOTH: Final = 1e-3  # relative error of a function, of which half of its points are known, at the others
 _POINTS: Final = 256  # of a function, at least
-_SPARSE: Final = 4.0  # times as much is missed where the target has other elements between points far apart
 _WITHIN: Final = 0.5  # of the target's elements have to lie between them
 _BEYOND: Final = 3.0  # times what a formula misses the reference by, that an error counts from
 _EXACT: Final = 4e-6  # relative error of a sum or product in float32
@@ -361,8 +360,8 @@ def _normalised(x: Array, eps: float, *, is_centred: bool) -> Array:
 def _function(given: _Values, made: _Values, noise: float) -> _Recomputed | None:
     """What the function of each element makes, that the reference's elements are points of.
 
-    An element counts by how far it is beyond the difference that half of the points make there, which is
-    more than reading the function off between them does.
+    Between two points it lies among the chord and the lines through the two before and the two behind it, if
+    it is convex there, or concave; an element counts by how far it is beyond these three.
     """
     points, places = np.unique(given.reference, return_index=True)
     results = made.reference[places]
@@ -371,9 +370,12 @@ def _function(given: _Values, made: _Values, noise: float) -> _Recomputed | None
     if points.size < _POINTS or missed > max(_SMOOTH, 2 * noise) or is_within.mean() < _WITHIN:
         return None
     x, y = given.target[is_within], made.target[is_within]
-    wanted, coarse = np.interp(x, points, results), np.interp(x, points[::2], results[::2])
-    errors = np.maximum(0.0, np.abs(y - wanted) - np.abs(wanted - coarse))
-    return _Recomputed("function of its input", _SPARSE * missed, errors, float(np.linalg.norm(wanted)))
+    at = np.clip(np.searchsorted(points, x, side="right") - 1, 0, points.size - 2)
+    first = np.stack([at, np.maximum(at - 1, 0), np.minimum(at + 1, points.size - 2)])
+    slopes = np.diff(results) / np.diff(points)
+    lines = results[first] + slopes[first] * (x - points[first])
+    errors = np.maximum(0.0, np.maximum(lines.min(axis=0) - y, y - lines.max(axis=0)))
+    return _Recomputed("function of its input", missed, errors, float(np.linalg.norm(lines[0])))
 
 
 def _compared(
