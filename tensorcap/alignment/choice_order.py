@@ -1,7 +1,8 @@
 """Chosen experts in one order: which k experts a token has, and with which weights, is no matter of order.
 
-A router may sort the experts that it chooses by their scores, and need not. Where rows of both runs hold the
-same numbers in another order, each row is sorted by them in a view, with the weights that belong to them.
+A router may sort the experts that it chooses by their scores, and need not. Where one does not, and rows of
+both runs hold the same numbers in another order, each row is sorted by them in a view, with the weights that
+belong to them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tensorcap_formats.view import ArchiveView
 
 _MOST: Final = 1 << 22  # elements of chosen numbers that are read
 _ALIKE: Final = 0.5  # of the rows hold the same numbers on both sides: others are of other tokens
+_OTHERWISE: Final = 0.25  # of these are in another order: of fewer near ties may be why
 
 Group = tuple[Record, tuple[Record, ...]]  # numbers of experts, and tensors of a value for each
 
@@ -67,11 +69,17 @@ def _sorted(source: Archive, chosen: Record, record: Record) -> Array:
     return np.take_along_axis(source.read(record), order, axis=-1)
 
 
+def _are_by_size(archive: Archive, weights: Record) -> bool:
+    """Whether the largest weight is the first of each row, and so on: another order has other scores."""
+    values = archive.load(weights)
+    return bool((values[..., 1:] <= values[..., :-1]).all())
+
+
 def in_one_order(reference: Archive, target: Archive) -> tuple[Archive, Archive]:
-    """View two archives with chosen experts in one order, if only their order differs in some rows (ALN-308).
+    """View two archives with chosen experts in one order, if one does not have that of its weights (ALN-308).
 
     Returns:
-        The views; the archives as they are if no row differs in its order alone.
+        The views; the archives as they are if few rows differ in their order alone.
 
     Raises:
         ReadError: Numbers of experts cannot be read.
@@ -79,10 +87,10 @@ def in_one_order(reference: Archive, target: Archive) -> tuple[Archive, Archive]
     sides = [_groups(archive) for archive in (reference, target)]
     if not all(sides) or not any(is_routing(chosen) for groups in sides for chosen, _ in groups):
         return reference, target
-    results = [[chosen for chosen, _ in groups if chosen.key.slot.startswith("output")] for groups in sides]
+    results = [[group for group in groups if group[0].key.slot.startswith("output")] for groups in sides]
     if len(results[0]) != len(results[1]):
         return reference, target
-    for ours, theirs in zip(*results, strict=True):
+    for (ours, values), (theirs, other_values) in zip(*results, strict=True):
         if ours.size != theirs.size or ours.shape[-1] != theirs.shape[-1] or ours.size > _MOST:
             continue
         if ours.digest and ours.digest == theirs.digest:
@@ -95,7 +103,10 @@ def in_one_order(reference: Archive, target: Archive) -> tuple[Archive, Archive]
         if (ordered[:, 1:] == ordered[:, :-1]).any():
             continue
         is_same = (ordered == others).all(axis=1)
-        if is_same.mean() >= _ALIKE and (one != other)[is_same].any():
+        is_other = (one != other).any(axis=1)[is_same]
+        if is_same.mean() < _ALIKE or is_other.mean() < _OTHERWISE:
+            continue
+        if not (_are_by_size(reference, values[0]) and _are_by_size(target, other_values[0])):
             return SortedChoices(reference, sides[0]), SortedChoices(target, sides[1])
     return reference, target
 

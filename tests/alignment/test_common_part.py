@@ -450,6 +450,15 @@ def test_the_order_of_chosen_experts_is_no_difference(tmp_path: Path, is_alike: 
 
 
 @pytest.mark.spec("ALN-308")
+def test_an_order_by_weights_is_that_of_scores(tmp_path: Path) -> None:
+    """Both routers sort what they choose: where the order differs, so do the scores."""
+    falling = np.sort(WEIGHTS, axis=1)[:, ::-1]
+    sides = (run_of_experts(chosen, falling) for chosen in (CHOSEN, CHOSEN[:, ::-1]))
+    comparison = compared(tmp_path, *sides)
+    assert {pair.key: pair.status for pair in comparison.pairs}["0/mlp.gate/output.chosen"] != "identical"
+
+
+@pytest.mark.spec("ALN-308")
 def test_other_experts_are_a_difference(tmp_path: Path) -> None:
     other = CHOSEN[:, ::-1].copy()
     other[3, 1] = next(number for number in range(8) if number not in CHOSEN[3])
