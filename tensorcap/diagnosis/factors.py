@@ -110,10 +110,10 @@ def _find_factor_behind(context: PairContext, factor: float) -> tuple[str, float
     None if the result is handed on as it is, or if it is made up for. The reference is not looked at.
     """
     t, own = context.t, context.target
-    tolerance = context.tolerance()
-    if context.window is not None or not own.key.slot.startswith("output") or not (factor and t.any()):
+    tolerance, energy = context.tolerance(), float(np.vdot(t, t))
+    if context.window is not None or not own.key.slot.startswith("output") or not factor:
         return None
-    if abs(factor - 1) <= tolerance:
+    if not energy or abs(factor - 1) <= tolerance:
         return None
     if relative_error(t, factor * context.r) > tolerance:
         return None
@@ -130,7 +130,7 @@ def _find_factor_behind(context: PairContext, factor: float) -> tuple[str, float
         return None
     first = min(later, key=lambda record: record.order)
     values = values_of(context.target_archive, first)
-    further = float(np.vdot(t, values)) / float(np.vdot(t, t))
+    further = float(np.vdot(t, values)) / energy
     is_proportional = relative_error(values, further * t) <= tolerance
     is_other = min(abs(further - 1), abs(further * factor - 1)) > 2 * tolerance
     return (first.key.site, further) if is_proportional and is_other else None

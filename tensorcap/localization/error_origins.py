@@ -88,7 +88,7 @@ class ErrorOrigins:
     def __init__(self, reference: Archive, target: Archive, pairs: Sequence[Pair]) -> None:
         self._reference, self._target = reference, target
         self._calls = calls_of(reference)
-        self._has_arguments = has_arguments(reference)
+        self._is_of_results = bool(reference.info.modules) and not has_arguments(reference)
         self._precision = POLICY.precision_of_runs(reference.info, target.info)
         self._values = GivenValues(reference, target)
         self._pairs = {pair.key: pair for pair in pairs if pair.reference is not None}
@@ -347,7 +347,7 @@ class ErrorOrigins:
         own = self._pairs.get(record.key.text)
         is_left_out = own is not None and own.status == "never-called" and self._parents[maker.place]
         gap.modules[is_left_out.site if is_left_out else maker.site] = None
-        if not (is_argument or self._has_arguments):
+        if self._is_of_results and not is_argument:
             self._go_around(call, gap)
         before = [r for child in self._children.get(maker.place, ()) for r in child.outputs]
         before = [r for r in before if r.order < record.order and not self._is_proven(r, maker)]
