@@ -27,6 +27,7 @@ _FAR: Final = 2.5  # times worse: another layout
 CLOSE: Final = 0.4  # residual up to which values agree; unrelated ones leave 1.4
 _EXACT: Final = 2.0**-16  # residual at which nothing better is looked for, or so many roundings
 _ROUNDINGS: Final = 16
+_IN_FEW_BITS: Final = 0.1  # residual of rounded weights: that of other elements is far larger
 _MOST: Final = 1 << 26  # elements that are read for one layout
 
 
@@ -70,8 +71,8 @@ def find_layout(
        it is sure only if it is the only one or moves nothing.
     2. Each is applied to the values; the one with the smallest residual is taken, the plainest of about
        equal ones. It is proven if any other leaves `_FAR` times as much.
-    3. If none is exact, layouts that reorder elements along an axis (rotary halves, interleaved parts) are
-       tried, too.
+    3. Unless one is exact, or is proven and leaves no more than weights in few bits do, layouts that reorder
+       elements along an axis (rotary halves, interleaved parts) are tried, too.
 
     Args:
         reference: Records of the reference.
@@ -99,6 +100,8 @@ def find_layout(
     best_plain = _choose(layouts, residuals, shapes, rounding)
     best_plain = replace(best_plain, typical=_measure_typical_error(best_plain, references, sources))
     if min(residuals) <= max(_EXACT, _ROUNDINGS * rounding) or len(records) > 2 or among:
+        return best_plain
+    if best_plain.is_proven and min(residuals) <= _IN_FEW_BITS:
         return best_plain
     further = [c for c in reordered(shapes[0][0], shapes[1][0]) if fits(c, *shapes)]
     residuals += [_measure_residual(candidate, references, sources) for candidate in further]
