@@ -121,7 +121,7 @@ def test_who_hands_on_a_result_is_excused_by_that_result_alone(
         assert accused(source) == (expected if errors else expected_first)
 
 
-@pytest.mark.spec("LCL-301")
+@pytest.mark.spec("LCL-301", "LCL-70")
 @pytest.mark.parametrize(
     ("status", "findings", "noted"),
     [
@@ -133,5 +133,7 @@ def test_who_hands_on_a_result_is_excused_by_that_result_alone(
 def test_what_would_accuse_nobody_is_not_noted_for_its_total_error(
     status: str, findings: tuple[Finding, ...], noted: tuple[str, ...]
 ) -> None:
-    source = injected("within-rounding", 1e-6, (), status=status, findings=findings)
+    source = injected("suspect", 1e-6, (), status=status, findings=findings)
     assert (accused(source), source.unjudged) == ([], noted)
+    source = injected("within-rounding", 1e-6, (), status=status, findings=findings)
+    assert (accused(source), source.unjudged, bool(source.notes)) == ([], (), bool(noted))
