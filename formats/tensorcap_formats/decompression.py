@@ -9,9 +9,7 @@ import struct
 from typing import Any, Final
 
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
-_BLOSC: Final = struct.Struct(
-    "<4x3I"
-)  # bytes that come of it, those of a block, and those of the chunk itself
+_BLOSC: Final = struct.Struct("<4x3I")  # bytes that come of it, of a block, and of the chunk itself
 
 
 def decompressed(decompressor: Any, data: Any, size: int) -> bytes:

@@ -588,8 +588,7 @@ def _without_words(info: RunInfo, padded: int, count: int, matrices: Mapping[str
 
 
 def _without_rows(about: TensorInfo, count: int, matrices: Mapping[str, TensorInfo]) -> TensorInfo:
-    """A parameter without padding; its digest is not known if that is not of zeros."""
+    """A parameter without padding, of which no digest is known, and statistics if that is of zeros."""
     same = matrices.get(about.digest)
-    if same is not None:
-        return replace(about, shape=same.shape, digest=same.digest, statistics=same.statistics)
-    return replace(about, shape=(count, *(about.shape or ())[1:]), digest="", statistics=None)
+    statistics = None if same is None else same.statistics
+    return replace(about, shape=(count, *(about.shape or ())[1:]), digest="", statistics=statistics)

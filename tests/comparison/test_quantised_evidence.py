@@ -9,6 +9,7 @@ import pytest
 
 from tensorcap.comparison import Comparison, compare
 from tests.comparison.conftest import MakeArchive
+from tests.support.floats import to_bfloat16
 
 RNG = np.random.default_rng(12)
 
@@ -173,12 +174,6 @@ def test_what_a_range_cuts_hides_no_mistake(
     assert bool(told) == (over > 1 and expected == "within-rounding")
 
 
-def in_bfloat16(values: Any) -> Any:
-    """Float32 with its lower 16 bits rounded off, to the nearest even number."""
-    bits = np.asarray(values, np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-
-
 @pytest.mark.spec("POL-280")
 @pytest.mark.parametrize(
     ("shift", "offset", "expected"),
@@ -192,10 +187,10 @@ def test_numbers_times_steps_may_be_rounded_to_bfloat16(
     make_archive: MakeArchive, shift: int, offset: int, expected: str
 ) -> None:
     """127 steps have 7 bits, and a bfloat16 8: a product is off by up to half a step of a large number."""
-    weight = in_bfloat16(RNG.normal(size=(32, 128)) * np.exp(0.4 * RNG.normal(size=(32, 1))))
-    steps = in_bfloat16(np.abs(weight).max(axis=1, keepdims=True) / 127)
+    weight = to_bfloat16(RNG.normal(size=(32, 128)) * np.exp(0.4 * RNG.normal(size=(32, 1))))
+    steps = to_bfloat16(np.abs(weight).max(axis=1, keepdims=True) / 127)
     numbers, held = np.rint(weight / steps), np.roll(steps, shift, axis=0)
-    made = {"0/proj/param.weight": in_bfloat16((numbers - offset) * held), "0/proj/param.weight_step": held}
+    made = {"0/proj/param.weight": to_bfloat16((numbers - offset) * held), "0/proj/param.weight_step": held}
     settings = {"dequantised": ["weight"], "numbers": {"weight": "int8"}}
     reference = make_archive({"0/proj/param.weight": weight}, run=run_of("proj", "bfloat16"))
     target = make_archive(made, run=run_of("proj", "bfloat16", **settings))

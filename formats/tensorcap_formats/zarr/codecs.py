@@ -98,9 +98,7 @@ class _Sizes:
                 codec, size = _BoundedCodec(decoder) if "name" in codec else decoder, None
             elif name in _CHECKSUMS:
                 size = size and size + 4
-            elif (
-                name == "packbits" and itemsize == 1 and not bounded
-            ):  # bits of bits would be 64 times as many
+            elif name == "packbits" and itemsize == 1 and not bounded:  # not of bits of bits
                 size = elements = -(-elements // 8) + 1
             elif name in _FILTERS:
                 itemsize = self._filtered(name, options, itemsize)
@@ -249,10 +247,8 @@ def _lzma(chunk: Array, size: int, options: Mapping[str, Any]) -> bytes:
 def _zstd(chunk: Array, size: int, options: Mapping[str, Any]) -> Array:
     head = chunk[:32].tobytes()
     declared = zstd_content_size(head)
-    if not head.startswith(ZSTD_MAGIC) or declared not in (
-        None,
-        size,
-    ):  # the library leaves the rest of more as it is
+    is_other = declared not in (None, size)  # of less the library leaves the rest as it is
+    if not head.startswith(ZSTD_MAGIC) or is_other:
         raise ValueError(f"its zstd frame says that {declared} bytes come of it, expected {size}")
     return _into(numcodecs.Zstd(), chunk, size)
 
