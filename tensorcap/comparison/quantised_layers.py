@@ -55,7 +55,7 @@ from tensorcap.comparison.weight_rounding import (
     measure_wide,
     unit_of,
 )
-from tensorcap.runs import contents_of, enclosing_sites, is_parameter, is_result
+from tensorcap.runs import contents_of, enclosing_sites, is_parameter, is_result, rms_of
 from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -906,13 +906,8 @@ def _least_size(reference: Archive, target: Archive, site: str) -> float:
     for record in reference.records:
         if record.key.site == site and is_result(record.key) and record.dtype.kind == "float":
             other = target.get(record.key.text) if record.key.text in target else None
-            sizes.append(max(_rms(each) for each in (record, other) if each is not None))
+            sizes.append(max(rms_of(each) for each in (record, other) if each is not None))
     return min(filter(None, sizes), default=0.0)
-
-
-def _rms(record: Record) -> float:
-    """The RMS of a tensor by its statistics; 0 if it is not known."""
-    return (record.statistics.l2 or 0.0) / math.sqrt(max(1, record.size)) if record.statistics else 0.0
 
 
 def _layer_error(

@@ -6,12 +6,11 @@ does not: what follows is given the target's values.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tensorcap.comparison import Pair, QuantisedLayers, QuantisedModule, quantised_modules
-from tensorcap.runs import enclosing_sites
+from tensorcap.runs import enclosing_sites, rms_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 
@@ -72,9 +71,8 @@ def _sizes(archive: Archive) -> Mapping[str, float]:
     """The largest RMS of the results of each module, by site, of those whose statistics are known."""
     sizes: dict[str, float] = {}
     for record in archive.records:
-        if record.key.slot.startswith("output") and record.statistics is not None and record.size:
-            size = (record.statistics.l2 or 0.0) / math.sqrt(record.size)
-            sizes[record.key.site] = max(size, sizes.get(record.key.site, 0.0))
+        if record.key.slot.startswith("output"):
+            sizes[record.key.site] = max(rms_of(record), sizes.get(record.key.site, 0.0))
     return sizes
 
 

@@ -9,7 +9,7 @@ tree, also as text), `window` (a part of a tensor: read, printed, written), `val
 
 from tensorcap.runs.archive_summary import ArchiveSummary
 from tensorcap.runs.calls import Call, Calls, Core, calls_of, enclosing_sites, is_state
-from tensorcap.runs.contents import Contents, contents_of, is_telling
+from tensorcap.runs.contents import Contents, contents_of, is_telling, rms_of
 from tensorcap.runs.graph import Graph, GraphEnds, Node, Value, View
 from tensorcap.runs.ops import FACTS, Ops, forget_ops, is_fact, ops_of, passed_in
 from tensorcap.runs.record_kinds import (
@@ -83,6 +83,7 @@ __all__ = [
     "paths",
     "ranges",
     "read_window",
+    "rms_of",
     "shape_text",
     "stored_summary",
     "summary",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from tensorcap_formats.records import Record
@@ -21,3 +22,9 @@ def is_telling(record: Record) -> bool:
     statistics = record.statistics
     is_varied = statistics is not None and statistics.minimum != statistics.maximum
     return record.digest != "" and record.size >= _LEAST and is_varied
+
+
+def rms_of(record: Record) -> float:
+    """The RMS of a tensor by its statistics; 0 if it is not known."""
+    statistics = record.statistics
+    return 0.0 if statistics is None else (statistics.l2 or 0.0) / math.sqrt(max(1, record.size))
