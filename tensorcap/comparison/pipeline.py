@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -43,13 +43,15 @@ from tensorcap.comparison.ranks import judge_ranks, sums_of_ranks
 from tensorcap.comparison.thresholds import KeyThresholds, Thresholds
 from tensorcap.comparison.warnings import digest_warnings, pair_warnings, run_warnings
 from tensorcap.metrics import Difference, Tolerance, measure_pairs
-from tensorcap.runs import FACTS, ArchiveSummary, is_fact, ops_of
+from tensorcap.runs import FACTS, ArchiveSummary, enclosing_sites, is_fact, ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.garbage import paused_collection
 from tensorcap_formats.keys import Key, escape
 from tensorcap_formats.open import Source, opened, opened_both
 from tensorcap_formats.progress import Progress
+
+_Place = tuple[int, int, str]  # rank, step, site
 
 
 def compare(
@@ -235,7 +237,10 @@ class _Run:
             tolerance=thresholds.default,
             pairs=tuple(pairs),
             divergence=first_divergence(reference, pairs) if selection else None,
-            value_differences=(*self._value_differences(selection), *self._arguments(pairs))
+            value_differences=(
+                *self._value_differences(selection, _agreements(pairs) if is_of_own_values else {}),
+                *self._arguments(pairs),
+            )
             if selection
             else (),
             warnings=(
@@ -255,8 +260,15 @@ class _Run:
             layers=layers,
         )
 
-    def _value_differences(self, selection: Selection) -> Iterator[ValueDifference]:
-        """Yield the arguments and results of modules that are no tensors and differ."""
+    def _value_differences(
+        self, selection: Selection, agreements: Mapping[_Place, bool]
+    ) -> Iterator[ValueDifference]:
+        """Yield the arguments and results of modules that are no tensors and differ.
+
+        Args:
+            selection: What a user asked for.
+            agreements: Of modules, whether all results agree: the target can do without a number within.
+        """
         reference, rest = (
             {key: value for key, value in archive.values.items() if not is_fact(key, value)}
             for archive in (self.reference, self.target)
@@ -266,8 +278,12 @@ class _Run:
             is_there, theirs = name in rest, rest.pop(name, None)
             if _is_equal(ours, theirs) or selection.why_not(key):
                 continue
-            may_lack = not is_there and selection.is_optional(key)
-            is_result = is_number(ours) and Key.parse(key).slot.startswith("output") and not may_lack
+            parsed = Key.parse(key)
+            may_lack = not is_there and (
+                selection.is_optional(key)
+                or (_agrees_around(parsed, agreements) and not selection.is_required(key))
+            )
+            is_result = is_number(ours) and parsed.slot.startswith("output") and not may_lack
             difference = ValueDifference(key, ours, theirs, is_result)
             yield difference.judged(self.thresholds.limits_for(key).tolerance)
         for key, theirs in rest.items():
@@ -404,6 +420,24 @@ def _is_equal(ours: object, theirs: object) -> bool:
 def _exact_below(account: RunSummary) -> float:
     """Return the relative error up to which a run is exact."""
     return min(RELATIVE_EPSILON, POLICY.units.get(account.precision, math.inf) / 4)
+
+
+def _agreements(pairs: Iterable[Pair]) -> dict[_Place, bool]:
+    """Whether all results of a module agree, or are explained, of each that has some."""
+    agreements: dict[_Place, bool] = {}
+    for pair in pairs:
+        if pair.reference is not None and pair.reference.key.slot.startswith("output"):
+            key = pair.reference.key
+            place = key.rank, key.step, key.site
+            agrees = pair.is_green or pair.status == "explained"
+            agreements[place] = agreements.get(place, True) and agrees
+    return agreements
+
+
+def _agrees_around(key: Key, agreements: Mapping[_Place, bool]) -> bool:
+    """Whether the results of the nearest module around the one of a key agree; False for the root."""
+    places = ((key.rank, key.step, site) for site in enclosing_sites(key.site))
+    return next((agreements[place] for place in places if place in agreements), False)
 
 
 def _needs_values(pair: Pair) -> bool:

@@ -80,6 +80,27 @@ def test_a_number_that_the_target_lacks_counts(make_archive: Any) -> None:
 
 
 @pytest.mark.spec("CMP-15")
+@pytest.mark.parametrize(
+    ("around", "held", "options", "status"),
+    [
+        pytest.param("0/a/output", [1, 2], {}, 0, id="what-is-around-agrees"),
+        pytest.param("0/@root/output", [1, 2], {}, 0, id="the-model-agrees"),
+        pytest.param("0/a/output", [1, 3], {}, 1, id="what-is-around-differs"),
+        pytest.param("0/a/output", [1, 2], {"require": ["0/a*"]}, 1, id="asked-for"),
+        pytest.param("0/a.list.0.b/output", [1, 2], {}, 1, id="its-own-tensors-alone-agree"),
+    ],
+)
+def test_a_number_within_a_module_may_be_lacking_where_its_results_agree(
+    make_archive: Any, around: str, held: list[int], options: dict[str, Any], status: int
+) -> None:
+    values = {"0/a.list.0.b/output.height": 8}
+    reference = make_archive({around: np.array([1, 2], np.float32)}, values=values)
+    found = compare(reference, make_archive({around: np.array(held, np.float32)}), **options)
+    assert found.exit_status == status
+    assert [v.key for v in found.value_differences] == ["0/a.list.0.b/output.height"]
+
+
+@pytest.mark.spec("CMP-15")
 def test_a_number_of_a_shared_module_is_found_by_its_other_name(make_archive: Any) -> None:
     target = make_archive(ONE, values={"0/b/output.n": 3}, run={"aliases": {"a": "b"}})
     assert not compare(make_archive(ONE, values={"0/a/output.n": 3}), target).value_differences
