@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import tensorcap
 from tensorcap.adapters.onnx import sections
@@ -15,7 +15,7 @@ from tensorcap.adapters.onnx.engine import Session
 from tensorcap.session import capture_workload
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import open_archive
-from tests.onnx.graphs import B1, W2, X, mlp, mlp_values, save
+from tests.onnx.graphs import B1, W2, X, mlp, mlp_values, model, save
 from tests.support.archives import new_archive
 
 
@@ -71,6 +71,27 @@ def test_a_run_with_its_own_values_computes_the_same_bits(tmp_path: Path) -> Non
         tensorcap.inject(own, workload(tmp_path), tmp_path / "out.h5")
         with open_archive(tmp_path / "out.h5") as archive:
             assert [r.digest for r in archive.records] == [r.digest for r in own.records]
+
+
+@pytest.mark.spec("ONX-20")
+def test_rounded_values_in_another_order_have_switches(tmp_path: Path) -> None:
+    """onnxruntime 1.32 ends the process where a transposition is between a `DequantizeLinear` and an `If`."""
+    step = {"step": np.float32(0.5), "zero": np.int8(0)}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", *step], ["/net/q"], "/net/q"),
+        helper.make_node("DequantizeLinear", ["/net/q", *step], ["/net/dq"], "/net/dq"),
+        helper.make_node("Transpose", ["/net/dq"], ["/net/t"], "/net/Transpose", perm=[1, 0]),
+        helper.make_node("Relu", ["/net/t"], ["y"], "/net/act/Relu"),
+    ]
+    made = model(nodes, [("x", TensorProto.FLOAT, ["batch", 4])], ["y"], step)
+    given = np.full((4, 2), 7, np.float32)
+    with new_archive(tmp_path / "given.h5", {"0/net.act/input.0": given}) as source:
+        run = workload(tmp_path, made)
+        tensorcap.inject(source, run, tmp_path / "out.h5", inputs="net.act", mapping="none")
+    with open_archive(tmp_path / "out.h5") as archive:
+        rounded = np.round(X.astype(np.float64).T / 0.5) * 0.5
+        assert np.array_equal(archive.read(archive.get("0/net.act/input.0")), rounded)
+        assert np.array_equal(archive.read(archive.get("0/net.act/output")), given)
 
 
 @pytest.mark.spec("INJ-6")

@@ -30,6 +30,9 @@ _LEVELS: Final = {
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
 _SHARED: Final = "session.use_env_allocators"
+_SEPARATE: Final = (
+    "session.disable_quant_qdq"  # of Q and DQ, not moved past transpositions: 1.32 ends at switches
+)
 _FOLDER: Final = "session.model_external_initializers_file_folder_path"
 PACKED: Final = ("int4", "uint4", "int2", "uint2", "float4e2m1")  # of which a byte holds several
 _OF_RUNTIME: Final = {"float": "float32", "double": "float64"}  # its names of types, where they are its own
@@ -120,6 +123,7 @@ class Session:
             options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
             _share_memory()
             options.add_session_config_entry(_SHARED, "1")
+            options.add_session_config_entry(_SEPARATE, "1")
             options.enable_mem_pattern = False
         self._name = name
         self._profiles = tempfile.TemporaryDirectory(prefix="tensorcap-") if is_profiled else None
