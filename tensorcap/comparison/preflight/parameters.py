@@ -25,8 +25,9 @@ from tensorcap.comparison.preflight.weights import (
     values_text,
     weights_of,
 )
-from tensorcap.comparison.quantised_layers import QuantisedLayers, judge_quantised_weight
+from tensorcap.comparison.quantised_layers import QuantisedLayers
 from tensorcap.comparison.weight_grids import find_weight_grid
+from tensorcap.comparison.weight_judge import judge_quantised_weight
 from tensorcap.metrics import measure
 from tensorcap.wording import FEW, conjugated, counted, some
 from tensorcap_formats.archive import Archive
