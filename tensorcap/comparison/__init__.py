@@ -4,8 +4,9 @@ In come two archives with equal keys (`tensorcap.alignment` makes them so); out 
 `pair` (the data, and `decide`, the one place that sets a status), `pairing` with `program_pair`, `pipeline`
 (the whole way);
 then what decides: `exact`, `thresholds`, `calibration`, `judge` with `policy` and `policy_tests`, `routing`,
-`near_ties`; `held_values`, `element_order` and `agreement` (what differs and is no mistake); then the rest:
-`sync_points` with `bands`, `divergence`, `exchanged_operations`, `warnings`, `blind_spots`, `baseline`,
+`near_ties`; `held_values`, `element_order` and `agreement` (what differs and is no mistake);
+`quantised_layers`, with `weight_judge` and `layer_errors` (what a target in few bits may be off by); then the
+rest: `sync_points` with `bands`, `divergence`, `exchanged_operations`, `warnings`, `blind_spots`, `baseline`,
 `explanation`, `preflight`.
 """
 
@@ -38,6 +39,7 @@ from tensorcap.comparison.examination import Examination
 from tensorcap.comparison.exchanged_operations import ExchangedOperations, exchanged_operations
 from tensorcap.comparison.explanation import Explanation, explain
 from tensorcap.comparison.injected import Injected, injection_text
+from tensorcap.comparison.layer_errors import LayerError
 from tensorcap.comparison.mapping_provenance import BY_VALUES
 from tensorcap.comparison.near_ties import NearTies
 from tensorcap.comparison.padding import Padding
@@ -67,12 +69,7 @@ from tensorcap.comparison.policy_tests import (
     judge_own_error,
     without_estimates,
 )
-from tensorcap.comparison.quantised_layers import (
-    LayerError,
-    QuantisedLayers,
-    QuantisedWeight,
-    measure_layers,
-)
+from tensorcap.comparison.quantised_layers import QuantisedLayers, measure_layers
 from tensorcap.comparison.quantised_weights import (
     QuantisedModule,
     holds_packed_weights,
@@ -95,6 +92,7 @@ from tensorcap.comparison.thresholds import (
 )
 from tensorcap.comparison.warnings import digest_warnings
 from tensorcap.comparison.weight_grids import find_weight_grid
+from tensorcap.comparison.weight_judge import QuantisedWeight
 
 __all__ = [
     "ABSENT",

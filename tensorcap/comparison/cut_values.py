@@ -15,6 +15,7 @@ import numpy as np
 from tensorcap.wording import some
 from tensorcap_formats.dtypes import Array
 
+MOST_CUT: Final = 2.0  # times what rounding makes, that cutting values may make by choice of a calibration
 _MOST: Final = 0.01  # of the values may be cut by choice: percentiles and entropies cut fewer
 _ROWS: Final = 8  # that a channel has, to be told from one value
 _WHOLE: Final = 0.5  # of the values of a channel, to be cut as a whole

@@ -9,18 +9,20 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.policy import POLICY
+from tensorcap.comparison.record_index import RecordIndex
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import ModuleInfo
 
+BIAS: Final = "param.bias"  # slot
 MOST_ROWS: Final = 512  # of an input that are multiplied: the first ones, of patches any
 _MATRIX: Final = 2  # axes
 _LINEAR: Final = 1e-3  # relative error of a product that is a layer's result, in float32
@@ -303,3 +305,49 @@ def floats_of(archive: Archive, record: Record) -> Array | None:
         return None
     values = archive.load(record).astype(np.float64)
     return values if np.isfinite(values).all() else None
+
+
+class LookUp(NamedTuple):
+    """A call of a table, as an embedding.
+
+    Attributes:
+        key: Key text of its result.
+        rows: Places in the table, `[rows]`.
+        values: What the target's made, `[rows, columns]`, float64.
+    """
+
+    key: str
+    rows: Array
+    values: Array
+
+
+def looked_up(reference: RecordIndex, target: Archive, site: str, weight: Array) -> Iterator[LookUp]:
+    """Yield the calls of a table, of which the reference's results are rows.
+
+    Args:
+        reference: The reference's records.
+        target: The archive under test, under the reference's keys.
+        site: That of the table.
+        weight: The reference's, `[rows, columns]`, float64; of another shape it is no table.
+
+    Raises:
+        OSError, ReadError: What was given or made cannot be read.
+    """
+    if weight.ndim != _MATRIX:
+        return
+    records = [record for record in reference.tensors(site) if record.stored]
+    given = {place_in_run(r.key): r for r in records if r.key.slot.startswith("input") and r.dtype.is_whole}
+    for record in records:
+        text = record.key.text
+        places, own = given.get(place_in_run(record.key)), target.get(text) if text in target else None
+        if not record.key.slot.startswith("output") or places is None or own is None or not own.stored:
+            continue
+        values, theirs = floats_of(reference.archive, record), floats_of(target, own)
+        rows = reference.archive.load(places).reshape(-1).astype(np.int64)
+        if values is None or theirs is None or values.shape != theirs.shape or not rows.size:
+            continue
+        if values.shape[-1] != weight.shape[1] or values.size != rows.size * weight.shape[1]:
+            continue
+        values, theirs = (side.reshape(-1, weight.shape[1]) for side in (values, theirs))
+        if rows.min() >= 0 and rows.max() < len(weight) and np.array_equal(values, weight[rows]):
+            yield LookUp(text, rows, theirs)
