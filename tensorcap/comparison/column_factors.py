@@ -6,17 +6,17 @@ The layer's input is divided by the same numbers: by the norm that makes it, or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from tensorcap.comparison.layer_products import BIAS, Call, Product, floats_of, parameters_of
+from tensorcap.comparison.layer_products import BIAS, Product, floats_of
+from tensorcap.comparison.record_index import RecordIndex
 from tensorcap.comparison.weight_rounding import WeightNumbers
-from tensorcap.runs import contents_of
-from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
+from tensorcap_formats.records import Record
 
 _ALIKE: Final = 0.1  # by which fitted factors may be off, relative
 _MOST: Final = 0.98  # of the columns have to have such factors
@@ -37,36 +37,42 @@ class Factors:
 
 
 def column_factors(
-    reference: Archive,
-    target: Archive,
+    reference: RecordIndex,
+    target: RecordIndex,
     site: str,
-    weight: Array,
-    rounded: WeightNumbers,
+    trusted: Array,
+    weight: WeightNumbers,
     products: Sequence[Product],
-    calls: Mapping[tuple[int, int, int], Call],
+    inputs: Collection[Record],
 ) -> Iterator[Factors]:
-    """Yield what columns may have been multiplied by: what fits, a norm has lost, or the layer holds."""
-    if not products or products[0].x.shape[1] != weight.shape[1]:
+    """Yield what columns may have been multiplied by: what fits, a norm has lost, or the layer holds.
+
+    Args:
+        reference: The trusted archive's records.
+        target: Those of the archive under test, under the reference's keys.
+        site: That of the layer.
+        trusted: The reference's weight, `[outputs, inputs]`, float64.
+        weight: The target's.
+        products: The layer's calls.
+        inputs: What the reference's layer was given in these.
+
+    Raises:
+        OSError, ReadError: A parameter cannot be read.
+    """
+    columns = trusted.shape[1]
+    if not products or products[0].x.shape[1] != columns:
         return
-    fitted = _fitted_factors(weight, rounded, products[0])
+    fitted = _fitted_factors(trusted, weight, products[0])
     if fitted is not None:
         yield Factors(fitted)
-    inputs = {contents_of(call.input) for call in calls.values()}
-    makers = {
-        record.key.site
-        for record in reference.records
-        if record.digest and record.key.slot.startswith("output") and contents_of(record) in inputs
-    }
-    ours, theirs = (parameters_of(archive, makers) for archive in (reference, target))
-    for name, record in ours.items():
-        other = theirs.get(name)
-        if other is not None and record.size == other.size == weight.shape[1]:
-            sides = floats_of(reference, record), floats_of(target, other)
+    for ours, theirs in _parameters_of_makers(reference, target, inputs):
+        if ours.size == theirs.size == columns:
+            sides = floats_of(reference.archive, ours), floats_of(target.archive, theirs)
             if sides[0] is not None and sides[1] is not None and (sides[0] * sides[1]).all():
                 yield Factors((sides[0] / sides[1]).reshape(-1))
-    for (_, slot), record in parameters_of(target, {site}).items():
-        if record.size == weight.shape[1] and slot not in (BIAS, "param.weight"):
-            values = floats_of(target, record)
+    for slot, record in target.parameters(site).items():
+        if record.size == columns and slot not in (BIAS, "param.weight"):
+            values = floats_of(target.archive, record)
             if values is not None and values.all():
                 yield Factors(values.reshape(-1), is_inside=True)
                 yield Factors(1 / values.reshape(-1), is_inside=True)
@@ -90,25 +96,45 @@ def _fitted_factors(reference: Array, weight: WeightNumbers, product: Product) -
     return factors if is_known and is_inverse.mean() >= _MOST else None
 
 
+def _parameters_of_makers(
+    reference: RecordIndex, target: RecordIndex, inputs: Iterable[Record]
+) -> Iterator[tuple[Record, Record]]:
+    """Yield the parameters of modules that make what a layer is given, of both sides."""
+    made = [record for given in inputs for record in reference.holders(given)]
+    for site in {record.key.site: None for record in made if record.key.slot.startswith("output")}:
+        theirs = target.parameters(site)
+        yield from (
+            (ours, theirs[slot]) for slot, ours in reference.parameters(site).items() if slot in theirs
+        )
+
+
 def undone_by(
-    reference: Archive, target: Archive, site: str, calls: Iterable[Call], factors: Array
+    reference: RecordIndex, target: RecordIndex, site: str, inputs: Collection[Record], factors: Array
 ) -> dict[str, str]:
-    """Which tensors differ because they are made of a scaled input: it, what holds it, and what scaled it."""
+    """Which tensors differ because they are made of a scaled input: it, what holds it, and what scaled it.
+
+    Args:
+        reference: The trusted archive's records.
+        target: Those of the archive under test, under the reference's keys.
+        site: That of the layer that is given the input.
+        inputs: What the reference's layer was given.
+        factors: What columns of the input are multiplied by, `[inputs]`.
+
+    Returns:
+        A reason for each, by key text.
+
+    Raises:
+        OSError, ReadError: A parameter cannot be read.
+    """
     reason = f"its columns are divided by what those of the weight of {site} were multiplied by"
-    inputs = {contents_of(call.input) for call in calls}
-    alike = [r for r in reference.records if r.digest and contents_of(r) in inputs]
-    undone = {record.key.text: reason for record in alike}
-    undone |= {call.input.key.text: reason for call in calls}
-    makers = {record.key.site for record in alike if record.key.slot.startswith("output")}
-    ours, theirs = (parameters_of(archive, makers) for archive in (reference, target))
-    for name, record in ours.items():
-        other = theirs.get(name)
-        if other is None or record.shape != other.shape or record.size != factors.size:
+    undone = {record.key.text: reason for given in inputs for record in (given, *reference.holders(given))}
+    for ours, theirs in _parameters_of_makers(reference, target, inputs):
+        if ours.shape != theirs.shape or ours.size != factors.size:
             continue
-        sides = floats_of(reference, record), floats_of(target, other)
+        sides = floats_of(reference.archive, ours), floats_of(target.archive, theirs)
         if sides[0] is None or sides[1] is None:
             continue
         wanted = sides[0].reshape(-1) * factors
         if np.linalg.norm(sides[1].reshape(-1) - wanted) <= _ALIKE * np.linalg.norm(wanted):
-            undone[record.key.text] = reason
+            undone[ours.key.text] = reason
     return undone

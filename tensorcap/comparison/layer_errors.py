@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap.comparison.cut_values import MOST_CUT, CutValues, cut_inputs, cut_results
-from tensorcap.comparison.layer_products import MOST_ROWS, Product, multiply
+from tensorcap.comparison.layer_products import MOST_ROWS, LookUp, Product, multiply
 from tensorcap.comparison.pair import Finding
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.weight_mistakes import alternatives
@@ -290,15 +290,10 @@ def step_error(wanted: Array, made: Array, step: float, settings: Mapping[str, A
 
 
 def row_error(
-    rows: Array,
-    values: Array,
-    reference: Array,
-    weight: WeightNumbers,
-    module: ModuleInfo | None,
-    *,
-    is_right: bool,
+    lookup: LookUp, reference: Array, weight: WeightNumbers, module: ModuleInfo | None, *, is_right: bool
 ) -> LayerError:
     """The own error of a table's result beside what rounding the table predicts, which is known exactly."""
+    rows, values = lookup.rows, lookup.values
     used, places = np.unique(rows, return_inverse=True)
     errors = np.square(weight.values[used] - reference[used]) if is_right else weight.variances[used]
     squares = float(errors.sum(axis=1)[places].sum())

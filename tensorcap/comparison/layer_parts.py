@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from tensorcap.comparison.layer_errors import LayerError
-from tensorcap.comparison.layer_products import BIAS, Product, floats_of, parameters_of, place_in_run
+from tensorcap.comparison.layer_products import BIAS, Product, floats_of, place_in_run
+from tensorcap.comparison.record_index import RecordIndex
 from tensorcap.runs import contents_of, is_parameter, is_result
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -218,6 +219,8 @@ class Inside:
     """What lies within layers of which norms and activations are a part, and why it differs.
 
     Attributes:
+        ours: The reference's records.
+        theirs: The target's, under the reference's keys.
         undone: Why tensors differ, by key text.
         inside: Key texts of what has no counterpart: what the reference makes before the last part.
         rounded: What rounding makes of tensors that hold what the last part makes, by key text, relative.
@@ -226,6 +229,8 @@ class Inside:
         calls: Key texts of the results of layers that were added.
     """
 
+    ours: RecordIndex
+    theirs: RecordIndex
     undone: dict[str, str] = field(default_factory=dict)
     inside: set[str] = field(default_factory=set)
     rounded: dict[str, float] = field(default_factory=dict)
@@ -233,27 +238,21 @@ class Inside:
     calls: set[str] = field(default_factory=set)
 
     def add(
-        self,
-        archives: tuple[Archive, Archive],
-        alike: Mapping[object, Sequence[str]],
-        call: str,
-        product: Product,
-        error: LayerError,
-        parts: LayerParts,
-        norm: FoldedNorm | None,
+        self, call: str, product: Product, error: LayerError, parts: LayerParts, norm: FoldedNorm | None
     ) -> None:
         """Add a call of a layer.
 
         Args:
-            archives: The reference and the target.
-            alike: Key texts of the reference's records of equal contents.
             call: Key text of the layer's own result.
             product: The call, with the parts.
             error: Its own error.
             parts: What the layer may have in it.
             norm: The norm that it has; None if it has none.
+
+        Raises:
+            OSError, ReadError: A bias cannot be read.
         """
-        reference, target = archives
+        reference, target = self.ours.archive, self.theirs.archive
         self.calls.add(call)
         layer = target.get(call)
         activation = parts.activation if norm is None else parts.behind_norm
@@ -261,7 +260,7 @@ class Inside:
         if not behind:
             return
         made = [call, *(part.key for part in behind)]
-        same = [alike.get(contents_of(reference.get(key)), ()) for key in made]
+        same = [[record.key.text for record in self.ours.holders(reference.get(key))] for key in made]
         is_good = error.finding.status == "within-rounding"
         verb = "is a part" if len(behind) == 1 else "are parts"
         reason = f"in the target {' and '.join(part.site for part in behind)} {verb} of it"
@@ -276,11 +275,10 @@ class Inside:
             return
         site = Key.parse(call).site
         folded = f"in the target {norm.site} is folded into {site}"
-        self.undone |= {record.key.text: folded for record in parameters_of(reference, {norm.site}).values()}
-        biases = [parameters_of(archive, {site}).get((site, BIAS)) for archive in archives]
-        ours, theirs = (
-            None if bias is None else floats_of(archive, bias)
-            for archive, bias in zip(archives, biases, strict=True)
-        )
-        if biases[0] is not None and theirs is not None and is_folded_bias(norm, ours, theirs):
-            self.undone[biases[0].key.text] = folded
+        self.undone |= {record.key.text: folded for record in self.ours.parameters(norm.site).values()}
+        bias, other = (index.parameters(site).get(BIAS) for index in (self.ours, self.theirs))
+        if bias is None or other is None:
+            return
+        made_of, theirs = floats_of(reference, bias), floats_of(target, other)
+        if theirs is not None and is_folded_bias(norm, made_of, theirs):
+            self.undone[bias.key.text] = folded

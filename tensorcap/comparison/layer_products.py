@@ -9,13 +9,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.policy import POLICY
-from tensorcap.runs import is_parameter
+from tensorcap.comparison.record_index import RecordIndex
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key
@@ -307,34 +307,47 @@ def floats_of(archive: Archive, record: Record) -> Array | None:
     return values if np.isfinite(values).all() else None
 
 
-def looked_up(
-    reference: Archive, target: Archive, site: str, weight: Array
-) -> Iterator[tuple[str, Array, Array]]:
-    """Yield the calls of a table, as an embedding: key, rows of the table, and the target's values."""
-    if weight.ndim != 2:
+class LookUp(NamedTuple):
+    """A call of a table, as an embedding.
+
+    Attributes:
+        key: Key text of its result.
+        rows: Places in the table, `[rows]`.
+        values: What the target's made, `[rows, columns]`, float64.
+    """
+
+    key: str
+    rows: Array
+    values: Array
+
+
+def looked_up(reference: RecordIndex, target: Archive, site: str, weight: Array) -> Iterator[LookUp]:
+    """Yield the calls of a table, of which the reference's results are rows.
+
+    Args:
+        reference: The reference's records.
+        target: The archive under test, under the reference's keys.
+        site: That of the table.
+        weight: The reference's, `[rows, columns]`, float64; of another shape it is no table.
+
+    Raises:
+        OSError, ReadError: What was given or made cannot be read.
+    """
+    if weight.ndim != _MATRIX:
         return
-    records = [r for r in reference.records if r.key.site == site and r.stored]
+    records = [record for record in reference.tensors(site) if record.stored]
     given = {place_in_run(r.key): r for r in records if r.key.slot.startswith("input") and r.dtype.is_whole}
     for record in records:
         text = record.key.text
         places, own = given.get(place_in_run(record.key)), target.get(text) if text in target else None
         if not record.key.slot.startswith("output") or places is None or own is None or not own.stored:
             continue
-        values, theirs = floats_of(reference, record), floats_of(target, own)
-        rows = reference.load(places).reshape(-1).astype(np.int64)
+        values, theirs = floats_of(reference.archive, record), floats_of(target, own)
+        rows = reference.archive.load(places).reshape(-1).astype(np.int64)
         if values is None or theirs is None or values.shape != theirs.shape or not rows.size:
             continue
         if values.shape[-1] != weight.shape[1] or values.size != rows.size * weight.shape[1]:
             continue
         values, theirs = (side.reshape(-1, weight.shape[1]) for side in (values, theirs))
         if rows.min() >= 0 and rows.max() < len(weight) and np.array_equal(values, weight[rows]):
-            yield record.key.text, rows, theirs
-
-
-def parameters_of(archive: Archive, sites: set[str]) -> Mapping[tuple[str, str], Record]:
-    """The parameters of modules whose values an archive holds, by site and slot."""
-    return {
-        (record.key.site, record.key.slot): record
-        for record in archive.records
-        if record.key.site in sites and is_parameter(record.key) and record.stored
-    }
+            yield LookUp(text, rows, theirs)

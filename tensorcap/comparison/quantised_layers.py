@@ -9,44 +9,46 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from tensorcap.comparison.column_factors import column_factors, undone_by
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.layer_errors import LayerError, input_variances, layer_error, row_error, step_error
-from tensorcap.comparison.layer_parts import Inside, layer_parts, with_parts
+from tensorcap.comparison.layer_parts import FoldedNorm, Inside, layer_parts, with_parts
 from tensorcap.comparison.layer_products import (
     BIAS,
     Call,
+    LookUp,
+    Product,
     first_rows,
     floats_of,
     layer_products,
     looked_up,
     multiply,
-    parameters_of,
     single_calls,
 )
 from tensorcap.comparison.other_weights import OtherWeights
 from tensorcap.comparison.pair import Decision, Finding, Pair, decide
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.quantised_weights import output_steps, packed_weights, quantised_bits, weight_errors
+from tensorcap.comparison.record_index import RecordIndex
 from tensorcap.comparison.rounded_nodes import RoundedNode, inner_roundings, lost_operands, rounded_nodes
-from tensorcap.comparison.stepped_tensors import SteppedTensor, stepped_tensors
+from tensorcap.comparison.stepped_tensors import stepped_tensors
 from tensorcap.comparison.weight_judge import (
+    PackedWeights,
     QuantisedWeight,
     held_weight,
     is_rounded,
     judge_weight,
     judge_with_norm,
-    numbers_of,
-    wide_rounding,
     with_unit,
 )
-from tensorcap.runs import contents_of, enclosing_sites, is_parameter, is_result, rms_of
+from tensorcap.comparison.weight_rounding import WeightNumbers
+from tensorcap.runs import enclosing_sites, is_parameter, is_result, rms_of
 from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -140,13 +142,10 @@ def measure_layers(
 ) -> QuantisedLayers:
     """Measure the quantised layers of a target.
 
-    1. The numbers of a weight are those that the target says (`param.NAME_step`, `param.NAME_zero`), or else
-       those that its values lie on.
-    2. It is held against the reference's.
-    3. If it is not, and columns of the input are those of the reference times numbers by which columns of the
-       weight were divided, it is held against that.
-    4. If the reference's result is the product of its weight and input, and a bias, the target's own error is
-       its result less such a product of the input that it was given.
+    1. Each weight is held against the reference's, and results of its layer against what it makes of inputs.
+    2. Layers of unknown weights that round their inputs have errors that statistics predict.
+    3. Modules that only round are held against what they are given.
+    4. What code between modules rounds is found in the values of tensors.
 
     Args:
         reference: The trusted archive.
@@ -154,170 +153,324 @@ def measure_layers(
         precision: What both runs computed in, rounded weights aside.
         injected: Which inputs of the target were replaced by the reference's; None if none were.
     """
-    packed = packed_weights(target.info)
     steps = output_steps(target.info)
     nodes = list(rounded_nodes(target))
-    if not packed and not steps and not nodes:
+    if not packed_weights(target.info) and not steps and not nodes:
         return QuantisedLayers()
+    measurement = _Measurement(reference, target, precision, injected)
+    measurement.measure_weights()
+    measured = set(measurement.predicted)
+    measurement.estimate_layers(besides=measured)
+    measurement.measure_roundings(steps)
+    measurement.explain_parts()
+    inner = {site: error for site, error in inner_roundings(target, nodes).items() if site not in measured}
+    if steps and not nodes:
+        for site, error in measurement.measure_code(steps):
+            if site not in measured:
+                inner[site] = max(error, inner.get(site, 0.0))
     lost = dict(_lost_in_results(reference, target, nodes))
-    ours, theirs = (parameters_of(archive, {site for site, _ in packed}) for archive in (reference, target))
-    sites = {site for site, _ in packed} | set(steps)
-    given, made = (single_calls(archive, sites) for archive in (reference, target))
-    weights: dict[str, QuantisedWeight] = {}
-    results: dict[str, LayerError] = {}
-    predicted: dict[str, float] = {}
-    undone: dict[str, str] = {}
-    folded: set[str] = set()
-    rounded_to: dict[str, str] = {}
-    of_weights: dict[str, float] = {}
-    others = OtherWeights(reference)
-    parts = layer_parts(reference, target, {site for site, _ in packed})
-    alike, of_parts = _alike(reference) if parts else {}, Inside()
-    for site, name in sorted(packed):
-        slot = f"param.{escape(name)}"
-        records = ours.get((site, slot)), theirs.get((site, slot))
-        if records[0] is None or records[1] is None or records[0].shape != records[1].shape:
-            continue
-        try:
-            trusted = floats_of(reference, records[0])
-            module = target.info.modules.get(site)
-            if trusted is not None and (
-                rounding := wide_rounding(
-                    target, records[1], theirs, module, trusted, made.get(site, {}).values()
-                )
-            ):
-                weights[records[0].key.text] = rounding
+    return measurement.layers(inner, lost)
+
+
+@dataclass(slots=True)
+class _Layer:
+    """A layer with a weight in few bits.
+
+    Attributes:
+        site: Its site.
+        ours: The reference's weight.
+        theirs: The target's.
+        trusted: What the target's has to be, rounded, `[outputs, inputs]`, float64: the reference's, with
+            what the target has folded in.
+        weight: The target's, in the same shape.
+        products: Its calls, if it is linear or a convolution, with the parts that it has.
+        calls: Key texts of its own results in these.
+        lookups: Its calls, if it is a table.
+        norm: The norm that is folded in; None if none is.
+        is_right: Whether the weight is what it has to be, rounded.
+    """
+
+    site: str
+    ours: Record
+    theirs: Record
+    trusted: Array
+    weight: WeightNumbers
+    products: list[Product]
+    calls: list[str]
+    lookups: list[LookUp]
+    norm: FoldedNorm | None
+    is_right: bool
+
+
+class _Measurement:
+    """The quantised layers of a target as they are measured, with the attributes of `QuantisedLayers`."""
+
+    def __init__(
+        self, reference: Archive, target: Archive, precision: Precision | None, injected: Injected | None
+    ) -> None:
+        self.weights: dict[str, QuantisedWeight] = {}
+        self.results: dict[str, LayerError] = {}
+        self.predicted: dict[str, float] = {}
+        self.undone: dict[str, str] = {}
+        self.folded: set[str] = set()
+        self.rounded_to: dict[str, str] = {}
+        self.of_weights: dict[str, float] = {}
+        self.rounded: dict[str, float] = {}
+        self._reference, self._target = reference, target
+        self._precision, self._injected = precision, injected
+        self._ours, self._theirs = RecordIndex(reference), RecordIndex(target)
+        self._packed = PackedWeights(self._theirs)
+        self._sites = {site for site, _ in self._packed.names}
+        calls = [
+            single_calls(archive, self._sites | set(output_steps(target.info)))
+            for archive in (reference, target)
+        ]
+        self._our_calls, self._their_calls = calls
+        self._others = OtherWeights(reference)
+        self._parts = layer_parts(reference, target, self._sites)
+        self._inside = Inside(self._ours, self._theirs)
+
+    def measure_weights(self) -> None:
+        """Measure each weight in few bits of which both archives hold the values, and its layer.
+
+        1. It is held against the reference's, or that with the norm behind it folded in.
+        2. If it is not that, and columns of the input are those of the reference times numbers by which
+           columns of the weight were divided, it is held against that.
+        3. If the reference's result is the product of its weight and input, and a bias, the target's own
+           error is its result less such a product of the input that it was given.
+        """
+        for site, name in sorted(self._packed.names):
+            try:
+                self._measure_weight(site, f"param.{escape(name)}")
+            except (OSError, ReadError):  # the comparison says so
                 continue
-            weight = numbers_of(target, records[1], theirs, module, name)
-            if trusted is None or weight is None:
-                continue
-            weight = with_unit(weight, precision)
-            both = given.get(site, {}), made.get(site, {})
-            ours_of = reference.info.modules.get(site)
-            products = list(layer_products(reference, target, trusted, *both, injected, ours_of))
-            if module is not None and module.settings.get("input_range", [None])[0] == 0:
-                products = [product.with_inputs_above_0(trusted) for product in products]
-            rows = list(looked_up(reference, target, site, trusted))
-        except (OSError, ReadError):  # the comparison says so
-            continue
+
+    def _measure_weight(self, site: str, slot: str) -> None:
+        ours, theirs = (index.parameters(site).get(slot) for index in (self._ours, self._theirs))
+        if ours is None or theirs is None or ours.shape != theirs.shape:
+            return
+        trusted = floats_of(self._reference, ours)
+        if trusted is None:
+            return
+        wide = self._packed.judge_wide(theirs, trusted, self._their_calls.get(site, {}).values())
+        if wide is not None:
+            self.weights[ours.key.text] = wide
+            return
+        weight = self._packed.read(theirs)
+        if weight is None:
+            return
+        layer = self._judge(ours, theirs, trusted, with_unit(weight, self._precision))
+        if not layer.is_right:
+            self._find_factors(layer)
+        self._measure_calls(layer)
+
+    def _judge(self, ours: Record, theirs: Record, trusted: Array, weight: WeightNumbers) -> _Layer:
+        """Judge a weight by itself, and read the calls of its layer."""
+        site, text = ours.key.site, ours.key.text
+        products = self._products(site, trusted)
+        lookups = list(looked_up(self._ours, self._target, site, trusted))
         inputs = products[0].x if products else None
-        norms = [found.norm for p in products if (found := parts.get(p.key)) is not None and found.norm]
-        judged, norm = judge_with_norm(trusted, weight, inputs, norms[0] if norms else None)
-        weights[records[0].key.text] = judged
-        rounded_to[records[0].key.text] = judged.rounded_to
+        parts = [self._parts.get(product.key) for product in products]
+        behind = next((part.norm for part in parts if part is not None and part.norm is not None), None)
+        judged, norm = judge_with_norm(trusted, weight, inputs, behind)
+        self.weights[text], self.rounded_to[text] = judged, judged.rounded_to
         is_right = is_rounded(judged.rounding)
         trusted, weight = trusted.reshape(len(trusted), -1), weight.matrix
         if norm is not None:
             trusted = trusted * norm.factors[:, None]
         if is_right and (size := float(np.linalg.norm(trusted))):
             off = float(np.linalg.norm(weight.values - trusted)) / size
-            of_weights[site] = max(off, of_weights.get(site, 0.0))
-        layer_keys = [product.key for product in products]
-        products = [with_parts(product, parts.get(product.key), norm) for product in products]
-        sides = (ours.get((site, BIAS)), theirs.get((site, BIAS)))
-        of_bias = _bias_error(reference, target, *sides) if _is_right(weights, sides[0]) else None
-        for other in (
-            () if is_right else column_factors(reference, target, site, trusted, weight, products, both[0])
-        ):
-            scaled = judge_weight(trusted * other.factors, weight, inputs)
+            self.of_weights[site] = max(off, self.of_weights.get(site, 0.0))
+        calls = [product.key for product in products]
+        products = [with_parts(product, part, norm) for product, part in zip(products, parts, strict=True)]
+        return _Layer(site, ours, theirs, trusted, weight, products, calls, lookups, norm, is_right)
+
+    def _products(self, site: str, trusted: Array) -> list[Product]:
+        """The calls of a layer that is linear or a convolution."""
+        calls = self._our_calls.get(site, {}), self._their_calls.get(site, {})
+        module, theirs = (archive.info.modules.get(site) for archive in (self._reference, self._target))
+        products = layer_products(self._reference, self._target, trusted, *calls, self._injected, module)
+        if theirs is not None and theirs.settings.get("input_range", [None])[0] == 0:
+            return [product.with_inputs_above_0(trusted) for product in products]
+        return list(products)
+
+    def _find_factors(self, layer: _Layer) -> None:
+        """Hold a weight against the reference's with columns multiplied, if that makes it right."""
+        site, inputs = layer.site, [call.input for call in self._our_calls.get(layer.site, {}).values()]
+        indices = self._ours, self._theirs
+        for factors in column_factors(*indices, site, layer.trusted, layer.weight, layer.products, inputs):
+            scaled = judge_weight(layer.trusted * factors.factors, layer.weight, layer.products[0].x)
             if scaled.finding.status != "within-rounding":
                 continue
-            trusted, is_right = trusted * other.factors, True
-            weights[records[0].key.text] = replace(scaled, text=f"{scaled.text}, {_FOLDED}")
-            if other.is_inside:
-                products = [replace(p, x=p.x / other.factors) for p in products]
-                break
-            products = [
-                replace(p, wanted=np.clip(multiply(p.x, trusted) + p.bias, *p.ends)) for p in products
+            layer.trusted, layer.is_right = layer.trusted * factors.factors, True
+            self.weights[layer.ours.key.text] = replace(scaled, text=f"{scaled.text}, {_FOLDED}")
+            if factors.is_inside:
+                layer.products = [replace(p, x=p.x / factors.factors) for p in layer.products]
+                return
+            layer.products = [
+                replace(p, wanted=np.clip(multiply(p.x, layer.trusted) + p.bias, *p.ends))
+                for p in layer.products
             ]
-            folded |= {product.key for product in products}
-            undone |= undone_by(reference, target, site, both[0].values(), 1 / other.factors)
-            break
+            self.folded |= {product.key for product in layer.products}
+            self.undone |= undone_by(*indices, site, inputs, 1 / factors.factors)
+            return
+
+    def _measure_calls(self, layer: _Layer) -> None:
+        """Measure the own error of each call of a layer; then look for what is wrong with its weight."""
+        module = self._target.info.modules.get(layer.site)
+        of_bias = self._bias_error(layer.site)
         errors = {
-            product.key: layer_error(product, trusted, weight, module, precision, of_bias, is_right=is_right)
-            for product in products
+            product.key: layer_error(
+                product,
+                layer.trusted,
+                layer.weight,
+                module,
+                self._precision,
+                of_bias,
+                is_right=layer.is_right,
+            )
+            for product in layer.products
         }
-        if not is_right and errors and all(error.is_of_more for error in errors.values()):
+        text = layer.ours.key.text
+        judged = self.weights[text]
+        if not layer.is_right and errors and all(error.is_of_more for error in errors.values()):
             ratio = max(error.finding.value for error in errors.values())
-            weights[records[0].key.text] = replace(judged, of_results=ratio)
-        elif not is_right and not judged.mistake.text:
-            held = held_weight(others, records[0], target, records[1], weight)
-            weights[records[0].key.text] = replace(judged, mistake=held)
-        results |= errors
-        for key, product in zip(layer_keys, products, strict=True):
-            if key in parts:
-                error = errors[product.key]
-                of_parts.add((reference, target), alike, key, product, error, parts[key], norm)
-        for error in errors.values():
-            predicted[site] = max(error.expected, predicted.get(site, 0.0))
-        for key, places, values in rows:
-            results[key] = row_error(places, values, trusted, weight, module, is_right=is_right)
-            predicted[site] = max(results[key].expected, predicted.get(site, 0.0))
-    measured = set(predicted)
-    for site, estimate in _errors_by_statistics(reference, target, given, besides=measured):
-        predicted[site] = max(estimate, predicted.get(site, 0.0))
-    for site, step in steps.items():
-        if all(site != other for other, _ in packed):
-            for key, error in _rounded_results(
-                reference,
-                target,
-                step,
-                target.info.modules[site].settings,
-                given.get(site, {}),
-                made.get(site, {}),
-                injected,
-            ):
-                results[key] = error
-                predicted[site] = max(error.expected, predicted.get(site, 0.0))
-            if predicted.get(site) is None and (size := _least_size(reference, target, site)):
-                predicted[site] = step / math.sqrt(12) / size
-    inner = {site: error for site, error in inner_roundings(target, nodes).items() if site not in measured}
-    undone |= {
-        key: f"in the target {part.activation.site} is a part of it"
-        for key, part in parts.items()
-        if part.activation is not None and part.activation.is_held and key not in of_parts.calls
-    }
-    undone |= of_parts.undone
-    results |= of_parts.results
-    rounded = dict(of_parts.rounded)
-    for tensor in _between_modules(reference, target, steps) if steps and not nodes else ():
-        site = Key.parse(tensor.key).site
-        of_step = tensor.step / math.sqrt(12) / _row_size(tensor.values)
-        rounded[tensor.key] = max(of_step, rounded.get(tensor.key, 0.0))
-        if tensor.before is not None and not injected:
-            results[tensor.key] = step_error(tensor.before, tensor.values, tensor.step, {})
-        if site not in measured:
-            inner[site] = max(rounded[tensor.key], inner.get(site, 0.0))
-    return QuantisedLayers(
-        weights,
-        results,
-        predicted,
-        undone,
-        frozenset(folded),
-        rounded_to,
-        of_weights,
-        inner=inner,
-        lost=lost,
-        rounded=rounded,
-        inside=frozenset(of_parts.inside),
-    )
+            self.weights[text] = replace(judged, of_results=ratio)
+        elif not layer.is_right and not judged.mistake.text:
+            held = held_weight(self._others, layer.ours, self._target, layer.theirs, layer.weight)
+            self.weights[text] = replace(judged, mistake=held)
+        for key, error in errors.items():
+            self._add(layer.site, key, error)
+        for call, product in zip(layer.calls, layer.products, strict=True):
+            if call in self._parts:
+                self._inside.add(call, product, errors[product.key], self._parts[call], layer.norm)
+        for lookup in layer.lookups:
+            error = row_error(lookup, layer.trusted, layer.weight, module, is_right=layer.is_right)
+            self._add(layer.site, lookup.key, error)
 
+    def _add(self, site: str, key: str, error: LayerError) -> None:
+        """Add the own error of a call of a module."""
+        self.results[key] = error
+        self._predict(site, error.expected)
 
-def _alike(archive: Archive) -> Mapping[object, Sequence[str]]:
-    """Key texts of an archive's records by what they hold."""
-    alike: dict[object, list[str]] = defaultdict(list)
-    for record in archive.records:
-        if record.digest and not is_parameter(record.key):
-            alike[contents_of(record)].append(record.key.text)
-    return alike
+    def _predict(self, site: str, error: float) -> None:
+        self.predicted[site] = max(error, self.predicted.get(site, 0.0))
 
+    def _bias_error(self, site: str) -> Array | None:
+        """What a bias in few bits is off by, `[outputs]`; None if it is not the reference's, rounded."""
+        ours, theirs = (index.parameters(site).get(BIAS) for index in (self._ours, self._theirs))
+        judged = None if ours is None else self.weights.get(ours.key.text)
+        if judged is None or judged.finding.status != "within-rounding":
+            return None
+        if ours is None or theirs is None or ours.shape != theirs.shape:
+            return None
+        sides = floats_of(self._reference, ours), floats_of(self._target, theirs)
+        return None if sides[0] is None or sides[1] is None else sides[1] - sides[0]
 
-def _between_modules(
-    reference: Archive, target: Archive, steps: Mapping[str, float]
-) -> Iterator[SteppedTensor]:
-    """Yield what code between modules rounds to whole steps."""
-    known = {r.digest for r in target.records if r.digest and r.key.site in steps and is_result(r.key)}
-    return stepped_tensors(reference, target, known)
+    def estimate_layers(self, *, besides: Collection[str]) -> None:
+        """Predict the errors of layers by statistics of their weights.
+
+        Args:
+            besides: Sites of which more is known.
+        """
+        for site, error in _errors_by_statistics(
+            self._reference, self._target, self._our_calls, besides=besides
+        ):
+            self._predict(site, error)
+
+    def measure_roundings(self, steps: Mapping[str, float]) -> None:
+        """Measure modules without weights in few bits that round what they make.
+
+        Args:
+            steps: By site, the step that a module rounds its results to.
+        """
+        for site, step in steps.items():
+            if site in self._sites:
+                continue
+            settings = self._target.info.modules[site].settings
+            for key, wanted, made in self._handed_on(site):
+                self._add(site, key, step_error(wanted, made, step, settings))
+            if site not in self.predicted and (size := self._least_size(site)):
+                self.predicted[site] = step / math.sqrt(12) / size
+
+    def _handed_on(self, site: str) -> Iterator[tuple[str, Array, Array]]:
+        """Yield the calls of a module of which the reference's hands on what it is given.
+
+        They are the key text of the result, what the target should make, and what it makes.
+        """
+        for place, call in self._our_calls.get(site, {}).items():
+            other = self._their_calls.get(site, {}).get(place)
+            if other is None or (self._injected and not self._injected.is_replaced(other.input.key)):
+                continue
+            try:
+                x, y, x_target, y_target = (*call.values(self._reference), *other.values(self._target))
+            except (OSError, ReadError):  # the comparison says so
+                continue
+            if x is None or y is None or x_target is None or y_target is None or not np.array_equal(x, y):
+                continue
+            yield call.output.key.text, x if self._injected else x_target, y_target
+
+    def _least_size(self, site: str) -> float:
+        """The least RMS of a module's results of floats; 0 if the reference has none.
+
+        Of each the larger one of both sides: one that the target loses does not widen its own limit.
+        """
+        sizes: list[float] = []
+        for record in self._ours.tensors(site):
+            if is_result(record.key) and record.dtype.kind == "float":
+                other = self._target.get(record.key.text) if record.key.text in self._target else None
+                sizes.append(max(rms_of(each) for each in (record, other) if each is not None))
+        return min(filter(None, sizes), default=0.0)
+
+    def explain_parts(self) -> None:
+        """Add what norms and activations are that a layer of the target has in it."""
+        self.undone |= {
+            key: f"in the target {part.activation.site} is a part of it"
+            for key, part in self._parts.items()
+            if part.activation is not None and part.activation.is_held and key not in self._inside.calls
+        }
+        self.undone |= self._inside.undone
+        self.results |= self._inside.results
+        self.rounded |= self._inside.rounded
+
+    def measure_code(self, steps: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+        """Measure what code between modules rounds to whole steps; yield sites and what that makes, relative.
+
+        Args:
+            steps: By site, the step that a module rounds its results to itself.
+        """
+        known = {
+            record.digest
+            for record in self._target.records
+            if record.digest and record.key.site in steps and is_result(record.key)
+        }
+        for tensor in stepped_tensors(self._reference, self._target, known):
+            of_step = tensor.step / math.sqrt(12) / _row_size(tensor.values)
+            self.rounded[tensor.key] = max(of_step, self.rounded.get(tensor.key, 0.0))
+            if tensor.before is not None and not self._injected:
+                self.results[tensor.key] = step_error(tensor.before, tensor.values, tensor.step, {})
+            yield Key.parse(tensor.key).site, self.rounded[tensor.key]
+
+    def layers(self, inner: Mapping[str, float], lost: Mapping[str, str]) -> QuantisedLayers:
+        """Return what was measured.
+
+        Args:
+            inner: By site, what rounding between the nodes of a module does to its results, relative.
+            lost: What is lost in a sum, by the key text of the result that it makes.
+        """
+        return QuantisedLayers(
+            self.weights,
+            self.results,
+            self.predicted,
+            self.undone,
+            frozenset(self.folded),
+            self.rounded_to,
+            self.of_weights,
+            inner=inner,
+            lost=lost,
+            rounded=self.rounded,
+            inside=frozenset(self._inside.inside),
+        )
 
 
 def _row_size(values: Array) -> float:
@@ -382,56 +535,3 @@ def _errors_by_statistics(
             rows = np.sqrt(squares[sizes > 0]) / sizes[sizes > 0]
             if rows.size:
                 yield site, max(float(np.median(rows)), float(np.quantile(rows, 0.95)) / POLICY.replayed_tail)
-
-
-def _is_right(weights: Mapping[str, QuantisedWeight], record: Record | None) -> bool:
-    """Whether a weight is in few bits, and the reference's, rounded."""
-    judged = None if record is None else weights.get(record.key.text)
-    return judged is not None and judged.finding.status == "within-rounding"
-
-
-def _bias_error(
-    reference: Archive, target: Archive, ours: Record | None, theirs: Record | None
-) -> Array | None:
-    """What a bias in few bits is off by, `[outputs]`; None if it is not known."""
-    if ours is None or theirs is None or ours.shape != theirs.shape:
-        return None
-    sides = floats_of(reference, ours), floats_of(target, theirs)
-    return None if sides[0] is None or sides[1] is None else sides[1] - sides[0]
-
-
-def _rounded_results(
-    reference: Archive,
-    target: Archive,
-    step: float,
-    settings: Mapping[str, Any],
-    ours: Mapping[tuple[int, int, int], Call],
-    theirs: Mapping[tuple[int, int, int], Call],
-    injected: Injected | None,
-) -> Iterator[tuple[str, LayerError]]:
-    """Yield key and error of each call of a module that hands on what it is given, rounded to whole steps."""
-    for place, call in ours.items():
-        other = theirs.get(place)
-        if other is None or (injected and not injected.is_replaced(other.input.key)):
-            continue
-        try:
-            x, y, x_target, y_target = (*call.values(reference), *other.values(target))
-        except (OSError, ReadError):  # the comparison says so
-            continue
-        if x is None or y is None or x_target is None or y_target is None or not np.array_equal(x, y):
-            continue
-        wanted = x if injected else x_target
-        yield call.output.key.text, step_error(wanted, y_target, step, settings)
-
-
-def _least_size(reference: Archive, target: Archive, site: str) -> float:
-    """The least RMS of a module's results of floats; 0 if the reference has none.
-
-    Of each the larger one of both sides: one that the target loses does not widen its own limit.
-    """
-    sizes: list[float] = []
-    for record in reference.records:
-        if record.key.site == site and is_result(record.key) and record.dtype.kind == "float":
-            other = target.get(record.key.text) if record.key.text in target else None
-            sizes.append(max(rms_of(each) for each in (record, other) if each is not None))
-    return min(filter(None, sizes), default=0.0)

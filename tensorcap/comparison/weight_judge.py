@@ -16,15 +16,17 @@ import numpy as np
 from tensorcap.comparison.clipped_weights import cut_of_choice
 from tensorcap.comparison.cut_values import MOST_CUT
 from tensorcap.comparison.layer_parts import FoldedNorm
-from tensorcap.comparison.layer_products import Call, first_rows, floats_of, parameters_of
+from tensorcap.comparison.layer_products import Call, first_rows, floats_of
 from tensorcap.comparison.other_weights import OtherWeights
 from tensorcap.comparison.pair import Finding
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.quantised_weights import packed_weights
+from tensorcap.comparison.record_index import RecordIndex
 from tensorcap.comparison.weight_mistakes import WeightMistake, find_weight_mistake
 from tensorcap.comparison.weight_rounding import (
     Rounding,
     WeightNumbers,
+    are_whole,
     find_numbers,
     is_wide_step,
     levels_of,
@@ -36,14 +38,11 @@ from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError
-from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.keys import unescape
 from tensorcap_formats.records import Record
-from tensorcap_formats.run_info import ModuleInfo
 
 _WIDE: Final = ("int16", "uint16", "int32")  # formats of numbers that are too many to be told apart by values
 _WEIGHT_STEP: Final = "param.weight_step"
-_OFF_STEP: Final = 0.02  # steps that a value may be off, besides its own rounding
 _FEWEST_NUMBERS: Final = 8  # of inputs: fewer lie on many a step
 
 
@@ -102,26 +101,113 @@ class QuantisedWeight:
         return POLICY.quantised.finding("weight_rounding", rounding.value, text)
 
 
-def judge_quantised_weight(
-    reference: Archive, ours: Record, target: Archive, theirs: Record
+class PackedWeights:
+    """The weights of a target that it keeps in few bits, and which numbers they are.
+
+    Attributes:
+        index: The target's records.
+        names: Site and name of each.
+    """
+
+    def __init__(self, index: RecordIndex) -> None:
+        self.index = index
+        self.names = packed_weights(index.archive.info)
+
+    def read(self, record: Record) -> WeightNumbers | None:
+        """Read the numbers of a weight: those that the target says if its values lie on them, else found.
+
+        Args:
+            record: The weight, in floats.
+
+        Returns:
+            None if it is kept in floats, or if its numbers are not known.
+
+        Raises:
+            OSError, ReadError: It cannot be read.
+        """
+        site, name = record.key.site, _name_of(record)
+        values = floats_of(self.index.archive, record) if (site, name) in self.names else None
+        if values is None:
+            return None
+        steps, zeros = (self._beside(record, end) for end in ("step", "zero"))
+        number = self._number(record)
+        if levels_of(number) and steps is not None and steps.ndim == values.ndim:
+            weight = WeightNumbers(number, values, steps, zeros)
+            rounded = replace(weight, unit=unit_of(values))  # a product in a narrow dtype
+            for numbers in (weight, rounded):
+                if numbers.are_on_levels:
+                    return numbers
+        return find_numbers(values)
+
+    def judge_wide(self, record: Record, reference: Array, calls: Iterable[Call]) -> QuantisedWeight | None:
+        """Judge a bias of 16 or 32 bits; None if it is none, or has no step of one.
+
+        Args:
+            record: The bias, in floats.
+            reference: The reference's, float64.
+            calls: The target's calls of the module.
+
+        Raises:
+            OSError, ReadError: It, or what the module was given, cannot be read.
+        """
+        number, target = self._number(record), self.index.archive
+        steps = self._beside(record, "step") if number in _WIDE else None
+        values = None if steps is None else floats_of(target, record)
+        if values is None or steps is None or steps.ndim != values.ndim:
+            return None
+        of_weight = self.index.parameters(record.key.site).get(_WEIGHT_STEP)
+        products = floats_of(target, of_weight) if of_weight is not None else None
+        if products is not None and products.all():
+            step = self._setting(record.key.site, "input_step")
+            products = products.reshape(-1)
+            if not isinstance(step, float):
+                step = float(steps.reshape(-1)[0] / products[0])
+                step = step if _has_inputs_in_steps(target, calls, step) else math.nan
+            products = products * step
+        if not is_wide_step(reference, values, steps, products):
+            return None
+        return QuantisedWeight(number, measure_wide(reference, values, steps))
+
+    def _number(self, record: Record) -> str:
+        """The format of the numbers of a weight that the target says; "" if it says none."""
+        named = self._setting(record.key.site, "numbers")
+        number = named.get(_name_of(record)) if isinstance(named, Mapping) else None
+        return number if isinstance(number, str) else ""
+
+    def _setting(self, site: str, name: str) -> object:
+        module = self.index.archive.info.modules.get(site)
+        return None if module is None else module.settings.get(name)
+
+    def _beside(self, record: Record, end: str) -> Array | None:
+        """The steps or zero points that are recorded beside a weight."""
+        beside = self.index.parameters(record.key.site).get(f"{record.key.slot}_{end}")
+        return None if beside is None else floats_of(self.index.archive, beside)
+
+
+def _name_of(record: Record) -> str:
+    """The name of a parameter in its module."""
+    return unescape(record.key.slot.partition(".")[2])
+
+
+def judge_by_values(
+    packed: PackedWeights, reference: Archive, ours: Record, theirs: Record, precision: Precision | None
 ) -> QuantisedWeight | None:
-    """Judge a weight that a target holds in few bits, by its values alone; None if its numbers are not known.
+    """Judge a weight in few bits by its values alone; None if its numbers are not known, or it has none.
 
     Args:
+        packed: The weights in few bits of the target.
         reference: The trusted archive.
         ours: Its weight.
-        target: The archive under test.
-        theirs: Its weight, in floats.
+        theirs: The target's weight, in floats.
+        precision: What both runs computed in.
+
+    Raises:
+        OSError, ReadError: One of the two cannot be read.
     """
-    site, name = theirs.key.site, unescape(theirs.key.slot.partition(".")[2])
-    if (site, name) not in packed_weights(target.info):
-        return None
-    trusted = floats_of(reference, ours)
-    module = target.info.modules.get(site)
-    weight = numbers_of(target, theirs, parameters_of(target, {site}), module, name)
+    weight = packed.read(theirs)
+    trusted = floats_of(reference, ours) if weight is not None else None
     if trusted is None or weight is None or trusted.shape != weight.values.shape:
         return None
-    precision = POLICY.precision_of_runs(reference.info, target.info)
     return judge_weight(trusted, with_unit(weight, precision), None)
 
 
@@ -174,64 +260,6 @@ def with_unit(weight: WeightNumbers, precision: Precision | None) -> WeightNumbe
     return replace(weight, unit=max(units))
 
 
-def numbers_of(
-    target: Archive,
-    record: Record,
-    parameters: Mapping[tuple[str, str], Record],
-    module: ModuleInfo | None,
-    name: str,
-) -> WeightNumbers | None:
-    """The numbers of a weight: those that the target says if its values lie on them, else found in these."""
-    values = floats_of(target, record)
-    if values is None:
-        return None
-    key = record.key
-    steps, zeros = (parameters.get((key.site, f"{key.slot}_{end}")) for end in ("step", "zero"))
-    named = module.settings.get("numbers") if module is not None else None
-    number = named.get(name) if isinstance(named, Mapping) else None
-    if isinstance(number, str) and levels_of(number) and steps is not None:
-        sides = [None if side is None else floats_of(target, side) for side in (steps, zeros)]
-        if sides[0] is not None and sides[0].ndim == values.ndim:
-            weight = WeightNumbers(number, values, sides[0], sides[1])
-            rounded = replace(weight, unit=unit_of(values))
-            for found in (weight, rounded):  # a product in a narrow dtype is rounded
-                if found.are_on_levels:
-                    return found
-    return find_numbers(values)
-
-
-def wide_rounding(
-    target: Archive,
-    record: Record,
-    parameters: Mapping[tuple[str, str], Record],
-    module: ModuleInfo | None,
-    reference: Array,
-    calls: Iterable[Call],
-) -> QuantisedWeight | None:
-    """A bias of 16 or 32 bits held against the reference's; None if it is none, or has no step of one."""
-    name = unescape(record.key.slot.partition(".")[2])
-    named = module.settings.get("numbers") if module is not None else None
-    number = named.get(name) if isinstance(named, Mapping) else None
-    beside = parameters.get((record.key.site, f"{record.key.slot}_step"))
-    if number not in _WIDE or beside is None:
-        return None
-    values, steps = floats_of(target, record), floats_of(target, beside)
-    if values is None or steps is None or steps.ndim != values.ndim:
-        return None
-    of_weight = parameters.get((record.key.site, _WEIGHT_STEP))
-    products = floats_of(target, of_weight) if of_weight is not None else None
-    if products is not None and products.all():
-        step = module.settings.get("input_step") if module is not None else None
-        products = products.reshape(-1)
-        if not isinstance(step, float):
-            step = float(steps.reshape(-1)[0] / products[0])
-            step = step if _has_inputs_in_steps(target, calls, step) else math.nan
-        products = products * step
-    if not is_wide_step(reference, values, steps, products):
-        return None
-    return QuantisedWeight(f"{number}", measure_wide(reference, values, steps))
-
-
 def _has_inputs_in_steps(target: Archive, calls: Iterable[Call], step: float) -> bool:
     """Whether what a module was given are whole numbers of a step, and several of them."""
     for call in calls:
@@ -239,9 +267,7 @@ def _has_inputs_in_steps(target: Archive, calls: Iterable[Call], step: float) ->
         if values is None or not values.size:
             continue
         numbers = first_rows(values) / step
-        slack = _OFF_STEP + 2 * UNIT_ROUNDOFFS["float32"] * np.abs(numbers)
-        whole = np.rint(numbers)
-        if (np.abs(numbers - whole) <= slack).all() and np.unique(whole).size >= _FEWEST_NUMBERS:
+        if are_whole(numbers).all() and np.unique(np.rint(numbers)).size >= _FEWEST_NUMBERS:
             return True
     return False
 
