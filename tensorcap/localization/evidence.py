@@ -42,11 +42,12 @@ from tensorcap.runs import (
     is_parameter,
     is_result,
     is_telling,
+    lies_within,
 )
 from tensorcap.wording import some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import ROOT_SITE, Key
+from tensorcap_formats.keys import Key
 from tensorcap_formats.progress import Progress, Silent
 
 if TYPE_CHECKING:
@@ -589,7 +590,7 @@ class _Takers:
 
 def is_within(module: str, outer: str) -> bool:
     """Whether a module is another one, or lies within it."""
-    return outer in (module, ROOT_SITE) or module.startswith(f"{outer}.")
+    return module == outer or lies_within(module, outer)
 
 
 def _ranked(bad: Mapping[str, Sequence[OwnError]], calls: Calls, how: str) -> tuple[Evidence, ...]:

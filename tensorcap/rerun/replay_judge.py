@@ -58,6 +58,7 @@ from tensorcap.rerun.replay_tests import (
     shares_off,
 )
 from tensorcap.rerun.substitutes import is_slot
+from tensorcap.runs import lies_within
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
@@ -364,11 +365,6 @@ def _without_inherited(own_errors: Sequence[OwnError], keys: Collection[str]) ->
     for own in own_errors:
         inherits = own.is_bad and any(lies_within(module, own.module) for module in kept)
         yield unjudged(own) if inherits else own
-
-
-def lies_within(module: str, outer: str) -> bool:
-    """Whether a module lies in another one, and is not that itself."""
-    return module != outer and (outer == ROOT_SITE or module.startswith(f"{outer}."))
 
 
 def unjudged(own: OwnError) -> OwnError:

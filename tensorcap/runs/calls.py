@@ -294,6 +294,16 @@ def enclosing_sites(site: str) -> Iterator[str]:
         yield site
 
 
+def lies_within(site: str, outer: str) -> bool:
+    """Whether a module lies in another one, and is not that itself.
+
+    Example:
+        >>> [lies_within(site, "layers.0") for site in ("layers.0.mlp", "layers.0", "layers.00")]
+        [True, False, False]
+    """
+    return site != outer and (outer == ROOT_SITE or site.startswith(f"{outer}."))
+
+
 def _parents_of(sites: Iterable[str]) -> set[str]:
     """Return the sites of all modules around some."""
     parents: set[str] = set()
