@@ -212,7 +212,7 @@ def test_no_module_of_a_target_that_rounds_results_is_known_to_round_nothing() -
     assert precision.of_module("norm").rounding == precision.rounding
 
 
-@pytest.mark.spec("POL-660")
+@pytest.mark.spec("POL-665")
 @pytest.mark.parametrize(
     ("error", "is_green"),
     [pytest.param(0.07, True, id="of-four-roundings"), pytest.param(0.1, False, id="larger-than-these-make")],

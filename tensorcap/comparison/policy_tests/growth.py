@@ -9,7 +9,7 @@ more than `suspect` in low precision: a correct run of a chaotic model exceeds i
 
 Of a target with weights in few bits it is known what each module rounds off. Errors that know nothing of each
 other add in squares, so that the limit is no more than `Policy.summed` times the root of the sum of the
-squares of all that was rounded up to there (POL-660).
+squares of all that was rounded up to there (POL-665).
 """
 
 from __future__ import annotations
