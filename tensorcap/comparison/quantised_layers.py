@@ -10,15 +10,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from tensorcap.comparison.clipped_weights import cut_of_choice
-from tensorcap.comparison.cut_values import CutValues, cut_inputs, cut_results
+from tensorcap.comparison.cut_values import CutValues, cut_inputs, cut_results, spare_range
 from tensorcap.comparison.injected import Injected
+from tensorcap.comparison.layer_mistakes import LayerMistake, LayerTrial, describe_unfinite, rounded_inputs
 from tensorcap.comparison.layer_parts import FoldedNorm, LayerParts, is_folded_bias, layer_parts
 from tensorcap.comparison.layer_products import (
     MOST_ROWS,
@@ -42,7 +44,12 @@ from tensorcap.comparison.quantised_weights import (
 )
 from tensorcap.comparison.rounded_nodes import RoundedNode, inner_roundings, lost_operands, rounded_nodes
 from tensorcap.comparison.stepped_tensors import SteppedTensor, stepped_tensors
-from tensorcap.comparison.weight_mistakes import WeightMistake, alternatives, find_weight_mistake
+from tensorcap.comparison.weight_mistakes import (
+    WeightMistake,
+    find_bias_mistake,
+    find_other_layer,
+    find_weight_mistake,
+)
 from tensorcap.comparison.weight_rounding import (
     Rounding,
     WeightNumbers,
@@ -53,12 +60,13 @@ from tensorcap.comparison.weight_rounding import (
     levels_of,
     measure_rounding,
     measure_wide,
+    spread,
     unit_of,
 )
-from tensorcap.runs import contents_of, enclosing_sites, is_parameter, is_result, rms_of
+from tensorcap.runs import BESIDE_WEIGHT, contents_of, enclosing_sites, is_parameter, is_result, rms_of
 from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import Array
+from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.errors import ReadError
 from tensorcap_formats.float_formats import UNIT_ROUNDOFFS
 from tensorcap_formats.keys import Key, escape, unescape
@@ -79,7 +87,8 @@ _FEWEST_NUMBERS: Final = 8  # of inputs: fewer lie on many a step
 _BITS: Final = 8  # of inputs that are rounded at each call
 _SAME: Final = 1e-5  # relative error of a result that floats alone make, in float32
 _FOUND: Final = 0.1  # of what a weight leaves of its result, that rounding of inputs may leave
-_NAMED: Final = 0.5  # of the error that another reading may leave, to be what is wrong
+_NAMED: Final = 0.5  # of the error that is left with what a layer computes with besides
+_FEW: Final = 4096  # elements that tell the numbers of one weight from those of another
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +155,7 @@ class LayerError:
         predicted: The same, as its rounding predicts.
         worst: The largest ratio of one output, over what chance allows.
         text: The numbers of its weight in words.
-        mistake: What is wrong with it, in words; "" if nothing is, or if it is not known.
+        mistake: What is wrong with it, if that is known.
         chance: What chance allows the ratio, if the prediction is one of chance.
         cut: What ranges of a calibration cut of inputs or results.
         taken: What that makes of the result, relative.
@@ -159,7 +168,7 @@ class LayerError:
     predicted: float
     worst: float
     text: str
-    mistake: str = ""
+    mistake: LayerMistake = field(default_factory=LayerMistake)
     chance: float = 1.0
     cut: tuple[CutValues, ...] = ()
     taken: float = 0.0
@@ -199,7 +208,8 @@ class LayerError:
             return finding
         if self.worst > self.ratio / self.chance:
             text += f", of one output {self.worst:.3g} times"
-        text += f": {self.mistake}" if self.mistake else ""
+        text += f": {self.mistake.text}" if self.mistake.text else ""
+        text += f", which leaves {self.mistake.left:.2g}" if self.mistake.kind else ""
         return POLICY.quantised.finding("quantisation", value, text)
 
 
@@ -221,6 +231,8 @@ class QuantisedLayers:
         lost: What is lost in a sum of the module that makes a result, by the key text of that.
         rounded: What rounding to whole steps makes of tensors that code between modules rounds, by key text,
             relative.
+        spare: Modules whose values need a small part of the range that is said for them, by site, in words.
+        unfinite: What layers do whose results are not finite, by key text.
         inside: Key texts of what the reference makes within what is one layer of the target, as what a norm
             is given that is folded into the weight: nothing of the target stands in their place.
     """
@@ -235,6 +247,8 @@ class QuantisedLayers:
     inner: Mapping[str, float] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
     rounded: Mapping[str, float] = field(default_factory=dict)
+    spare: Mapping[str, str] = field(default_factory=dict)
+    unfinite: Mapping[str, LayerMistake] = field(default_factory=dict)
     inside: frozenset[str] = frozenset()
 
     @property
@@ -267,15 +281,23 @@ class QuantisedLayers:
                 f"Ranges cut values of {counted(len(chosen), 'layer')}, as a calibration may choose: {key}: "
                 f"{error.finding.text}."
             )
+        if self.spare:
+            site, text = next(iter(self.spare.items()))
+            yield (
+                f"Ranges of {counted(len(self.spare), 'module')} are far wider than what they hold, as "
+                f"scales of another tensor are: {site}: {text}."
+            )
 
     def explain(self, pairs: Iterable[Pair]) -> list[Pair]:
-        """Make `explained` what differs and is undone by the layer that is given it."""
-        return [
-            decide(pair, Decision("agreement", "explained", self.undone[pair.key], pair.findings))
-            if pair.key in self.undone and pair.status in ("suspect", "diverged")
-            else pair
-            for pair in pairs
-        ]
+        """Make `explained` what is undone by the layer that is given it; say why results are not finite."""
+        return [self._explained(pair) for pair in pairs]
+
+    def _explained(self, pair: Pair) -> Pair:
+        if pair.key in self.undone and pair.status in ("suspect", "diverged"):
+            return decide(pair, Decision("agreement", "explained", self.undone[pair.key], pair.findings))
+        if pair.key in self.unfinite and pair.status == "nonfinite":
+            return decide(pair, Decision("values", "nonfinite", self.unfinite[pair.key].text, pair.findings))
+        return pair
 
 
 def measure_layers(
@@ -314,6 +336,7 @@ def measure_layers(
     predicted: dict[str, float] = {}
     undone: dict[str, str] = {}
     folded: set[str] = set()
+    unfinite: dict[str, LayerMistake] = {}
     rounded_to: dict[str, str] = {}
     of_weights: dict[str, float] = {}
     others = OtherWeights(reference)
@@ -352,7 +375,7 @@ def measure_layers(
         weights[records[0].key.text] = judged
         rounded_to[records[0].key.text] = judged.rounded_to
         is_right = _is_rounded(judged.rounding)
-        trusted, weight = trusted.reshape(len(trusted), -1), weight.matrix
+        shaped, trusted, weight = weight, trusted.reshape(len(trusted), -1), weight.matrix
         if norm is not None:
             trusted = trusted * norm.factors[:, None]
         if is_right and (size := float(np.linalg.norm(trusted))):
@@ -379,16 +402,28 @@ def measure_layers(
             folded |= {product.key for product in products}
             undone |= _undone(reference, target, site, both[0].values(), 1 / other.factors)
             break
+        beside = partial(_beside, target, theirs, site, slot)
         errors = {
-            product.key: _layer_error(product, trusted, weight, module, precision, of_bias, is_right=is_right)
+            product.key: _layer_error(
+                product, trusted, weight, module, precision, of_bias, beside, is_right=is_right
+            )
             for product in products
         }
         if not is_right and errors and all(error.is_of_more for error in errors.values()):
             ratio = max(error.finding.value for error in errors.values())
             weights[records[0].key.text] = replace(judged, of_results=ratio)
-        elif not is_right and not judged.mistake.text:
-            held = _held_weight(others, records[0], target, records[1], weight)
-            weights[records[0].key.text] = replace(judged, mistake=held)
+        elif not is_right:
+            mistake = find_weight_mistake(trusted, shaped, inputs)
+            if mistake.kind == "weight-columns" and products:
+                mistake = replace(mistake, text=mistake.text + _columns_of_inputs(products[0]))
+            if not mistake.text:
+                mistake = _held_weight(others, records[0], target, records[1], weight)
+            if not mistake.held:
+                few = _others_of_shape(target, records[1], theirs, weight)
+                mistake = find_other_layer(trusted, weight, mistake, few)
+            weights[records[0].key.text] = replace(judged, mistake=mistake)
+        if not products:
+            unfinite |= _unfinite_results(reference, target, trusted, weight, *both)
         results |= errors
         for key, product in zip(layer_keys, products, strict=True):
             if key in parts:
@@ -445,8 +480,29 @@ def measure_layers(
         inner=inner,
         lost=lost,
         rounded=rounded,
+        spare=dict(_spare_ranges(target, made)),
+        unfinite=unfinite,
         inside=frozenset(of_parts.inside),
     )
+
+
+def _spare_ranges(
+    target: Archive, calls: Mapping[str, Mapping[tuple[int, int, int], Call]]
+) -> Iterator[tuple[str, str]]:
+    """Yield sites of modules whose values need a small part of their range in all calls, and which."""
+    for site, of_site in calls.items():
+        settings = target.info.modules[site].settings
+        for side in ("input", "output"):
+            records = [call.input if side == "input" else call.output for call in of_site.values()]
+            known = [record.statistics for record in records if record.statistics is not None]
+            ends = [(float(s.minimum or 0), float(s.maximum or 0)) for s in known]
+            if not ends or len(ends) < len(records):
+                continue
+            least, most = min(low for low, _ in ends), max(high for _, high in ends)
+            what = "what it is given" if side == "input" else "its results"
+            text = spare_range(least, most, settings.get(f"{side}_range"), what)
+            if text:
+                yield site, text
 
 
 def _alike(archive: Archive) -> Mapping[object, Sequence[str]]:
@@ -656,6 +712,86 @@ def _held_weight(
     return WeightMistake() if held is None else WeightMistake.of_other(held.key.text)
 
 
+def _others_of_shape(
+    target: Archive,
+    record: Record,
+    parameters: Mapping[tuple[str, str], Record],
+    weight: WeightNumbers,
+) -> Iterator[tuple[str, Callable[[], WeightNumbers | None]]]:
+    """Yield key texts of the target's other weights in few bits of a shape, and their first rows."""
+    rows = max(1, _FEW // max(1, weight.values.shape[1]))
+    for other in parameters.values():
+        name = unescape(other.key.slot.partition(".")[2])
+        is_other = other.key != record.key and other.shape == record.shape and other.dtype.kind == "float"
+        if is_other and not other.key.slot.endswith(BESIDE_WEIGHT):
+            module = target.info.modules.get(other.key.site)
+            yield other.key.text, partial(_first_numbers, target, other, parameters, module, name, rows)
+
+
+def _first_numbers(
+    target: Archive,
+    record: Record,
+    parameters: Mapping[tuple[str, str], Record],
+    module: ModuleInfo | None,
+    name: str,
+    rows: int,
+) -> WeightNumbers | None:
+    """The numbers of the first rows of a weight, by what the target says of them; None if it says nothing."""
+    stated = _stated_numbers(target, record, parameters, module, name)
+    if stated is None or not record.shape:
+        return None
+    number, steps, zeros = stated
+    rows = min(rows, record.shape[0])
+    count = math.prod(record.shape[1:])
+    values = decode(target.read_range(record, 0, rows * count), record.dtype).astype(np.float64)
+    whole = WeightNumbers(number, np.empty(record.shape), steps, zeros).matrix
+    _, few = next(whole.in_parts(rows))
+    return replace(few, values=values.reshape(rows, count))
+
+
+def _unfinite_results(
+    reference: Archive,
+    target: Archive,
+    trusted: Array,
+    weight: WeightNumbers,
+    ours: Mapping[tuple[int, int, int], Call],
+    theirs: Mapping[tuple[int, int, int], Call],
+) -> Iterator[tuple[str, LayerMistake]]:
+    """Yield key texts of results that are not finite, and which reading of the weight makes them so."""
+    for place, call in ours.items():
+        other = theirs.get(place)
+        if other is None or other.output.dtype.kind != "float":
+            continue
+        x, y = call.values(reference)
+        given, made = floats_of(target, other.input), target.load(other.output).astype(np.float64)
+        if x is None or y is None or given is None or np.isfinite(made).all():
+            continue
+        x, y, given, made = (first_rows(side) for side in (x, y, given, made))
+        shapes = x.shape[1], y.shape[1], given.shape[1], made.shape[1]
+        if shapes != (trusted.shape[1], len(trusted)) * 2 or len(x) != len(y) or len(given) != len(made):
+            continue
+        bias = (y - multiply(x, trusted)).mean(axis=0)
+        mistake = describe_unfinite(given, made, bias, weight)
+        if mistake.text:
+            yield call.output.key.text, mistake
+
+
+def _beside(
+    target: Archive, parameters: Mapping[tuple[str, str], Record], site: str, slot: str
+) -> Mapping[str, Array]:
+    """What a layer holds beside a weight and a bias, by slot: floats, and rows of whole numbers."""
+    beside: dict[str, Array] = {}
+    for (other, name), record in parameters.items():
+        is_own = name in (slot, _BIAS) or (name.startswith(slot) and name.endswith(BESIDE_WEIGHT))
+        if other != site or is_own:
+            continue
+        is_index = record.dtype.is_whole and len(record.shape) == 1
+        values = target.load(record).astype(np.float64) if is_index else floats_of(target, record)
+        if values is not None and values.ndim:
+            beside[name] = values
+    return beside
+
+
 def _is_rounded(rounding: Rounding) -> bool:
     """Whether a weight is what it was held against, rounded."""
     return POLICY.quantised.status(rounding.value) == "within-rounding"
@@ -691,7 +827,11 @@ def judge_quantised_weight(
     if trusted is None or weight is None or trusted.shape != weight.values.shape:
         return None
     precision = POLICY.precision_of_runs(reference.info, target.info)
-    return _judge_weight(trusted, _with_unit(weight, precision), None)
+    weight = _with_unit(weight, precision)
+    judged = _judge_weight(trusted, weight, None)
+    if _is_rounded(judged.rounding):
+        return judged
+    return replace(judged, mistake=find_weight_mistake(trusted, weight))
 
 
 def _with_unit(weight: WeightNumbers, precision: Precision | None) -> WeightNumbers:
@@ -709,8 +849,7 @@ def _judge_weight(reference: Array, weight: WeightNumbers, inputs: Array | None)
     if not _is_rounded(rounding) and rounding.clipped:
         cut = cut_of_choice(reference, weight, inputs)
         rounding = replace(rounding, cut=cut if cut is not None and cut <= _CUT else None)
-    mistake = WeightMistake() if _is_rounded(rounding) else find_weight_mistake(reference, weight)
-    return QuantisedWeight(weight.text, rounding, mistake)
+    return QuantisedWeight(weight.text, rounding)
 
 
 def _looked_up(
@@ -827,6 +966,16 @@ def _column_factors(reference: Array, weight: WeightNumbers, product: Product) -
     return factors if is_known and is_inverse.mean() >= _MOST else None
 
 
+def _columns_of_inputs(product: Product) -> str:
+    """What columns of an input are beside the reference's, as the end of a sentence."""
+    sizes = np.square(product.given).sum(axis=0)
+    factors = (product.x * product.given).sum(axis=0)[sizes > 0] / sizes[sizes > 0]
+    if np.isclose(factors, 1, atol=_ALIKE).all():
+        return ", and its input is not divided by these"
+    low, high = factors.min(initial=1.0), factors.max(initial=1.0)
+    return f", and the columns of its input are those of the reference times {low:.3g} to {high:.3g}"
+
+
 def _undone(
     reference: Archive, target: Archive, site: str, calls: Iterable[Call], factors: Array
 ) -> dict[str, str]:
@@ -893,7 +1042,9 @@ def _step_error(wanted: Array, made: Array, step: float, settings: Mapping[str, 
         error = replace(error, cut=(cut,), taken=taken, rest=rest)
     far = int((np.abs(made - wanted) > step).sum())
     if far and cut is None:
-        error = replace(error, mistake=f"{counted(far, 'value', 'lie')} beyond the range of its numbers")
+        error = replace(
+            error, mistake=LayerMistake(f"{counted(far, 'value', 'lie')} beyond the range of its numbers")
+        )
     return error
 
 
@@ -917,6 +1068,7 @@ def _layer_error(
     module: ModuleInfo | None,
     precision: Precision | None,
     of_bias: Array | None,
+    beside: Callable[[], Mapping[str, Array]],
     *,
     is_right: bool,
 ) -> LayerError:
@@ -935,6 +1087,7 @@ def _layer_error(
         made = (errors if kept is None else errors * kept).sum(axis=0)
     else:
         made = _sums(np.square(x), weight.variances, kept)
+    of_weight = float(made.sum())
     inputs = _input_variances(x, settings)[:, None] * (x != 0)  # zeros are numbers themselves
     if inputs.any():
         made = made + _sums(inputs, np.square(weight.values), kept)
@@ -976,11 +1129,16 @@ def _layer_error(
     has_more = not inputs.any() and step is None and _has_more(product, weight)
     if error.finding.status == "within-rounding":
         return replace(error, is_of_more=has_more and not is_right)
-    if is_right and has_more:
-        other = _layer_error(product, reference, weight, module, precision, of_bias, is_right=False)
+    if error.cut and error.rest <= predicted * POLICY.quantised.green * error.chance:
+        return error  # which says it all
+    besides = math.sqrt(max(float(made.sum()) - of_weight, 0.0))
+    says = any(f"{of}_{name}" in settings for of in ("input", "output") for name in ("step", "bits"))
+    mistake = LayerTrial(product, weight, beside(), besides, settings if says else {}).describe()
+    if is_right and has_more and not mistake.kind.startswith("weight-"):  # a wrong reading is no more
+        other = _layer_error(product, reference, weight, module, precision, of_bias, beside, is_right=False)
         if other.is_of_more:
             return other
-    return replace(error, mistake=_describe_result(product, weight, has_rounded_inputs=bool(inputs.any())))
+    return replace(error, mistake=mistake)
 
 
 def _sums(rows: Array, weight: Array, kept: Array | None) -> Array:
@@ -1020,24 +1178,10 @@ def _found_rounding(
     for has_rows, is_symmetric in itertools.product((True, False), repeat=2):
         if not has_rows and len(product.x) == MOST_ROWS:  # others may have been larger
             continue
-        x = _rounded_inputs(product.x, has_rows=has_rows, is_symmetric=is_symmetric)
+        x = rounded_inputs(product.x, _BITS, has_rows=has_rows, is_symmetric=is_symmetric)
         if _rest(product, weight, x) <= _FOUND * rest:
             return {"input_bits": _BITS, "input_rows": has_rows, "input_symmetric": is_symmetric}
     return {}
-
-
-def _rounded_inputs(x: Array, *, has_rows: bool, is_symmetric: bool) -> Array:
-    """Inputs in 8 bits, as layers round them at each call."""
-    axis = 1 if has_rows else None
-    low, high = (np.asarray(end(x, axis=axis, keepdims=True)) for end in (np.min, np.max))
-    low, high = np.minimum(low, 0), np.maximum(high, 0)
-    top = 2 ** (_BITS - 1) - 1
-    step = np.maximum(-low, high) / top if is_symmetric else (high - low) / (2 * top + 1)
-    step = np.where(step == 0, 1.0, step)
-    zero = 0.0 if is_symmetric else np.rint(-low / step)
-    ends = (-top, top) if is_symmetric else (0, 2 * top + 1)
-    rounded: Array = (np.clip(np.rint(x / step) + zero, *ends) - zero) * step
-    return rounded
 
 
 def _input_variances(x: Array, settings: Mapping[str, Any]) -> Array:
@@ -1058,24 +1202,6 @@ def _input_variances(x: Array, settings: Mapping[str, Any]) -> Array:
         step = np.maximum(-low, high) / (2 ** (bits - 1) - 1)
     variances: Array = step**2 / 12
     return variances
-
-
-def _describe_result(product: Product, weight: WeightNumbers, *, has_rounded_inputs: bool) -> str:
-    """What a layer does whose result is not what its own weight makes of its input, in words."""
-    rest = product.rest(weight.values)
-    error = float(np.linalg.norm(rest - product.bias * (rest != 0)))
-    own = float(np.linalg.norm(product.y - product.wanted))
-    if error <= _NAMED * own:
-        return "it is what its weight makes, which is not the reference's"
-    if np.linalg.norm(rest) <= _NAMED * own:
-        return "no bias is added"
-    if np.linalg.norm(rest - product.mean(rest)) <= _NAMED * own:
-        return "another bias is added"
-    for text, values in alternatives(weight):
-        other = product.rest(values)
-        if np.linalg.norm(other - product.mean(other)) <= _NAMED * own:
-            return f"it is what its weight makes {text}"
-    return "" if has_rounded_inputs else "it is not what its own weight makes of its input"
 
 
 def _wide_rounding(
@@ -1107,7 +1233,25 @@ def _wide_rounding(
         products = products * step
     if not is_wide_step(reference, values, steps, products):
         return None
-    return QuantisedWeight(f"{number}", measure_wide(reference, values, steps))
+    rounding = measure_wide(reference, values, steps)
+    if _is_rounded(rounding):
+        return QuantisedWeight(number, rounding)
+    scales = None if of_weight is None else floats_of(target, of_weight)
+    mistake = find_bias_mistake(reference, values, steps, scales)
+    if not mistake.text:
+        numbers = np.rint(values / spread(steps, values.shape))
+        for other in parameters.values():
+            if other.key.slot == record.key.slot and other.key != record.key and other.shape == record.shape:
+                held, own = (
+                    floats_of(target, other),
+                    parameters.get((other.key.site, f"{other.key.slot}_step")),
+                )
+                step = None if own is None else floats_of(target, own)
+                if held is None or step is None or step.ndim != held.ndim:
+                    continue
+                if np.array_equal(np.rint(held / spread(step, held.shape)), numbers):
+                    mistake = WeightMistake("weight-numbers", f"its numbers are those of {other.key.text}")
+    return QuantisedWeight(number, rounding, mistake)
 
 
 def _has_inputs_in_steps(target: Archive, calls: Iterable[Call], step: float) -> bool:
@@ -1135,19 +1279,34 @@ def _numbers(
     values = floats_of(target, record)
     if values is None:
         return None
+    stated = _stated_numbers(target, record, parameters, module, name)
+    if stated is not None:
+        weight = WeightNumbers(stated[0], values, *stated[1:])
+        rounded = replace(weight, unit=unit_of(values))
+        for found in (weight, rounded):  # a product in a narrow dtype is rounded
+            if found.are_on_levels:
+                return found
+    return find_numbers(values)
+
+
+def _stated_numbers(
+    target: Archive,
+    record: Record,
+    parameters: Mapping[tuple[str, str], Record],
+    module: ModuleInfo | None,
+    name: str,
+) -> tuple[str, Array, Array | None] | None:
+    """The format of a weight's numbers, their steps and zero points, as the target says; None if not."""
     key = record.key
     steps, zeros = (parameters.get((key.site, f"{key.slot}_{end}")) for end in ("step", "zero"))
     named = module.settings.get("numbers") if module is not None else None
     number = named.get(name) if isinstance(named, Mapping) else None
-    if isinstance(number, str) and levels_of(number) and steps is not None:
-        sides = [None if side is None else floats_of(target, side) for side in (steps, zeros)]
-        if sides[0] is not None and sides[0].ndim == values.ndim:
-            weight = WeightNumbers(number, values, sides[0], sides[1])
-            rounded = replace(weight, unit=unit_of(values))
-            for found in (weight, rounded):  # a product in a narrow dtype is rounded
-                if found.are_on_levels:
-                    return found
-    return find_numbers(values)
+    if not isinstance(number, str) or not levels_of(number) or steps is None:
+        return None
+    sides = [None if side is None else floats_of(target, side) for side in (steps, zeros)]
+    if sides[0] is None or sides[0].ndim != len(record.shape):
+        return None
+    return number, sides[0], sides[1]
 
 
 def _parameters(archive: Archive, sites: set[str]) -> Mapping[tuple[str, str], Record]:
