@@ -18,6 +18,7 @@ from tensorcap_formats.dtypes import Array
 MOST_CUT: Final = 2.0  # times what rounding makes, that cutting values may make by choice of a calibration
 _MOST: Final = 0.01  # of the values may be cut by choice: percentiles and entropies cut fewer
 _ROWS: Final = 8  # that a channel has, to be told from one value
+_NEEDED: Final = 0.125  # of a range: three bits of eight stand for nothing
 _WHOLE: Final = 0.5  # of the values of a channel, to be cut as a whole
 
 
@@ -83,3 +84,26 @@ def cut_inputs(x: Array, settings: Mapping[str, Any]) -> CutValues | None:
 def cut_results(wanted: Array, settings: Mapping[str, Any]) -> CutValues | None:
     """What the range of a layer's results cuts of them."""
     return find_cut(wanted, settings.get("output_range"), settings.get("output_step"), "its results")
+
+
+def spare_range(least: float, most: float, ends: object, what: str) -> str:
+    """Say that values need a small part of a range, as of one that is another tensor's; "" if they need more.
+
+    Args:
+        least: The smallest value of all.
+        most: The largest one.
+        ends: The least and the largest value of the range.
+        what: What the values are of, in words.
+
+    Example:
+        >>> spare_range(-1.0, 3.0, [-64.0, 64.0], "its results")
+        'its results, -1 to 3, need 3.1 % of the calibrated range -64 to 64'
+    """
+    if not (isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, float) for end in ends)):
+        return ""
+    low, high = ends
+    share = (max(most, 0.0) - min(least, 0.0)) / (high - low) if high > low else 1.0
+    if not 0 < share < _NEEDED:
+        return ""
+    needed = f"{least:.3g} to {most:.3g}, need {100 * share:.2g} %"
+    return f"{what}, {needed} of the calibrated range {low:.3g} to {high:.3g}"
