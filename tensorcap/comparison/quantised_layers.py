@@ -40,7 +40,13 @@ from tensorcap.comparison.quantised_weights import (
     quantised_bits,
     weight_errors,
 )
-from tensorcap.comparison.rounded_nodes import RoundedNode, inner_roundings, lost_operands, rounded_nodes
+from tensorcap.comparison.rounded_nodes import (
+    RoundedNode,
+    inner_roundings,
+    lost_operands,
+    rounded_nodes,
+    rounded_tensors,
+)
 from tensorcap.comparison.stepped_tensors import SteppedTensor, stepped_tensors
 from tensorcap.comparison.weight_mistakes import WeightMistake, alternatives, find_weight_mistake
 from tensorcap.comparison.weight_rounding import (
@@ -341,8 +347,8 @@ def measure_layers(
             both = given.get(site, {}), made.get(site, {})
             ours_of = reference.info.modules.get(site)
             products = list(layer_products(reference, target, trusted, *both, injected, ours_of))
-            if module is not None and module.settings.get("input_range", [None])[0] == 0:
-                products = [product.with_inputs_above_0(trusted) for product in products]
+            if module is not None and "input_range" in module.settings:
+                products = [product.with_inputs_within(module.settings, trusted) for product in products]
             rows = list(_looked_up(reference, target, site, trusted))
         except (OSError, ReadError):  # the comparison says so
             continue
@@ -425,7 +431,8 @@ def measure_layers(
     }
     undone |= of_parts.undone
     results |= of_parts.results
-    rounded = dict(of_parts.rounded)
+    rounded = {key: error for key, error in rounded_tensors(target, nodes) if key not in results}
+    rounded |= of_parts.rounded
     for tensor in _between_modules(reference, target, steps) if steps and not nodes else ():
         site = Key.parse(tensor.key).site
         of_step = tensor.step / math.sqrt(12) / _row_size(tensor.values)
