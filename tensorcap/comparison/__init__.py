@@ -24,6 +24,7 @@ from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import CALIBRATED, Calibration, kind_of
 from tensorcap.comparison.calibration_runs import Calibrated, calibrate, write_calibration
 from tensorcap.comparison.comparison import Comparison, json_pieces
+from tensorcap.comparison.cut_values import RoundedArguments
 from tensorcap.comparison.divergence import (
     Divergence,
     Inputs,
@@ -137,6 +138,7 @@ __all__ = [
     "QuantisedWeight",
     "Ratio",
     "RobustErrors",
+    "RoundedArguments",
     "RunSummary",
     "Selection",
     "Shade",

@@ -138,3 +138,13 @@ def undone_by(
         if np.linalg.norm(sides[1].reshape(-1) - wanted) <= _ALIKE * np.linalg.norm(wanted):
             undone[ours.key.text] = reason
     return undone
+
+
+def columns_of_inputs(product: Product) -> str:
+    """What columns of an input are beside the reference's, as the end of a sentence."""
+    sizes = np.square(product.given).sum(axis=0)
+    factors = (product.x * product.given).sum(axis=0)[sizes > 0] / sizes[sizes > 0]
+    if np.isclose(factors, 1, atol=_ALIKE).all():
+        return ", and its input is not divided by these"
+    low, high = factors.min(initial=1.0), factors.max(initial=1.0)
+    return f", and the columns of its input are those of the reference times {low:.3g} to {high:.3g}"

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
 from tensorcap.comparison.cut_values import MOST_CUT, CutValues, cut_inputs, cut_results
+from tensorcap.comparison.layer_mistakes import LayerMistake, LayerTrial, rounded_inputs
 from tensorcap.comparison.layer_products import MOST_ROWS, LookUp, Product, multiply
 from tensorcap.comparison.pair import Finding
 from tensorcap.comparison.policy import POLICY, Precision
-from tensorcap.comparison.weight_mistakes import alternatives
 from tensorcap.comparison.weight_rounding import WeightNumbers, chance_of, chance_of_rows
 from tensorcap.wording import counted
 from tensorcap_formats.dtypes import Array
@@ -30,7 +30,7 @@ _CUT_OF_RESULT: Final = 0.05  # of a result's norm, that cutting values may make
 _BITS: Final = 8  # of inputs that are rounded at each call
 _SAME: Final = 1e-5  # relative error of a result that floats alone make, in float32
 _FOUND: Final = 0.1  # of what a weight leaves of its result, that rounding of inputs may leave
-_NAMED: Final = 0.5  # of the error that another reading may leave, to be what is wrong
+_NAMED: Final = 0.5  # of the error that is left with what a layer computes with besides
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class LayerError:
         predicted: The same, as its rounding predicts.
         worst: The largest ratio of one output, over what chance allows.
         text: The numbers of its weight in words.
-        mistake: What is wrong with it, in words; "" if nothing is, or if it is not known.
+        mistake: What is wrong with it, if that is known.
         chance: What chance allows the ratio, if the prediction is one of chance.
         cut: What ranges of a calibration cut of inputs or results.
         taken: What that makes of the result, relative.
@@ -55,7 +55,7 @@ class LayerError:
     predicted: float
     worst: float
     text: str
-    mistake: str = ""
+    mistake: LayerMistake = field(default_factory=LayerMistake)
     chance: float = 1.0
     cut: tuple[CutValues, ...] = ()
     taken: float = 0.0
@@ -95,7 +95,8 @@ class LayerError:
             return finding
         if self.worst > self.ratio / self.chance:
             text += f", of one output {self.worst:.3g} times"
-        text += f": {self.mistake}" if self.mistake else ""
+        text += f": {self.mistake.text}" if self.mistake.text else ""
+        text += f", which leaves {self.mistake.left:.2g}" if self.mistake.kind else ""
         return POLICY.quantised.finding("quantisation", value, text)
 
 
@@ -106,6 +107,7 @@ def layer_error(
     module: ModuleInfo | None,
     precision: Precision | None,
     of_bias: Array | None,
+    beside: Callable[[], Mapping[str, Array]],
     *,
     is_right: bool,
 ) -> LayerError:
@@ -124,6 +126,7 @@ def layer_error(
         made = (errors if kept is None else errors * kept).sum(axis=0)
     else:
         made = _sums(np.square(x), weight.variances, kept)
+    of_weight = float(made.sum())
     inputs = input_variances(x, settings)[:, None] * (x != 0)  # zeros are numbers themselves
     if inputs.any():
         made = made + _sums(inputs, np.square(weight.values), kept)
@@ -165,11 +168,16 @@ def layer_error(
     has_more = not inputs.any() and step is None and _has_more(product, weight)
     if error.finding.status == "within-rounding":
         return replace(error, is_of_more=has_more and not is_right)
-    if is_right and has_more:
-        other = layer_error(product, reference, weight, module, precision, of_bias, is_right=False)
+    if error.cut and error.rest <= predicted * POLICY.quantised.green * error.chance:
+        return error  # which says it all
+    besides = math.sqrt(max(float(made.sum()) - of_weight, 0.0))
+    says = any(f"{of}_{name}" in settings for of in ("input", "output") for name in ("step", "bits"))
+    mistake = LayerTrial(product, weight, beside(), besides, settings if says else {}).describe()
+    if is_right and has_more and not mistake.kind.startswith("weight-"):  # a wrong reading is no more
+        other = layer_error(product, reference, weight, module, precision, of_bias, beside, is_right=False)
         if other.is_of_more:
             return other
-    return replace(error, mistake=_describe_result(product, weight, has_rounded_inputs=bool(inputs.any())))
+    return replace(error, mistake=mistake)
 
 
 def _sums(rows: Array, weight: Array, kept: Array | None) -> Array:
@@ -209,24 +217,10 @@ def _found_rounding(
     for has_rows, is_symmetric in itertools.product((True, False), repeat=2):
         if not has_rows and len(product.x) == MOST_ROWS:  # others may have been larger
             continue
-        x = _rounded_inputs(product.x, has_rows=has_rows, is_symmetric=is_symmetric)
+        x = rounded_inputs(product.x, _BITS, has_rows=has_rows, is_symmetric=is_symmetric)
         if _rest(product, weight, x) <= _FOUND * rest:
             return {"input_bits": _BITS, "input_rows": has_rows, "input_symmetric": is_symmetric}
     return {}
-
-
-def _rounded_inputs(x: Array, *, has_rows: bool, is_symmetric: bool) -> Array:
-    """Inputs in 8 bits, as layers round them at each call."""
-    axis = 1 if has_rows else None
-    low, high = (np.asarray(end(x, axis=axis, keepdims=True)) for end in (np.min, np.max))
-    low, high = np.minimum(low, 0), np.maximum(high, 0)
-    top = 2 ** (_BITS - 1) - 1
-    step = np.maximum(-low, high) / top if is_symmetric else (high - low) / (2 * top + 1)
-    step = np.where(step == 0, 1.0, step)
-    zero = 0.0 if is_symmetric else np.rint(-low / step)
-    ends = (-top, top) if is_symmetric else (0, 2 * top + 1)
-    rounded: Array = (np.clip(np.rint(x / step) + zero, *ends) - zero) * step
-    return rounded
 
 
 def input_variances(x: Array, settings: Mapping[str, Any]) -> Array:
@@ -249,24 +243,6 @@ def input_variances(x: Array, settings: Mapping[str, Any]) -> Array:
     return variances
 
 
-def _describe_result(product: Product, weight: WeightNumbers, *, has_rounded_inputs: bool) -> str:
-    """What a layer does whose result is not what its own weight makes of its input, in words."""
-    rest = product.rest(weight.values)
-    error = float(np.linalg.norm(rest - product.bias * (rest != 0)))
-    own = float(np.linalg.norm(product.y - product.wanted))
-    if error <= _NAMED * own:
-        return "it is what its weight makes, which is not the reference's"
-    if np.linalg.norm(rest) <= _NAMED * own:
-        return "no bias is added"
-    if np.linalg.norm(rest - product.mean(rest)) <= _NAMED * own:
-        return "another bias is added"
-    for text, values in alternatives(weight):
-        other = product.rest(values)
-        if np.linalg.norm(other - product.mean(other)) <= _NAMED * own:
-            return f"it is what its weight makes {text}"
-    return "" if has_rounded_inputs else "it is not what its own weight makes of its input"
-
-
 def step_error(wanted: Array, made: Array, step: float, settings: Mapping[str, Any]) -> LayerError:
     """The error of what is handed on, rounded to whole steps.
 
@@ -285,7 +261,8 @@ def step_error(wanted: Array, made: Array, step: float, settings: Mapping[str, A
         error = replace(error, cut=(cut,), taken=taken, rest=rest)
     far = int((np.abs(made - wanted) > step).sum())
     if far and cut is None:
-        error = replace(error, mistake=f"{counted(far, 'value', 'lie')} beyond the range of its numbers")
+        text = f"{counted(far, 'value', 'lie')} beyond the range of its numbers"
+        error = replace(error, mistake=LayerMistake(text))
     return error
 
 

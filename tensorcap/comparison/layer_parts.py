@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from tensorcap.alignment import MappedArchive
 from tensorcap.comparison.layer_errors import LayerError
 from tensorcap.comparison.layer_products import BIAS, Product, floats_of, place_in_run
 from tensorcap.comparison.record_index import RecordIndex
@@ -100,6 +101,7 @@ class _Parts:
     def __init__(self, reference: Archive, target: Archive) -> None:
         self._reference, self._target = reference, target
         self._results: dict[tuple[str, object], Record] = {}
+        self._alike: dict[object, list[Record]] = defaultdict(list)
         self._users: dict[object, list[Record]] = defaultdict(list)
         self._parameters: dict[tuple[str, str], Record] = {}
         for record in reference.records:
@@ -110,6 +112,7 @@ class _Parts:
                 continue
             if is_result(key):
                 self._results[key.site, place_in_run(key)] = record
+                self._alike[contents_of(record)].append(record)
             elif key.slot.startswith("input"):
                 self._users[contents_of(record)].append(record)
 
@@ -138,7 +141,8 @@ class _Parts:
     def _norm(self, record: Record) -> tuple[FoldedNorm | None, Record | None]:
         """The norm behind a result, and what it makes; None for one that the target has itself."""
         result = self._behind(record, _NORMS)
-        if result is None or (result.key.text in self._target and not self._is_same(result, record)):
+        is_own = result is not None and result.key.text in self._target and not self._is_in(result, record)
+        if result is None or (is_own and not self._is_same(result, record)):
             return None, None
         site = result.key.site
         slots = ("param.weight", "param.bias", "buffer.running_mean", "buffer.running_var")
@@ -155,11 +159,23 @@ class _Parts:
         return FoldedNorm(site, result.key.text, factors, shifts), result
 
     def _is_same(self, result: Record, layer: Record) -> bool:
-        """Whether the target has the same in the places of two results of the reference."""
-        if result.key.text not in self._target:
-            return False
-        own, theirs = self._target.get(result.key.text), self._target.get(layer.key.text)
-        return theirs.stored and own.digest != "" and contents_of(own) == contents_of(theirs)
+        """Whether the target has a layer's result in the place of one of the reference, or of its like.
+
+        A module around has the result of the last one in it.
+        """
+        theirs = self._target.get(layer.key.text)
+        places = [each.key.text for each in (result, *self._alike[contents_of(result)])]
+        held = [self._target.get(text) for text in places if text in self._target and text != layer.key.text]
+        if result.key.text in self._target:
+            held = held[:1]
+        return theirs.stored and any(own.digest and contents_of(own) == contents_of(theirs) for own in held)
+
+    def _is_in(self, result: Record, layer: Record) -> bool:
+        """Whether an operation within a layer of the target is what makes a result of the reference."""
+        links = self._target.links if isinstance(self._target, MappedArchive) else {}
+        link, own = links.get(result.key.text), links.get(layer.key.text)
+        site = layer.key.site if own is None else own.target[0].key.site
+        return link is not None and link.target[0].key.site.startswith(f"{site}:")
 
     def _activation(self, before: Record, layer: Record) -> Activation | None:
         """The activation behind a result of the reference that is a part of a layer in the target.

@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,10 @@ from tensorcap_formats.run_info import ModuleInfo
 BIAS: Final = "param.bias"  # slot
 MOST_ROWS: Final = 512  # of an input that are multiplied: the first ones, of patches any
 _MATRIX: Final = 2  # axes
+_SATURATED: Final = (
+    16  # inputs that are equal to the largest, and more than this share of all: an activation cuts
+)
+_SHARE: Final = 0.001
 _LINEAR: Final = 1e-3  # relative error of a product that is a layer's result, in float32
 
 
@@ -107,11 +111,27 @@ class Product:
         wide: Array = means * is_inside
         return wide
 
-    def with_inputs_above_0(self, weight: Array) -> Product:
-        """Return the product of inputs that are cut off below 0, as the reference's are, by their range."""
-        if self.given.min(initial=0.0) < 0 or self.x.min(initial=0.0) >= 0:
+    def with_inputs_within(self, settings: Mapping[str, Any], weight: Array) -> Product:
+        """Return the product of inputs that their range cuts off where the reference's activation does.
+
+        That is below 0 if the reference's inputs begin there, and above their largest value if many have it.
+        """
+        low, high = settings.get("input_range") or (None, None)
+        step, least, most = (
+            settings.get("input_step", 0.0),
+            self.given.min(initial=0.0),
+            self.given.max(initial=0.0),
+        )
+        is_saturated = (self.given == most).sum() >= max(_SATURATED, _SHARE * self.given.size)
+        ends = (
+            0.0 if low == 0 and least >= 0 else -math.inf,
+            float(high)
+            if is_saturated and isinstance(high, float) and abs(high - most) <= step
+            else math.inf,
+        )
+        x = np.clip(self.x, *ends)
+        if (x == self.x).all():
             return self
-        x = np.maximum(self.x, 0)
         return replace(self, x=x, wanted=multiply(x, weight.reshape(len(weight), -1)) + self.bias)
 
     def with_norm(self, factors: Array, shifts: Array) -> Product:

@@ -11,13 +11,16 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
 
-from tensorcap.comparison.column_factors import column_factors, undone_by
+from tensorcap.comparison.column_factors import column_factors, columns_of_inputs, undone_by
+from tensorcap.comparison.cut_values import spare_range
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.layer_errors import LayerError, input_variances, layer_error, row_error, step_error
+from tensorcap.comparison.layer_mistakes import LayerMistake, describe_unfinite
 from tensorcap.comparison.layer_parts import FoldedNorm, Inside, layer_parts, with_parts
 from tensorcap.comparison.layer_products import (
     BIAS,
@@ -36,7 +39,13 @@ from tensorcap.comparison.pair import Decision, Finding, Pair, decide
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.quantised_weights import output_steps, packed_weights, quantised_bits, weight_errors
 from tensorcap.comparison.record_index import RecordIndex
-from tensorcap.comparison.rounded_nodes import RoundedNode, inner_roundings, lost_operands, rounded_nodes
+from tensorcap.comparison.rounded_nodes import (
+    RoundedNode,
+    inner_roundings,
+    lost_operands,
+    rounded_nodes,
+    rounded_tensors,
+)
 from tensorcap.comparison.stepped_tensors import stepped_tensors
 from tensorcap.comparison.weight_judge import (
     PackedWeights,
@@ -47,6 +56,7 @@ from tensorcap.comparison.weight_judge import (
     judge_with_norm,
     with_unit,
 )
+from tensorcap.comparison.weight_mistakes import WeightMistake, find_other_layer, find_weight_mistake
 from tensorcap.comparison.weight_rounding import WeightNumbers
 from tensorcap.runs import enclosing_sites, is_parameter, is_result, rms_of
 from tensorcap.wording import counted
@@ -77,6 +87,8 @@ class QuantisedLayers:
         lost: What is lost in a sum of the module that makes a result, by the key text of that.
         rounded: What rounding to whole steps makes of tensors that code between modules rounds, by key text,
             relative.
+        spare: Modules whose values need a small part of the range that is said for them, by site, in words.
+        unfinite: What layers do whose results are not finite, by key text.
         inside: Key texts of what the reference makes within what is one layer of the target, as what a norm
             is given that is folded into the weight: nothing of the target stands in their place.
     """
@@ -91,6 +103,8 @@ class QuantisedLayers:
     inner: Mapping[str, float] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
     rounded: Mapping[str, float] = field(default_factory=dict)
+    spare: Mapping[str, str] = field(default_factory=dict)
+    unfinite: Mapping[str, LayerMistake] = field(default_factory=dict)
     inside: frozenset[str] = frozenset()
 
     @property
@@ -123,15 +137,23 @@ class QuantisedLayers:
                 f"Ranges cut values of {counted(len(chosen), 'layer')}, as a calibration may choose: {key}: "
                 f"{error.finding.text}."
             )
+        if self.spare:
+            site, text = next(iter(self.spare.items()))
+            yield (
+                f"Ranges of {counted(len(self.spare), 'module')} are far wider than what they hold, as "
+                f"scales of another tensor are: {site}: {text}."
+            )
 
     def explain(self, pairs: Iterable[Pair]) -> list[Pair]:
-        """Make `explained` what differs and is undone by the layer that is given it."""
-        return [
-            decide(pair, Decision("agreement", "explained", self.undone[pair.key], pair.findings))
-            if pair.key in self.undone and pair.status in ("suspect", "diverged")
-            else pair
-            for pair in pairs
-        ]
+        """Make `explained` what is undone by the layer that is given it; say why results are not finite."""
+        return [self._explained(pair) for pair in pairs]
+
+    def _explained(self, pair: Pair) -> Pair:
+        if pair.key in self.undone and pair.status in ("suspect", "diverged"):
+            return decide(pair, Decision("agreement", "explained", self.undone[pair.key], pair.findings))
+        if pair.key in self.unfinite and pair.status == "nonfinite":
+            return decide(pair, Decision("values", "nonfinite", self.unfinite[pair.key].text, pair.findings))
+        return pair
 
 
 def measure_layers(
@@ -162,7 +184,7 @@ def measure_layers(
     measured = set(measurement.predicted)
     measurement.estimate_layers(besides=measured)
     measurement.measure_roundings(steps)
-    measurement.explain_parts()
+    measurement.explain_parts(nodes)
     inner = {site: error for site, error in inner_roundings(target, nodes).items() if site not in measured}
     if steps and not nodes:
         for site, error in measurement.measure_code(steps):
@@ -183,6 +205,7 @@ class _Layer:
         trusted: What the target's has to be, rounded, `[outputs, inputs]`, float64: the reference's, with
             what the target has folded in.
         weight: The target's, in the same shape.
+        shaped: The same in its own shape.
         products: Its calls, if it is linear or a convolution, with the parts that it has.
         calls: Key texts of its own results in these.
         lookups: Its calls, if it is a table.
@@ -195,6 +218,7 @@ class _Layer:
     theirs: Record
     trusted: Array
     weight: WeightNumbers
+    shaped: WeightNumbers
     products: list[Product]
     calls: list[str]
     lookups: list[LookUp]
@@ -216,6 +240,7 @@ class _Measurement:
         self.rounded_to: dict[str, str] = {}
         self.of_weights: dict[str, float] = {}
         self.rounded: dict[str, float] = {}
+        self.unfinite: dict[str, LayerMistake] = {}
         self._reference, self._target = reference, target
         self._precision, self._injected = precision, injected
         self._ours, self._theirs = RecordIndex(reference), RecordIndex(target)
@@ -275,7 +300,7 @@ class _Measurement:
         judged, norm = judge_with_norm(trusted, weight, inputs, behind)
         self.weights[text], self.rounded_to[text] = judged, judged.rounded_to
         is_right = is_rounded(judged.rounding)
-        trusted, weight = trusted.reshape(len(trusted), -1), weight.matrix
+        shaped, trusted, weight = weight, trusted.reshape(len(trusted), -1), weight.matrix
         if norm is not None:
             trusted = trusted * norm.factors[:, None]
         if is_right and (size := float(np.linalg.norm(trusted))):
@@ -283,15 +308,15 @@ class _Measurement:
             self.of_weights[site] = max(off, self.of_weights.get(site, 0.0))
         calls = [product.key for product in products]
         products = [with_parts(product, part, norm) for product, part in zip(products, parts, strict=True)]
-        return _Layer(site, ours, theirs, trusted, weight, products, calls, lookups, norm, is_right)
+        return _Layer(site, ours, theirs, trusted, weight, shaped, products, calls, lookups, norm, is_right)
 
     def _products(self, site: str, trusted: Array) -> list[Product]:
         """The calls of a layer that is linear or a convolution."""
         calls = self._our_calls.get(site, {}), self._their_calls.get(site, {})
         module, theirs = (archive.info.modules.get(site) for archive in (self._reference, self._target))
         products = layer_products(self._reference, self._target, trusted, *calls, self._injected, module)
-        if theirs is not None and theirs.settings.get("input_range", [None])[0] == 0:
-            return [product.with_inputs_above_0(trusted) for product in products]
+        if theirs is not None and "input_range" in theirs.settings:
+            return [product.with_inputs_within(theirs.settings, trusted) for product in products]
         return list(products)
 
     def _find_factors(self, layer: _Layer) -> None:
@@ -319,6 +344,7 @@ class _Measurement:
         """Measure the own error of each call of a layer; then look for what is wrong with its weight."""
         module = self._target.info.modules.get(layer.site)
         of_bias = self._bias_error(layer.site)
+        beside = partial(self._packed.held_beside, layer.theirs)
         errors = {
             product.key: layer_error(
                 product,
@@ -327,18 +353,19 @@ class _Measurement:
                 module,
                 self._precision,
                 of_bias,
+                beside,
                 is_right=layer.is_right,
             )
             for product in layer.products
         }
         text = layer.ours.key.text
-        judged = self.weights[text]
         if not layer.is_right and errors and all(error.is_of_more for error in errors.values()):
             ratio = max(error.finding.value for error in errors.values())
-            self.weights[text] = replace(judged, of_results=ratio)
-        elif not layer.is_right and not judged.mistake.text:
-            held = held_weight(self._others, layer.ours, self._target, layer.theirs, layer.weight)
-            self.weights[text] = replace(judged, mistake=held)
+            self.weights[text] = replace(self.weights[text], of_results=ratio)
+        elif not layer.is_right:
+            self.weights[text] = replace(self.weights[text], mistake=self._find_mistake(layer))
+        if not layer.products:
+            self.unfinite |= self._unfinite_results(layer)
         for key, error in errors.items():
             self._add(layer.site, key, error)
         for call, product in zip(layer.calls, layer.products, strict=True):
@@ -347,6 +374,41 @@ class _Measurement:
         for lookup in layer.lookups:
             error = row_error(lookup, layer.trusted, layer.weight, module, is_right=layer.is_right)
             self._add(layer.site, lookup.key, error)
+
+    def _find_mistake(self, layer: _Layer) -> WeightMistake:
+        """What is wrong with a weight: mistakes are undone, and other weights of both sides looked at."""
+        inputs = layer.products[0].x if layer.products else None
+        mistake = find_weight_mistake(layer.trusted, layer.shaped, inputs)
+        if mistake.kind == "weight-columns" and layer.products:
+            mistake = replace(mistake, text=mistake.text + columns_of_inputs(layer.products[0]))
+        if not mistake.text:
+            mistake = held_weight(self._others, layer.ours, self._target, layer.theirs, layer.weight)
+        if not mistake.held:
+            others = self._packed.others_of_shape(layer.theirs, layer.weight.values.shape[1])
+            mistake = find_other_layer(layer.trusted, layer.weight, mistake, others)
+        return mistake
+
+    def _unfinite_results(self, layer: _Layer) -> Iterator[tuple[str, LayerMistake]]:
+        """Yield key texts of results that are not finite, and which reading of the weight makes them so."""
+        for place, call in self._our_calls.get(layer.site, {}).items():
+            other = self._their_calls.get(layer.site, {}).get(place)
+            if other is None or other.output.dtype.kind != "float":
+                continue
+            x, y = call.values(self._reference)
+            given = floats_of(self._target, other.input)
+            made = self._target.load(other.output).astype(np.float64)
+            if x is None or y is None or given is None or np.isfinite(made).all():
+                continue
+            x, y, given, made = (first_rows(side) for side in (x, y, given, made))
+            shapes = x.shape[1], y.shape[1], given.shape[1], made.shape[1]
+            if shapes != (layer.trusted.shape[1], len(layer.trusted)) * 2:
+                continue
+            if len(x) != len(y) or len(given) != len(made):
+                continue
+            bias = (y - multiply(x, layer.trusted)).mean(axis=0)
+            mistake = describe_unfinite(given, made, bias, layer.weight)
+            if mistake.text:
+                yield call.output.key.text, mistake
 
     def _add(self, site: str, key: str, error: LayerError) -> None:
         """Add the own error of a call of a module."""
@@ -422,8 +484,12 @@ class _Measurement:
                 sizes.append(max(rms_of(each) for each in (record, other) if each is not None))
         return min(filter(None, sizes), default=0.0)
 
-    def explain_parts(self) -> None:
-        """Add what norms and activations are that a layer of the target has in it."""
+    def explain_parts(self, nodes: Iterable[RoundedNode]) -> None:
+        """Add what norms and activations are that a layer of the target has in it, and what nodes round.
+
+        Args:
+            nodes: Those between the modules that round what they make.
+        """
         self.undone |= {
             key: f"in the target {part.activation.site} is a part of it"
             for key, part in self._parts.items()
@@ -431,6 +497,9 @@ class _Measurement:
         }
         self.undone |= self._inside.undone
         self.results |= self._inside.results
+        self.rounded |= {
+            k: error for k, error in rounded_tensors(self._target, nodes) if k not in self.results
+        }
         self.rounded |= self._inside.rounded
 
     def measure_code(self, steps: Mapping[str, float]) -> Iterator[tuple[str, float]]:
@@ -469,8 +538,29 @@ class _Measurement:
             inner=inner,
             lost=lost,
             rounded=self.rounded,
+            spare=dict(_spare_ranges(self._target, self._their_calls)),
+            unfinite=self.unfinite,
             inside=frozenset(self._inside.inside),
         )
+
+
+def _spare_ranges(
+    target: Archive, calls: Mapping[str, Mapping[tuple[int, int, int], Call]]
+) -> Iterator[tuple[str, str]]:
+    """Yield sites of modules whose values need a small part of their range in all calls, and which."""
+    for site, of_site in calls.items():
+        settings = target.info.modules[site].settings
+        for side in ("input", "output"):
+            records = [call.input if side == "input" else call.output for call in of_site.values()]
+            known = [record.statistics for record in records if record.statistics is not None]
+            ends = [(float(s.minimum or 0), float(s.maximum or 0)) for s in known]
+            if not ends or len(ends) < len(records):
+                continue
+            least, most = min(low for low, _ in ends), max(high for _, high in ends)
+            what = "what it is given" if side == "input" else "its results"
+            text = spare_range(least, most, settings.get(f"{side}_range"), what)
+            if text:
+                yield site, text
 
 
 def _row_size(values: Array) -> float:

@@ -7,8 +7,9 @@ values lie on (`weight_rounding`). Read `judge_weight` first, then `QuantisedWei
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -16,13 +17,13 @@ import numpy as np
 from tensorcap.comparison.clipped_weights import cut_of_choice
 from tensorcap.comparison.cut_values import MOST_CUT
 from tensorcap.comparison.layer_parts import FoldedNorm
-from tensorcap.comparison.layer_products import Call, first_rows, floats_of
+from tensorcap.comparison.layer_products import BIAS, Call, first_rows, floats_of
 from tensorcap.comparison.other_weights import OtherWeights
 from tensorcap.comparison.pair import Finding
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.quantised_weights import packed_weights
 from tensorcap.comparison.record_index import RecordIndex
-from tensorcap.comparison.weight_mistakes import WeightMistake, find_weight_mistake
+from tensorcap.comparison.weight_mistakes import WeightMistake, find_bias_mistake, find_weight_mistake
 from tensorcap.comparison.weight_rounding import (
     Rounding,
     WeightNumbers,
@@ -32,17 +33,20 @@ from tensorcap.comparison.weight_rounding import (
     levels_of,
     measure_rounding,
     measure_wide,
+    spread,
     unit_of,
 )
+from tensorcap.runs import BESIDE_WEIGHT
 from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.dtypes import Array
+from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.errors import ReadError
 from tensorcap_formats.keys import unescape
 from tensorcap_formats.records import Record
 
 _WIDE: Final = ("int16", "uint16", "int32")  # formats of numbers that are too many to be told apart by values
 _WEIGHT_STEP: Final = "param.weight_step"
+_FEW: Final = 4096  # elements that tell the numbers of one weight from those of another
 _FEWEST_NUMBERS: Final = 8  # of inputs: fewer lie on many a step
 
 
@@ -129,15 +133,42 @@ class PackedWeights:
         values = floats_of(self.index.archive, record) if (site, name) in self.names else None
         if values is None:
             return None
-        steps, zeros = (self._beside(record, end) for end in ("step", "zero"))
-        number = self._number(record)
-        if levels_of(number) and steps is not None and steps.ndim == values.ndim:
-            weight = WeightNumbers(number, values, steps, zeros)
+        stated = self._stated(record)
+        if stated is not None:
+            weight = WeightNumbers(stated[0], values, *stated[1:])
             rounded = replace(weight, unit=unit_of(values))  # a product in a narrow dtype
             for numbers in (weight, rounded):
                 if numbers.are_on_levels:
                     return numbers
         return find_numbers(values)
+
+    def others_of_shape(
+        self, record: Record, columns: int
+    ) -> Iterator[tuple[str, Callable[[], WeightNumbers | None]]]:
+        """Yield key texts of the other weights in few bits of a shape, and what reads their first rows.
+
+        Args:
+            record: The weight.
+            columns: Elements of a row of it.
+        """
+        rows = max(1, _FEW // max(1, columns))
+        for other in self._parameters():
+            is_other = other.key != record.key and other.shape == record.shape and other.dtype.kind == "float"
+            if is_other and not other.key.slot.endswith(BESIDE_WEIGHT):
+                yield other.key.text, partial(self._first_numbers, other, rows)
+
+    def held_beside(self, record: Record) -> Mapping[str, Array]:
+        """What a layer holds beside a weight and a bias, by slot: floats, and rows of whole numbers."""
+        beside: dict[str, Array] = {}
+        own_slot, target = record.key.slot, self.index.archive
+        for slot, other in self.index.parameters(record.key.site).items():
+            if slot in (own_slot, BIAS) or (slot.startswith(own_slot) and slot.endswith(BESIDE_WEIGHT)):
+                continue
+            is_index = other.dtype.is_whole and len(other.shape) == 1
+            values = target.load(other).astype(np.float64) if is_index else floats_of(target, other)
+            if values is not None and values.ndim:
+                beside[slot] = values
+        return beside
 
     def judge_wide(self, record: Record, reference: Array, calls: Iterable[Call]) -> QuantisedWeight | None:
         """Judge a bias of 16 or 32 bits; None if it is none, or has no step of one.
@@ -166,7 +197,56 @@ class PackedWeights:
             products = products * step
         if not is_wide_step(reference, values, steps, products):
             return None
-        return QuantisedWeight(number, measure_wide(reference, values, steps))
+        rounding = measure_wide(reference, values, steps)
+        if is_rounded(rounding):
+            return QuantisedWeight(number, rounding)
+        scales = None if of_weight is None else floats_of(target, of_weight)
+        mistake = find_bias_mistake(reference, values, steps, scales)
+        if not mistake.text:
+            held = self._holder_of_numbers(record, np.rint(values / spread(steps, values.shape)))
+            if held is not None:
+                mistake = WeightMistake("weight-numbers", f"its numbers are those of {held.key.text}")
+        return QuantisedWeight(number, rounding, mistake)
+
+    def _holder_of_numbers(self, record: Record, numbers: Array) -> Record | None:
+        """The last other parameter of a slot and a shape that has the same numbers."""
+        target, holder = self.index.archive, None
+        for other in self._parameters():
+            if other.key.slot == record.key.slot and other.key != record.key and other.shape == record.shape:
+                held, steps = floats_of(target, other), self._beside(other, "step")
+                if held is None or steps is None or steps.ndim != held.ndim:
+                    continue
+                if np.array_equal(np.rint(held / spread(steps, held.shape)), numbers):
+                    holder = other
+        return holder
+
+    def _parameters(self) -> Iterator[Record]:
+        """The parameters of the modules that have weights in few bits."""
+        for site in sorted({site for site, _ in self.names}):
+            yield from self.index.parameters(site).values()
+
+    def _stated(self, record: Record) -> tuple[str, Array, Array | None] | None:
+        """The format of a weight's numbers, their steps and zero points, as the target says; None if not."""
+        number = self._number(record)
+        steps = self._beside(record, "step") if levels_of(number) else None
+        if steps is None or steps.ndim != len(record.shape):
+            return None
+        return number, steps, self._beside(record, "zero")
+
+    def _first_numbers(self, record: Record, rows: int) -> WeightNumbers | None:
+        """The numbers of the first rows of a weight, as the target says them; None if it says nothing."""
+        stated = self._stated(record)
+        if stated is None or not record.shape:
+            return None
+        number, steps, zeros = stated
+        rows = min(rows, record.shape[0])
+        count = math.prod(record.shape[1:])
+        values = decode(self.index.archive.read_range(record, 0, rows * count), record.dtype).astype(
+            np.float64
+        )
+        whole = WeightNumbers(number, np.empty(record.shape), steps, zeros).matrix
+        _, few = next(whole.in_parts(rows))
+        return replace(few, values=values.reshape(rows, count))
 
     def _number(self, record: Record) -> str:
         """The format of the numbers of a weight that the target says; "" if it says none."""
@@ -208,11 +288,15 @@ def judge_by_values(
     trusted = floats_of(reference, ours) if weight is not None else None
     if trusted is None or weight is None or trusted.shape != weight.values.shape:
         return None
-    return judge_weight(trusted, with_unit(weight, precision), None)
+    weight = with_unit(weight, precision)
+    judged = judge_weight(trusted, weight, None)
+    if is_rounded(judged.rounding):
+        return judged
+    return replace(judged, mistake=find_weight_mistake(trusted, weight))
 
 
 def judge_weight(reference: Array, weight: WeightNumbers, inputs: Array | None) -> QuantisedWeight:
-    """Judge a weight in few bits.
+    """Judge a weight in few bits; what is wrong with it is not looked for.
 
     Args:
         reference: float64, in the shape of the weight.
@@ -223,8 +307,7 @@ def judge_weight(reference: Array, weight: WeightNumbers, inputs: Array | None) 
     if not is_rounded(rounding) and rounding.clipped:
         cut = cut_of_choice(reference, weight, inputs)
         rounding = replace(rounding, cut=cut if cut is not None and cut <= MOST_CUT else None)
-    mistake = WeightMistake() if is_rounded(rounding) else find_weight_mistake(reference, weight)
-    return QuantisedWeight(weight.text, rounding, mistake)
+    return QuantisedWeight(weight.text, rounding)
 
 
 def judge_with_norm(

@@ -18,6 +18,7 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from tensorcap.comparison.pair import Finding
 from tensorcap.comparison.policy import POLICY, Limits, Precision
@@ -26,6 +27,10 @@ from tensorcap.comparison.policy_tests.op_gains import cancellation_scale
 from tensorcap.comparison.robust_errors import has_measured_rows
 from tensorcap.runs import is_gradient, is_inner
 from tensorcap_formats.records import Record
+
+_OF_ZEROS: Final = (
+    1.0  # row error of zeros: what is farther off has nothing to do with the reference's values
+)
 
 
 class GrowthTest(PolicyTest):
@@ -147,6 +152,7 @@ def judge_total_error(
     if summed is not None:
         allowed = min(allowed, POLICY.summed * max(summed, precision.rounding))
     limit = times * allowed * POLICY.widened_by(elements)
+    limit = min(limit, _OF_ZEROS) if precision.weights else limit
     text = f"row error {error:.2g}, at most {limit:.2g} expected at depth {depth} in {precision.text}"
     return Limits(limit, math.inf).finding("growth", error, text)
 
