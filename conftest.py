@@ -48,6 +48,7 @@ NEEDED_BY = {
         "tests/diagnosis/test_mutations.py",
         "tests/diagnosis/test_operations.py",
         "tests/diagnosis/test_options.py",
+        "tests/diagnosis/test_other_layers.py",
         "tests/diagnosis/test_other_steps.py",
         "tests/diagnosis/test_other_tensors.py",
         "tests/diagnosis/test_search.py",

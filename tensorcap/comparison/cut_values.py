@@ -136,7 +136,7 @@ class RoundedArguments:
             is_node = is_fact(text, value) and isinstance(value, Mapping)
             if not is_node or value.get("op") != "QuantizeLinear" or made not in target:
                 continue
-            taken = next(iter(value.get("inputs", ())), {})
+            taken: Mapping[str, Any] = next(iter(value.get("inputs", ())), {})
             step, zero, given = value.get("step"), value.get("zero"), taken.get("record", "")
             dtype = target.get(made).dtype
             if isinstance(step, float) and given in target and dtype.name in ("int8", "uint8"):

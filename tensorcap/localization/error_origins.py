@@ -33,6 +33,7 @@ from tensorcap.comparison import (
     sample,
 )
 from tensorcap.runs import Call, calls_of, enclosing_sites, is_state, is_telling
+from tensorcap.wording import number_and_limit
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import ROOT_SITE
@@ -465,9 +466,10 @@ def _judge(
     if is_router:
         limits = limits.scaled(_OF_SCORES)
     gain = error / math.hypot(inputs, 2 * precision.rounding * math.sqrt(1 + gap.depth))
+    shown, limit = number_and_limit(gain, limits.green, 3)
     text = (
         f"error at most {inputs:.2g} in all that is known of what it was made of, {error:.2g} in it: "
-        f"gain {gain:.3g}, at most {limits.green:.3g}"
+        f"gain {shown}, at most {limit}"
     )
     return limits.finding("code_gain", gain, text)
 

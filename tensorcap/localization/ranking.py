@@ -40,6 +40,7 @@ from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError
 from tensorcap_formats.keys import ROOT_SITE, Key
+from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
     from tensorcap.adapters import Rerun
@@ -51,6 +52,7 @@ _DONE_THERE: Final = (  # kinds by which something is done that the reference do
     *("bias-added", "bias-twice", "weight-twice"),
 )
 _PARAMETRIZATIONS: Final = "parametrizations"  # modules that torch makes a parameter by: part of who has it
+_PLACES: Final = ("mask", "position_embeddings", "position_ids")  # of arguments that say what is where
 NOISE_CAUSE: Final = "run-to-run noise"
 
 _Place = tuple[object, ...]  # see `kind_of_place`
@@ -559,9 +561,19 @@ def _without_inputs(run: Archive, key: str) -> Archive:
 
 
 def _until(run: Archive, key: str) -> Archive:
-    """What a replay had computed up to a tensor: what came after it was made of the target's value of it."""
+    """What a replay had computed up to a tensor: what came after it was made of the target's value of it.
+
+    Masks and positions that later modules are given stay: no module has made them.
+    """
     last = run.get(key).order
-    return PartialArchive(run, [r for r in run.records if r.order <= last or is_parameter(r.key)])
+
+    def is_known(record: Record) -> bool:
+        if record.order <= last or is_parameter(record.key):
+            return True
+        slot = record.key.slot
+        return slot.startswith("input.") and any(word in slot for word in _PLACES)
+
+    return PartialArchive(run, [r for r in run.records if is_known(r)])
 
 
 class _FreeErrors:

@@ -33,6 +33,7 @@ from tensorcap.comparison.policy_tests.context import Context, MeasuredPair, Pol
 from tensorcap.comparison.tensorless_calls import GivenValues, has_all_inputs
 from tensorcap.metrics import is_routing
 from tensorcap.runs import Call, enclosing_sites, is_parameter
+from tensorcap.wording import number_and_limit
 from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import RunInfo
@@ -226,9 +227,10 @@ def _judge(pair: MeasuredPair, error: float, maker: _CallUnderWay) -> Finding:
     inputs = maker.error_of_operands(pair.reference)
     limits = POLICY.sampled(POLICY.code_gain, min(pair.elements, maker.least_elements))
     gain = error / math.hypot(inputs, 2 * pair.precision.of_module(maker.call.site).rounding)
+    shown, limit = number_and_limit(gain, limits.green, 3)
     text = (
         f"error at most {inputs:.2g} in all that the code of {maker.call.site} had, {error:.2g} in what it "
-        f"made: gain {gain:.3g}, at most {limits.green:.3g}"
+        f"made: gain {shown}, at most {limit}"
     )
     return limits.finding("code_gain", gain, text)
 

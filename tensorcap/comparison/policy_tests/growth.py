@@ -26,11 +26,10 @@ from tensorcap.comparison.policy_tests.context import Context, PolicyTest
 from tensorcap.comparison.policy_tests.op_gains import cancellation_scale
 from tensorcap.comparison.robust_errors import has_measured_rows
 from tensorcap.runs import is_gradient, is_inner
+from tensorcap.wording import number_and_limit
 from tensorcap_formats.records import Record
 
-_OF_ZEROS: Final = (
-    1.0  # row error of zeros: what is farther off has nothing to do with the reference's values
-)
+_OF_ZEROS: Final = 1.0  # row error of zeros: farther off is what has nothing to do with the reference
 
 
 class GrowthTest(PolicyTest):
@@ -146,19 +145,22 @@ def judge_total_error(
     """
     if precision.is_wide:
         limits = POLICY.in_proportion(POLICY.wide_total, precision).scaled(times)
-        text = f"row error {error:.2g}, {precision.text} runs agree within {limits.green:.2g}"
+        shown, most = number_and_limit(error, limits.green)
+        text = f"row error {shown}, {precision.text} runs agree within {most}"
         return limits.finding("wide_error", error, text)
     allowed = POLICY.envelope_at(depth, precision)
     if summed is not None:
         allowed = min(allowed, POLICY.summed * max(summed, precision.rounding))
     limit = times * allowed * POLICY.widened_by(elements)
     limit = min(limit, _OF_ZEROS) if precision.weights else limit
-    text = f"row error {error:.2g}, at most {limit:.2g} expected at depth {depth} in {precision.text}"
+    shown, most = number_and_limit(error, limit)
+    text = f"row error {shown}, at most {most} expected at depth {depth} in {precision.text}"
     return Limits(limit, math.inf).finding("growth", error, text)
 
 
 def _judge_other_experts(error: float) -> Finding:
     """Judge the whole error of a record whose typical row had other experts, by that of two unlike rows."""
     limit = math.sqrt(2)
-    text = f"row error {error:.2g}, where most rows had other experts: at most {limit:.2g}"
+    shown, most = number_and_limit(error, limit)
+    text = f"row error {shown}, where most rows had other experts: at most {most}"
     return Limits(limit, math.inf).finding("growth", error, text)
