@@ -1,7 +1,8 @@
-"""Ports that fold factors into weights, and have the weights of experts in layers themselves."""
+"""Ports that fold factors into weights accuse nobody for it, beside a mistake in all layers either."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,11 +10,20 @@ import pytest
 import torch
 from torch import nn
 
-from tensorcap.alignment import align
+from tensorcap.alignment import align, aligned_sides
+from tensorcap.comparison import compare
+from tensorcap.localization import gather_evidence
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
+from tensorcap_formats.open import opened_both
 
 WIDTH: Final = 24
+INNOCENT: Final = (
+    "embed",
+    "norm",
+    "head",
+    *(f"layers.{i}.mixer{end}" for i in (0, 1) for end in ("", ".out")),
+)
 
 
 class Mixer(nn.Module):
@@ -105,6 +115,53 @@ class Port(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> Any:
         return self.out(self.last(self.stack(self.table(tokens))))
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["right", "wrong"])
+def runs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[bool, Workload, Workload, Path, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    torch.manual_seed(8)
+    model, ids = Model().eval(), torch.randint(40, (2, 10))
+    reference = Workload(model, {"ids": ids})
+    target = Workload(Port(model, is_right=request.param).eval(), {"tokens": ids})
+    capture_workload(reference, folder / "ref.h5")
+    capture_workload(target, folder / "tgt.h5")
+    return request.param, reference, target, folder / "ref.h5", folder / "tgt.h5"
+
+
+@pytest.mark.spec("CMP-260", "LCL-263")
+@pytest.mark.parametrize("way", ["archives", "replay", "injection"])
+def test_nobody_is_accused_of_a_multiplier_in_the_weights(
+    way: str, runs: tuple[bool, Workload, Workload, Path, Path]
+) -> None:
+    is_right, reference, target, *archives = runs
+    models: dict[str, Any] = {
+        "archives": {},
+        "replay": {"reference_model": reference},
+        "injection": {"target_model": target},
+    }[way]
+    with ExitStack() as stack:
+        trusted, tested = stack.enter_context(opened_both(*archives))
+        ours, theirs, aligned = aligned_sides(trusted, tested, None)
+        free = compare(ours, theirs, mapping="none")
+        gathered = gather_evidence(
+            stack, trusted, tested, free, compared=(ours, theirs), aligned=aligned, **models
+        )
+    accused = [one.module for source in gathered.sources for one in source.evidence]
+    assert not set(accused) & set(INNOCENT)
+    assert (accused == []) is is_right
+    assert all(module.startswith("layers.") for module in accused)
+
+
+@pytest.mark.spec("CMP-260")
+def test_the_first_divergence_is_the_mistake(runs: tuple[bool, Workload, Workload, Path, Path]) -> None:
+    is_right, _, _, *archives = runs
+    comparison = compare(*archives)
+    assert comparison.exit_status == (not is_right)
+    first = "" if comparison.divergence is None else comparison.divergence.module
+    assert first == ("" if is_right else "layers.0")
 
 
 @pytest.mark.spec("ALN-140")
