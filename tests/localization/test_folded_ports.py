@@ -170,9 +170,10 @@ def test_layers_are_paired_by_parameters_within_and_not_with_experts_whose_weigh
 ) -> None:
     torch.manual_seed(8)
     model, ids = Model().eval(), torch.randint(40, (2, 10))
-    port = Port(model, is_right=True).eval()
+    port: Any = Port(model, is_right=True).eval()
     port.table.weight.data = port.table.weight.data.flip(0)  # all values differ
-    port.stack[1].down.data = model.layers[1].mlp.down.data  # which the factor is forgotten in
+    layers: Any = model.layers
+    port.stack[1].down.data = layers[1].mlp.down.data  # which the factor is forgotten in
     capture_workload(Workload(model, {"ids": ids}), tmp_path / "ref.h5")
     capture_workload(Workload(port, {"tokens": ids}), tmp_path / "tgt.h5")
     sources = align(tmp_path / "ref.h5", tmp_path / "tgt.h5").target.sources
