@@ -4,9 +4,10 @@ In come two archives with equal keys (`tensorcap.alignment` makes them so); out 
 `pair` (the data, and `decide`, the one place that sets a status), `pairing` with `program_pair`, `pipeline`
 (the whole way);
 then what decides: `exact`, `thresholds`, `calibration`, `judge` with `policy` and `policy_tests`, `routing`,
-`near_ties`; `held_values`, `element_order` and `agreement` (what differs and is no mistake);
-`quantised_layers`, with `weight_judge` and `layer_errors` (what a target in few bits may be off by); then the
-rest: `sync_points` with `bands`, `divergence`, `exchanged_operations`, `warnings`, `blind_spots`, `baseline`,
+`near_ties`; `held_values`, `element_order`, `folded_results` and `agreement` (what differs and is no
+mistake); `quantised_layers`, with `weight_judge` and `layer_errors` (what a target in few bits may be off
+by); then the rest: `sync_points` with `bands`, `divergence`, `exchanged_operations`, `warnings`,
+`blind_spots`, `baseline`,
 `explanation`, `preflight`.
 """
 
@@ -39,6 +40,7 @@ from tensorcap.comparison.exact import judge_by_metadata, require_readable
 from tensorcap.comparison.examination import Examination
 from tensorcap.comparison.exchanged_operations import ExchangedOperations, exchanged_operations
 from tensorcap.comparison.explanation import Explanation, explain
+from tensorcap.comparison.folded_results import FoldedResults
 from tensorcap.comparison.injected import Injected, injection_text
 from tensorcap.comparison.layer_errors import LayerError
 from tensorcap.comparison.mapping_provenance import BY_VALUES
@@ -122,6 +124,7 @@ __all__ = [
     "ExchangedOperations",
     "Explanation",
     "Finding",
+    "FoldedResults",
     "GivenValues",
     "Injected",
     "Inputs",

@@ -14,6 +14,7 @@ import numpy as np
 from tensorcap.alignment import MappedArchive
 from tensorcap.comparison.divergence import first_divergence
 from tensorcap.comparison.element_order import ElementOrder, find_order
+from tensorcap.comparison.folded_results import FoldedResults
 from tensorcap.comparison.held_values import is_held
 from tensorcap.comparison.node_flow import NodeFlow
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
@@ -188,6 +189,7 @@ class _Agreement:
         }
         self._pairs = [p for p in pairs if p.reference is not None and p.status != "excluded"]
         self._flow = NodeFlow(reference, target, pairs)
+        self._folded = FoldedResults(reference, target, self._pairs)
         ops = ops_of(target)
         self._has_ops = bool(ops)
         self._has_digests = reference.trusts_digests
@@ -253,7 +255,8 @@ class _Agreement:
         Each holds only if the module around it, and the model, have results that agree. Beside a mistake, by
         which the model has none, the first holds of calls that hand on what they are given in the target, and
         of products: these hide no error. Before all of them, and beside a mistake too, comes what the target
-        hands on in the place of the result of a call that it does not make, and which agrees with that.
+        hands on in the place of the result of a call that it does not make, and which agrees with that; and
+        what it has folded into a tensor (CMP-260).
         """
         record = pair.reference
         assert record is not None
@@ -263,7 +266,7 @@ class _Agreement:
         is_result_of_model = key.site == ROOT_SITE and not _is_argument(key)
         if is_result_of_model or is_gradient(key) or is_parameter(key):
             return ""
-        if why := self._why_folded(pair):
+        if why := self._why_folded(pair) or self._folded.why_folded(pair):
             return why
         if not self._is_model_green(key):
             takers = self._takers_of(pair)

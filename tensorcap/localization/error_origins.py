@@ -98,12 +98,7 @@ class ErrorOrigins:
         }
         self._sites = {call.site for call in self._calls.calls}
         self._called = called_sites(reference)
-        self._parents = dict(_parents(self._calls.calls))
-        self._children: dict[tuple[int, int, str, int], list[Call]] = {}
-        for call in self._calls.calls:
-            parent = self._parents[call.place]
-            if parent is not None:
-                self._children.setdefault(parent.place, []).append(call)
+        self._parents, self._children = self._calls.callers, self._calls.called_by
         self._alike: dict[tuple[object, ...], list[Record]] = {}
         for record in sorted(self._records(), key=lambda record: record.order):
             if is_telling(record):
@@ -424,32 +419,6 @@ class ErrorOrigins:
 def has_arguments(run: Archive) -> bool:
     """Whether arguments of any module but the model were recorded."""
     return any(call.inputs for call in calls_of(run).calls if call.site != ROOT_SITE)
-
-
-def _parents(calls: Sequence[Call]) -> Iterator[tuple[tuple[int, int, str, int], Call | None]]:
-    """Yield for each call the nearest one around it that was under way; None if there is none.
-
-    One of which no result was recorded was under way until the next call of its module.
-    """
-    at: dict[tuple[int, int, str], list[tuple[Call, float]]] = {}
-    for call in reversed(calls):
-        of_module = at.setdefault(call.place[:3], [])
-        next_start = of_module[-1][0].start if of_module else math.inf
-        of_module.append((call, call.end if call.outputs else next_start))
-    for call in calls:
-        rank, step, site, _ = call.place
-        yield (
-            call.place,
-            next(
-                (
-                    around
-                    for outer in enclosing_sites(site)
-                    for around, end in at.get((rank, step, outer), ())
-                    if around.start <= call.start and call.end <= end
-                ),
-                None,
-            ),
-        )
 
 
 def _contents(record: Record) -> tuple[object, ...]:

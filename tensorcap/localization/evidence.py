@@ -19,6 +19,7 @@ from tensorcap.comparison import (
     Comparison,
     Divergence,
     Finding,
+    FoldedResults,
     Inputs,
     Pair,
     Status,
@@ -44,7 +45,7 @@ from tensorcap.runs import (
     is_telling,
     lies_within,
 )
-from tensorcap.wording import some
+from tensorcap.wording import name_pattern, some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key
@@ -143,6 +144,7 @@ class Totals:
         self._green = {pair.key for pair in free.pairs if pair.is_compared and pair.is_green}
         self._errors = {pair.key: pair.row_error for pair in free.pairs if pair.is_compared}
         self._explained = {pair.key for pair in free.pairs if pair.is_compared and pair.status == "explained"}
+        self._patterns = {name_pattern(key) for key in self._explained}
         self.exceeded: dict[str, None] = {}
 
     def are_exceeded_by(self, key: str, error: float | None) -> bool:
@@ -161,6 +163,16 @@ class Totals:
         """Whether a result or a state differs in the free run too, and is undone there by what follows it."""
         is_result = own.made != "argument" or Key.parse(own.key).slot.startswith("output")
         return is_result and self.has_explained(own.key)
+
+    def explain_alike(self, own: OwnError, folded: FoldedResults) -> bool:
+        """Whether a result differs as one of another layer that is undone in the free run, and by as little.
+
+        Args:
+            own: The error that the module makes itself.
+            folded: Of what the module should have made, and what it made.
+        """
+        is_result = Key.parse(own.key).slot.startswith("output")
+        return is_result and name_pattern(own.key) in self._patterns and folded.is_folded(own.key)
 
     def has_explained(self, key: str) -> bool:
         """Whether a tensor differs in the free run too, and is undone there by what follows it."""
@@ -317,9 +329,12 @@ def evidence_of_replay(opened_replay: OpenReplay, free: Comparison) -> EvidenceS
     is_partial = bool(result.bad) and not has_arguments(reference)
     origins = ErrorOrigins(reference, opened_replay.target, free.pairs) if is_partial else None
     pairs = {pair.key: pair for pair in free.pairs} if is_partial else {}
+    folded = FoldedResults(opened_replay.run, opened_replay.target, ())
     bad: dict[str, list[OwnError]] = {}
     for own in result.bad:
-        if totals.explain(own) or totals.are_exceeded_by(own.key, own.error):
+        if totals.explain(own) or totals.explain_alike(own, folded):
+            continue
+        if totals.are_exceeded_by(own.key, own.error):
             continue
         pair = pairs.get(own.key)
         module = origins.module_of(pair, free.pairs) if origins is not None and pair is not None else ""
@@ -358,13 +373,15 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
     makers = _makers_of_arguments(run)
     precision = POLICY.precision_of_runs(run.reference.info, run.target.info)
     is_wide = precision is None or precision.is_wide
+    folded = FoldedResults(run.reference, run.target, ())
     bad: dict[str, list[OwnError]] = {}
     unclear: dict[str, list[OwnError]] = {}
     excused: set[str] = set()  # key texts
     for own in run.own_errors:
         if not own.is_bad:
             continue
-        if totals.explain(own) or totals.are_exceeded_by(own.key, own.error):
+        is_undone = totals.explain(own) or totals.explain_alike(own, folded)
+        if is_undone or totals.are_exceeded_by(own.key, own.error):
             excused.add(own.key)
             continue
         made_by = makers.get(own.key, ())

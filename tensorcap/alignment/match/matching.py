@@ -249,7 +249,7 @@ class Matching(Pairs):
         ]
         if is_whole[0] != is_whole[1] and not candidate.is_named:
             return True
-        if self._hands_on_another(candidate, left, right):
+        if self._hands_on_another(candidate, left, right) or self._ends_with_another(candidate, left, right):
             return True
         if self.are_near(left, right) is not False:
             return False
@@ -281,6 +281,31 @@ class Matching(Pairs):
         partners = [self.partner[0][site] for site in handed_on if site in self.partner[0]]
         made = other.result(right).digest
         return bool(partners) and all(other.result(site).digest != made for site in partners)
+
+    def _ends_with_another(self, candidate: Candidate, left: str, right: str) -> bool:
+        """Whether two modules hand on results of modules within that do not belong together.
+
+        The reference's model ends with a norm, and the target's stack of layers, which lies beside its norm,
+        with the last of the layers.
+        """
+        one, other = self.sides
+        last, other_last = (self._handed_on(i, site) for i, site in enumerate((left, right)))
+        partners = [self.partner[1][site] for site in other_last if site in self.partner[1]]
+        if candidate.is_named or not last or not partners:
+            return False
+        within = f"{other.module(right)}."
+        theirs = [self.partner[0][site] for site in last if site in self.partner[0]]
+        is_there = any(other.module(site).startswith(within) for site in theirs)
+        own = one.result(left).digest
+        return not is_there and all(one.result(site).digest != own for site in partners)
+
+    def _handed_on(self, side: int, site: str) -> list[str]:
+        """Sites within a module whose result is, bit for bit, that of the module."""
+        of_side = self.sides[side]
+        digest, within = of_side.result(site).digest, f"{of_side.module(site)}."
+        alike = of_side.groups[of_side.group_of[site]] if site in of_side.group_of else []
+        alike = [other for other in alike if of_side.module(other).startswith(within)]
+        return [other for other in alike if digest and of_side.result(other).digest == digest]
 
     def _is_more(self, left: str, right: str) -> bool:
         """Whether the target hands on a result where the reference hands on another one, far nearer to it.
