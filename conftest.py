@@ -38,6 +38,7 @@ NEEDED_BY = {
         "tests/cli/test_verify.py",
         "tests/comparison/test_calls.py",
         "tests/comparison/test_inner_points_models.py",
+        "tests/comparison/test_other_operations.py",
         "tests/comparison/test_policy_models.py",
         "tests/comparison/test_testing.py",
         "tests/comparison/test_value_range.py",

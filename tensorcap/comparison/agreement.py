@@ -17,6 +17,7 @@ from tensorcap.comparison.element_order import ElementOrder, find_order
 from tensorcap.comparison.folded_results import FoldedResults
 from tensorcap.comparison.held_values import is_held
 from tensorcap.comparison.node_flow import NodeFlow
+from tensorcap.comparison.other_operations import OtherOperations
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
 from tensorcap.comparison.pairing import Absences, Selection
 from tensorcap.comparison.ranking import error_of
@@ -190,6 +191,7 @@ class _Agreement:
         self._pairs = [p for p in pairs if p.reference is not None and p.status != "excluded"]
         self._flow = NodeFlow(reference, target, pairs)
         self._folded = FoldedResults(reference, target, self._pairs)
+        self._other_operations = OtherOperations(reference, target, pairs, self._flow)
         ops = ops_of(target)
         self._has_ops = bool(ops)
         self._has_digests = reference.trusts_digests
@@ -278,6 +280,8 @@ class _Agreement:
         )
         if around is None or not _agree(around[1]):
             return ""
+        if is_inner(key) and (why := self._other_operations.why(pair, around[1])):
+            return why
         error = error_of(pair)
         if why := self._why_undone(self._takers_of(pair), error):
             return why

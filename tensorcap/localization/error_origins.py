@@ -25,6 +25,7 @@ from tensorcap.comparison import (
     POLICY,
     Finding,
     GivenValues,
+    Limits,
     Pair,
     Precision,
     called_sites,
@@ -345,6 +346,10 @@ class ErrorOrigins:
         gap.modules[is_left_out.site if is_left_out else maker.site] = None
         if self._is_of_results and not is_argument:
             self._go_around(call, gap)
+        beside = [] if is_argument else [pair for r in call.outputs if (pair := self._known(r)) is not None]
+        if beside and all(pair.is_equal for pair in beside):  # what the call was given is right
+            gap.operands.update((pair.key, pair) for pair in beside)
+            return
         before = [r for child in self._children.get(maker.place, ()) for r in child.outputs]
         before = [r for r in before if r.order < record.order and not self._is_proven(r, maker)]
         arguments = [r for r in maker.inputs if r.order < record.order and r.dtype.is_inexact]
@@ -434,6 +439,7 @@ def _judge(
     limits = POLICY.sampled(POLICY.code_gain, pair.elements).scaled(max(1, len(blocks)))
     if is_router:
         limits = limits.scaled(_OF_SCORES)
+    limits = Limits(limits.green, limits.green)  # the whole error is not green either
     gain = error / math.hypot(inputs, 2 * precision.rounding * math.sqrt(1 + gap.depth))
     shown, limit = number_and_limit(gain, limits.green, 3)
     text = (
