@@ -16,6 +16,7 @@ from tensorcap.comparison import Comparison, compare, holds_packed_weights, pack
 from tensorcap.comparison.preflight import Preflight, preflight
 from tensorcap.localization import (
     GatheredEvidence,
+    Localization,
     Verification,
     WeightComparison,
     add_differing_operations,
@@ -128,50 +129,86 @@ def verify(
             reference_path=_final_path(trusted.path, folder, final),
             progress=progress,
         )
-        (ours, theirs), free, gathered = compared.sides, compared.free, compared.gathered
         progress.stage("localizing")
-        explain_weights = None if weights is None else weights.explain
-        localization = rank_suspects(ours, theirs, free, gathered.sources, explain_weights=explain_weights)
-        localization = add_differing_operations(
-            localization,
-            trusted,
-            tested,
-            theirs,
-            reference_model=None if reference_run is None else reference_run.workload,
-            target_model=None if target_run is None else target_run.workload,
-            mapping=compared.mapping,
-            progress=progress,
-        )
-        injection = gathered.injection
-        injected = injection.comparison if injection else None
-        why_not_injected = compared.why_not_injected
-        if gathered.injection_error is not None:
-            why_not_injected = _outside(gathered.injection_error, folder)
-        verification = Verification(
-            final,
-            compared.checklist,
-            free.mapping.order if free.mapping else _order(free),
-            free,
-            injected,
-            why_not_injected,
-            gathered.injection_error is not None,
-            localization,
-            _inheriting(free, injected),
-            weights,
-            tested.info.control,
-            []
-            if gathered.replay_error is None
-            else [f"No replay: {_outside(gathered.replay_error, folder)}."],
-        )
+        localization = _localize(compared, (trusted, tested), (reference_run, target_run), weights, progress)
+        verification = _verification(compared, localization, weights, tested, folder, final)
         progress.stage("writing")
+        injection = compared.gathered.injection
         return write_files(
             folder,
             verification,
-            (ours, theirs),
+            compared.sides,
             (injection.reference, injection.target) if injection else None,
             originals=(trusted, tested),
             layers=layers,
         )
+
+
+def _localize(
+    compared: _Compared,
+    originals: tuple[Archive, Archive],
+    runs: tuple[_Run | None, _Run | None],
+    weights: WeightComparison | None,
+    progress: Progress,
+) -> Localization:
+    """Rank and diagnose the suspects, with operations that differ between the runs."""
+    reference_model, target_model = (None if run is None else run.workload for run in runs)
+    localization = rank_suspects(
+        *compared.sides,
+        compared.free,
+        compared.gathered.sources,
+        explain_weights=None if weights is None else weights.explain,
+    )
+    return add_differing_operations(
+        localization,
+        *originals,
+        compared.sides[1],
+        reference_model=reference_model,
+        target_model=target_model,
+        mapping=compared.mapping,
+        progress=progress,
+    )
+
+
+def _verification(
+    compared: _Compared,
+    localization: Localization,
+    weights: WeightComparison | None,
+    tested: Archive,
+    folder: Path,
+    final: Path,
+) -> Verification:
+    """Put together what was found.
+
+    Args:
+        compared: The runs.
+        localization: The suspects.
+        weights: The comparison of weights; None if it was not made.
+        tested: The target under its own keys.
+        folder: Where files are written.
+        final: Where they are going to be.
+    """
+    free, gathered = compared.free, compared.gathered
+    injected = gathered.injection.comparison if gathered.injection else None
+    why_not_injected, notes = compared.why_not_injected, []
+    if gathered.injection_error is not None:
+        why_not_injected = _outside(gathered.injection_error, folder)
+    if gathered.replay_error is not None:
+        notes.append(f"No replay: {_outside(gathered.replay_error, folder)}.")
+    return Verification(
+        final,
+        compared.checklist,
+        free.mapping.order if free.mapping else _order(free),
+        free,
+        injected,
+        why_not_injected,
+        gathered.injection_error is not None,
+        localization,
+        _inheriting(free, injected),
+        weights,
+        tested.info.control,
+        notes,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,3 +176,17 @@ def three_digits(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.3g}" if math.isfinite(value) else "not finite"
+
+
+def number_and_limit(value: float, limit: float, digits: int = 2) -> tuple[str, str]:
+    """Write a number and its limit with as many digits as tell them apart, at least some.
+
+    Example:
+        >>> number_and_limit(1.04e-5, 1e-5), number_and_limit(0.5, 1e-5), number_and_limit(1.0, 1.0)
+        (('1.04e-05', '1e-05'), ('0.5', '1e-05'), ('1', '1'))
+    """
+    for count in range(digits, 18):
+        texts = f"{value:.{count}g}", f"{limit:.{count}g}"
+        if texts[0] != texts[1]:
+            return texts
+    return f"{value:.{digits}g}", f"{limit:.{digits}g}"

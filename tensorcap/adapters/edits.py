@@ -95,7 +95,10 @@ class Masked:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A tensor of other values, in its shape and dtype."""
+    """A tensor of other values, in its dtype, and in its shape if they are as many.
+
+    For an argument that is none at all it is given as it is.
+    """
 
     values: Array
 
@@ -272,6 +275,9 @@ class Rerun(Protocol):
 
         Of each the names of its tensors in the model, by names in `tensors`: those that they can stand for.
         """
+
+    def settings_of(self, site: str) -> Mapping[str, Any]:
+        """Settings of another module of its class, by name; none if there is no such module."""
 
     def read_tensor(self, name: str) -> Array:
         """Values of one of `tensors`, float64."""

@@ -4,8 +4,10 @@ In come two archives with equal keys (`tensorcap.alignment` makes them so); out 
 `pair` (the data, and `decide`, the one place that sets a status), `pairing` with `program_pair`, `pipeline`
 (the whole way);
 then what decides: `exact`, `thresholds`, `calibration`, `judge` with `policy` and `policy_tests`, `routing`,
-`near_ties`; `held_values`, `element_order` and `agreement` (what differs and is no mistake); then the rest:
-`sync_points` with `bands`, `divergence`, `exchanged_operations`, `warnings`, `blind_spots`, `baseline`,
+`near_ties`; `held_values`, `element_order`, `folded_results` and `agreement` (what differs and is no
+mistake); `quantised_layers`, with `weight_judge` and `layer_errors` (what a target in few bits may be off
+by); then the rest: `sync_points` with `bands`, `divergence`, `exchanged_operations`, `warnings`,
+`blind_spots`, `baseline`,
 `explanation`, `preflight`.
 """
 
@@ -23,6 +25,7 @@ from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import CALIBRATED, Calibration, kind_of
 from tensorcap.comparison.calibration_runs import Calibrated, calibrate, write_calibration
 from tensorcap.comparison.comparison import Comparison, json_pieces
+from tensorcap.comparison.cut_values import RoundedArguments
 from tensorcap.comparison.divergence import (
     Divergence,
     Inputs,
@@ -37,7 +40,9 @@ from tensorcap.comparison.exact import judge_by_metadata, require_readable
 from tensorcap.comparison.examination import Examination
 from tensorcap.comparison.exchanged_operations import ExchangedOperations, exchanged_operations
 from tensorcap.comparison.explanation import Explanation, explain
+from tensorcap.comparison.folded_results import FoldedResults
 from tensorcap.comparison.injected import Injected, injection_text
+from tensorcap.comparison.layer_errors import LayerError
 from tensorcap.comparison.mapping_provenance import BY_VALUES
 from tensorcap.comparison.near_ties import NearTies
 from tensorcap.comparison.padding import Padding
@@ -67,12 +72,7 @@ from tensorcap.comparison.policy_tests import (
     judge_own_error,
     without_estimates,
 )
-from tensorcap.comparison.quantised_layers import (
-    LayerError,
-    QuantisedLayers,
-    QuantisedWeight,
-    measure_layers,
-)
+from tensorcap.comparison.quantised_layers import QuantisedLayers, measure_layers
 from tensorcap.comparison.quantised_weights import (
     QuantisedModule,
     holds_packed_weights,
@@ -95,6 +95,7 @@ from tensorcap.comparison.thresholds import (
 )
 from tensorcap.comparison.warnings import digest_warnings
 from tensorcap.comparison.weight_grids import find_weight_grid
+from tensorcap.comparison.weight_judge import QuantisedWeight
 
 __all__ = [
     "ABSENT",
@@ -123,6 +124,7 @@ __all__ = [
     "ExchangedOperations",
     "Explanation",
     "Finding",
+    "FoldedResults",
     "GivenValues",
     "Injected",
     "Inputs",
@@ -139,6 +141,7 @@ __all__ = [
     "QuantisedWeight",
     "Ratio",
     "RobustErrors",
+    "RoundedArguments",
     "RunSummary",
     "Selection",
     "Shade",

@@ -14,8 +14,10 @@ import numpy as np
 from tensorcap.alignment import MappedArchive
 from tensorcap.comparison.divergence import first_divergence
 from tensorcap.comparison.element_order import ElementOrder, find_order
+from tensorcap.comparison.folded_results import FoldedResults
 from tensorcap.comparison.held_values import is_held
 from tensorcap.comparison.node_flow import NodeFlow
+from tensorcap.comparison.other_operations import OtherOperations
 from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
 from tensorcap.comparison.pairing import Absences, Selection
@@ -244,6 +246,8 @@ class _Agreement:
         }
         self._pairs = [p for p in pairs if p.reference is not None and p.status != "excluded"]
         self._flow = NodeFlow(reference, target, pairs)
+        self._folded = FoldedResults(reference, target, self._pairs)
+        self._other_operations = OtherOperations(reference, target, pairs, self._flow)
         ops = ops_of(target)
         self._has_ops = bool(ops)
         self._has_digests = reference.trusts_digests
@@ -309,7 +313,8 @@ class _Agreement:
         Each holds only if the module around it, and the model, have results that agree. Beside a mistake, by
         which the model has none, the first holds of calls that hand on what they are given in the target, and
         of products: these hide no error. Before all of them, and beside a mistake too, comes what the target
-        hands on in the place of the result of a call that it does not make, and which agrees with that.
+        hands on in the place of the result of a call that it does not make, and which agrees with that; and
+        what it has folded into a tensor (CMP-260).
         """
         record = pair.reference
         assert record is not None
@@ -319,7 +324,7 @@ class _Agreement:
         is_result_of_model = key.site == ROOT_SITE and not _is_argument(key)
         if is_result_of_model or is_gradient(key) or is_parameter(key):
             return ""
-        if why := self._why_folded(pair):
+        if why := self._why_folded(pair) or self._folded.why_folded(pair):
             return why
         if not self._is_model_green(key):
             takers = self._takers_of(pair)
@@ -335,6 +340,8 @@ class _Agreement:
         )
         if around is None or not _agree(around[1]):
             return ""
+        if is_inner(key) and (why := self._other_operations.why(pair, around[1])):
+            return why
         error = self._errors.of(pair)
         if why := self._why_undone(self._takers_of(pair), error):
             return why

@@ -11,7 +11,6 @@ from tensorcap.comparison.weight_rounding import WeightNumbers, chance_of_rows
 from tensorcap_formats.dtypes import Array
 
 _LEAST_RANGE: Final = 0.5  # of the whole, that AWQ's search may leave
-_SLACK: Final = 0.02  # steps that rounding of a scale may put a value off
 _ALIKE: Final = 0.6  # steps by which ranges that are all cut alike may be off, with half of one of rounding
 _MATRIX: Final = 2  # axes
 
@@ -41,13 +40,11 @@ def cut_of_choice(reference: Array, weight: WeightNumbers, inputs: Array | None)
     ends = len(weight.levels) - 1
     width = float(weight.levels[-1] - weight.levels[0])
     for part, own in weight.in_parts():
-        off = own.in_steps(reference[part]) - own.numbers
+        off, is_below, is_above = own.misses(reference[part])
         below, above = own.halves
-        slack = _SLACK * (below + above)
         beyond = np.where((own.places == ends) & (off > above), off, 0.0)
         beyond = np.where((own.places == 0) & (off < -below), off, beyond)
-        is_off = (off > above + slack) | (off < -below - slack)
-        if (is_off & (beyond == 0)).any():
+        if ((is_below | is_above) & (beyond == 0)).any():
             return None
         steps = _of_groups(beyond, own.steps.shape)
         least, most = min(least, float(steps.min())), max(most, float(steps.max()))

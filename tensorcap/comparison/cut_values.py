@@ -6,17 +6,25 @@ as a whole, or many values, are no such choice.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from tensorcap.runs import is_fact
 from tensorcap.wording import some
+from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
+from tensorcap_formats.errors import ReadError
+from tensorcap_formats.records import Record
 
+MOST_CUT: Final = 2.0  # times what rounding makes, that cutting values may make by choice of a calibration
 _MOST: Final = 0.01  # of the values may be cut by choice: percentiles and entropies cut fewer
 _ROWS: Final = 8  # that a channel has, to be told from one value
+_NEEDED: Final = 0.125  # of a range: three bits of eight stand for nothing
+_HALF: Final = 0.501  # of a step, and what float32 adds
 _WHOLE: Final = 0.5  # of the values of a channel, to be cut as a whole
 
 
@@ -82,3 +90,76 @@ def cut_inputs(x: Array, settings: Mapping[str, Any]) -> CutValues | None:
 def cut_results(wanted: Array, settings: Mapping[str, Any]) -> CutValues | None:
     """What the range of a layer's results cuts of them."""
     return find_cut(wanted, settings.get("output_range"), settings.get("output_step"), "its results")
+
+
+def spare_range(least: float, most: float, ends: object, what: str) -> str:
+    """Say that values need a small part of a range, as of one that is another tensor's; "" if they need more.
+
+    Args:
+        least: The smallest value of all.
+        most: The largest one.
+        ends: The least and the largest value of the range.
+        what: What the values are of, in words.
+
+    Example:
+        >>> spare_range(-1.0, 3.0, [-64.0, 64.0], "its results")
+        'its results, -1 to 3, need 3.1 % of the calibrated range -64 to 64'
+    """
+    if not (isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, float) for end in ends)):
+        return ""
+    low, high = ends
+    share = (max(most, 0.0) - min(least, 0.0)) / (high - low) if high > low else 1.0
+    if not 0 < share < _NEEDED:
+        return ""
+    needed = f"{least:.3g} to {most:.3g}, need {100 * share:.2g} %"
+    return f"{what}, {needed} of the calibrated range {low:.3g} to {high:.3g}"
+
+
+class RoundedArguments:
+    """What modules and nodes of a target that round what they are given to whole steps of a range make of it.
+
+    Args:
+        target: The target, under the reference's keys.
+    """
+
+    def __init__(self, target: Archive) -> None:
+        self._target = target
+        self._grids: dict[str, set[tuple[float, float, float]]] = defaultdict(set)
+        for record in target.records:
+            module = target.info.modules.get(record.key.site)
+            settings = module.settings if module is not None and record.key.slot.startswith("input") else {}
+            step, ends = settings.get("input_step"), settings.get("input_range")
+            if isinstance(step, float) and ends:
+                self._grids[record.digest or record.key.text].add((step, *ends))
+        for text, value in target.values.items():
+            made = f"{text.rpartition('/')[0]}/output"
+            is_node = is_fact(text, value) and isinstance(value, Mapping)
+            if not is_node or value.get("op") != "QuantizeLinear" or made not in target:
+                continue
+            taken: Mapping[str, Any] = next(iter(value.get("inputs", ())), {})
+            step, zero, given = value.get("step"), value.get("zero"), taken.get("record", "")
+            dtype = target.get(made).dtype
+            if isinstance(step, float) and given in target and dtype.name in ("int8", "uint8"):
+                limits, source = np.iinfo(dtype.name), target.get(given)
+                ends = ((limit - (zero or 0.0)) * step for limit in (limits.min, limits.max))
+                self._grids[source.digest or given].add((step, *ends))
+
+    def are(self, record: Record, archive: Archive, other: Record) -> bool:
+        """Whether what is given a tensor of the target and rounds it makes another one of it.
+
+        Args:
+            record: The tensor, as it was given.
+            archive: That of the other one.
+            other: The other one; half a step may lie between.
+        """
+        grids = self._grids.get(record.digest or record.key.text, ())
+        if not grids or record.shape != other.shape or not (record.stored and other.stored):
+            return False
+        try:
+            values, rounded = self._target.load(record), archive.load(other).astype(np.float64)
+        except (OSError, ReadError):  # the comparison says so
+            return False
+        return any(
+            (np.abs(np.clip(values.astype(np.float64), low, high) - rounded) <= step * _HALF).all()
+            for step, low, high in grids
+        )

@@ -15,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from tensorcap.comparison.cut_values import RoundedArguments
 from tensorcap.comparison.pair import Decision, Finding, Pair, Status, decide
 from tensorcap.comparison.quantised_weights import output_steps
 from tensorcap.comparison.thresholds import Thresholds
@@ -259,6 +260,7 @@ def attends(archive: Archive, record: Record) -> Array | None:
 
 
 _LEAST: Final = 16  # elements: fewer are equal by chance
+_ROUNDED: Final = ("quantisation", "weight_rounding")  # tests of what is not as in the reference, on purpose
 _HALF: Final = 0.501  # of a step, and what float32 adds
 _MASKED: Final = -1e4  # and lower, beside zeros: a mask that is added
 _OPEN: Final[tuple[Status, ...]] = ("within-rounding", "unjudged", "suspect", "diverged")
@@ -286,10 +288,11 @@ def judge_pass_through(
             have added in another order.
 
     Returns:
-        All pairs in their order; those that repeat an earlier one in the reference alone are `diverged`.
+        All pairs in their order; those that repeat an earlier one in the reference alone are `diverged`, and
+        `explained` are those that what is given them rounds to an earlier one.
     """
     broken: dict[str, Pair] = {}
-    steps = _rounded_steps(target)
+    steps, arguments = _rounded_steps(target), RoundedArguments(target)
     earlier: dict[tuple[object, ...], list[Pair]] = {}
     counts = Counter(pair.reference.digest for pair in pairs if pair.reference is not None)
     repeated = [p for p in pairs if p.reference is not None and counts[p.reference.digest] > 1]
@@ -299,16 +302,26 @@ def judge_pass_through(
         is_open = pair.status in _OPEN and not is_inner(record.key) and not thresholds.limits_for(pair.key)
         if pair.target is not None and pair.target.key.text in sums:
             continue
-        is_open &= all(finding.test != "quantisation" for finding in pair.findings)  # it rounds on purpose
+        is_open &= not any(finding.test in _ROUNDED for finding in pair.findings)  # it rounds on purpose
         agreeing = [other for other in same if other.is_green]  # else it may be another tensor in the target
-        if agreeing and is_open and not _is_repeated(target, pair, agreeing, left_out, steps):
+        if agreeing and is_open and not _is_repeated(target, pair, agreeing, left_out, steps, arguments):
             text = f"equal to {agreeing[-1].key} in the reference, not in the target"
             finding = Finding("pass_through", 1, 0, "diverged", text)
             findings = (finding, *pair.findings)
             broken[pair.key] = decide(pair, Decision("pass-through", "diverged", pair.reason, findings))
+        elif pair.status in ("suspect", "diverged") and pair.target is not None:
+            made = [other for other in agreeing if arguments.are(pair.target, target, _target_of(other))]
+            if made:
+                reason = f"what is given it rounds it to what {made[-1].key} holds, which agrees"
+                broken[pair.key] = decide(pair, Decision("pass-through", "explained", reason, pair.findings))
         same.append(pair)
     again = _computed_again(reference) if broken else ()
     return [pair if pair.key in again else broken.get(pair.key, pair) for pair in pairs]
+
+
+def _target_of(pair: Pair) -> Record:
+    assert pair.target is not None  # it is green
+    return pair.target
 
 
 def _in_order(reference: Archive, pairs: Sequence[Pair]) -> list[tuple[Pair, Record]]:
@@ -368,6 +381,7 @@ def _is_repeated(
     earlier: Sequence[Pair],
     left_out: Callable[[Record], Array | None],
     steps: Mapping[str, float],
+    arguments: RoundedArguments,
 ) -> bool:
     """Whether a target's record is equal to an earlier one, as far as that is known."""
     tested = pair.target
@@ -378,7 +392,9 @@ def _is_repeated(
         return True
     padding = left_out(pair.reference) if pair.reference is not None else None
     return any(
-        _has_equal_values(target, tested, other, padding) or _is_rounded(target, tested, other, steps)
+        _has_equal_values(target, tested, other, padding)
+        or _is_rounded(target, tested, other, steps)
+        or arguments.are(tested, target, other)
         for other in reversed(others)
     )
 

@@ -95,6 +95,12 @@ class Injected:
             left.update((one.key, None) for one in self._arguments(place) if not self.is_replaced(one.key))
         return tuple(left)
 
+    def takes_replaced(self, pair: Pair) -> bool:
+        """Whether each call that made a pair's tensor was given something that was replaced."""
+        places = [self._call_of(record) for record in self._records(pair)]
+        given = [self._arguments(place) if place is not None else () for place in places]
+        return bool(given) and all(any(self.is_replaced(one.key) for one in each) for each in given)
+
     def was_replaced(self, pair: Pair) -> bool:
         """Whether the tensor was replaced by another one after it was recorded."""
         return bool(self._replaced) and any(map(self.is_replaced, self.keys_of(pair)))

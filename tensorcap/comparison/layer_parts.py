@@ -9,16 +9,20 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
-from tensorcap.comparison.layer_products import floats_of, place_in_run
+from tensorcap.alignment import MappedArchive
+from tensorcap.comparison.layer_errors import LayerError
+from tensorcap.comparison.layer_products import BIAS, Product, floats_of, place_in_run
+from tensorcap.comparison.record_index import RecordIndex
 from tensorcap.runs import contents_of, is_parameter, is_result
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError
+from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 
 _ENDS: Final[Mapping[str, tuple[float, float]]] = {  # what results of an activation lie between, by class
@@ -97,6 +101,7 @@ class _Parts:
     def __init__(self, reference: Archive, target: Archive) -> None:
         self._reference, self._target = reference, target
         self._results: dict[tuple[str, object], Record] = {}
+        self._alike: dict[object, list[Record]] = defaultdict(list)
         self._users: dict[object, list[Record]] = defaultdict(list)
         self._parameters: dict[tuple[str, str], Record] = {}
         for record in reference.records:
@@ -107,6 +112,7 @@ class _Parts:
                 continue
             if is_result(key):
                 self._results[key.site, place_in_run(key)] = record
+                self._alike[contents_of(record)].append(record)
             elif key.slot.startswith("input"):
                 self._users[contents_of(record)].append(record)
 
@@ -135,7 +141,8 @@ class _Parts:
     def _norm(self, record: Record) -> tuple[FoldedNorm | None, Record | None]:
         """The norm behind a result, and what it makes; None for one that the target has itself."""
         result = self._behind(record, _NORMS)
-        if result is None or (result.key.text in self._target and not self._is_same(result, record)):
+        is_own = result is not None and result.key.text in self._target and not self._is_in(result, record)
+        if result is None or (is_own and not self._is_same(result, record)):
             return None, None
         site = result.key.site
         slots = ("param.weight", "param.bias", "buffer.running_mean", "buffer.running_var")
@@ -152,11 +159,23 @@ class _Parts:
         return FoldedNorm(site, result.key.text, factors, shifts), result
 
     def _is_same(self, result: Record, layer: Record) -> bool:
-        """Whether the target has the same in the places of two results of the reference."""
-        if result.key.text not in self._target:
-            return False
-        own, theirs = self._target.get(result.key.text), self._target.get(layer.key.text)
-        return theirs.stored and own.digest != "" and contents_of(own) == contents_of(theirs)
+        """Whether the target has a layer's result in the place of one of the reference, or of its like.
+
+        A module around has the result of the last one in it.
+        """
+        theirs = self._target.get(layer.key.text)
+        places = [each.key.text for each in (result, *self._alike[contents_of(result)])]
+        held = [self._target.get(text) for text in places if text in self._target and text != layer.key.text]
+        if result.key.text in self._target:
+            held = held[:1]
+        return theirs.stored and any(own.digest and contents_of(own) == contents_of(theirs) for own in held)
+
+    def _is_in(self, result: Record, layer: Record) -> bool:
+        """Whether an operation within a layer of the target is what makes a result of the reference."""
+        links = self._target.links if isinstance(self._target, MappedArchive) else {}
+        link, own = links.get(result.key.text), links.get(layer.key.text)
+        site = layer.key.site if own is None else own.target[0].key.site
+        return link is not None and link.target[0].key.site.startswith(f"{site}:")
 
     def _activation(self, before: Record, layer: Record) -> Activation | None:
         """The activation behind a result of the reference that is a part of a layer in the target.
@@ -196,3 +215,86 @@ def is_folded_bias(norm: FoldedNorm, ours: Array | None, theirs: Array) -> bool:
     if wanted.shape != theirs.shape:
         return False
     return bool(np.linalg.norm(theirs - wanted) <= _SAME_BIAS * np.linalg.norm(wanted))
+
+
+def with_parts(product: Product, parts: LayerParts | None, norm: FoldedNorm | None) -> Product:
+    """A product with the norm and the activation that are a part of the layer."""
+    if parts is None:
+        return product
+    activation = parts.activation if norm is None else parts.behind_norm
+    if norm is not None:
+        product = product.with_norm(norm.factors, norm.shifts)
+    if activation is not None:
+        key = activation.key if activation.is_held else product.key
+        product = product.with_activation(key, activation.ends)
+    return product
+
+
+@dataclass(slots=True)
+class Inside:
+    """What lies within layers of which norms and activations are a part, and why it differs.
+
+    Attributes:
+        ours: The reference's records.
+        theirs: The target's, under the reference's keys.
+        undone: Why tensors differ, by key text.
+        inside: Key texts of what has no counterpart: what the reference makes before the last part.
+        rounded: What rounding makes of tensors that hold what the last part makes, by key text, relative.
+        results: The own error of the layer, by the key text of each of them in whose place the target has its
+            result.
+        calls: Key texts of the results of layers that were added.
+    """
+
+    ours: RecordIndex
+    theirs: RecordIndex
+    undone: dict[str, str] = field(default_factory=dict)
+    inside: set[str] = field(default_factory=set)
+    rounded: dict[str, float] = field(default_factory=dict)
+    results: dict[str, LayerError] = field(default_factory=dict)
+    calls: set[str] = field(default_factory=set)
+
+    def add(
+        self, call: str, product: Product, error: LayerError, parts: LayerParts, norm: FoldedNorm | None
+    ) -> None:
+        """Add a call of a layer.
+
+        Args:
+            call: Key text of the layer's own result.
+            product: The call, with the parts.
+            error: Its own error.
+            parts: What the layer may have in it.
+            norm: The norm that it has; None if it has none.
+
+        Raises:
+            OSError, ReadError: A bias cannot be read.
+        """
+        reference, target = self.ours.archive, self.theirs.archive
+        self.calls.add(call)
+        layer = target.get(call)
+        activation = parts.activation if norm is None else parts.behind_norm
+        behind = [part for part in (norm, activation) if part is not None]
+        if not behind:
+            return
+        made = [call, *(part.key for part in behind)]
+        same = [[record.key.text for record in self.ours.holders(reference.get(key))] for key in made]
+        is_good = error.finding.status == "within-rounding"
+        verb = "is a part" if len(behind) == 1 else "are parts"
+        reason = f"in the target {' and '.join(part.site for part in behind)} {verb} of it"
+        inner = {text for texts in same[:-1] for text in texts}
+        self.inside |= inner
+        self.undone |= {text: reason for text in inner if is_good or text != product.key}
+        self.rounded |= {text: error.expected for text in same[-1] if text != product.key}
+        there = [target.get(text) for text in same[-1] if text in target and layer.digest]
+        held = [record.key.text for record in there if contents_of(record) == contents_of(layer)]
+        self.results |= dict.fromkeys(held, error)
+        if norm is None:
+            return
+        site = Key.parse(call).site
+        folded = f"in the target {norm.site} is folded into {site}"
+        self.undone |= {record.key.text: folded for record in self.ours.parameters(norm.site).values()}
+        bias, other = (index.parameters(site).get(BIAS) for index in (self.ours, self.theirs))
+        if bias is None or other is None:
+            return
+        made_of, theirs = floats_of(reference, bias), floats_of(target, other)
+        if theirs is not None and is_folded_bias(norm, made_of, theirs):
+            self.undone[bias.key.text] = folded

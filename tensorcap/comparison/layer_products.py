@@ -9,20 +9,26 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.policy import POLICY
+from tensorcap.comparison.record_index import RecordIndex
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import ModuleInfo
 
+BIAS: Final = "param.bias"  # slot
 MOST_ROWS: Final = 512  # of an input that are multiplied: the first ones, of patches any
 _MATRIX: Final = 2  # axes
+_SATURATED: Final = (
+    16  # inputs that are equal to the largest, and more than this share of all: an activation cuts
+)
+_SHARE: Final = 0.001
 _LINEAR: Final = 1e-3  # relative error of a product that is a layer's result, in float32
 
 
@@ -105,11 +111,27 @@ class Product:
         wide: Array = means * is_inside
         return wide
 
-    def with_inputs_above_0(self, weight: Array) -> Product:
-        """Return the product of inputs that are cut off below 0, as the reference's are, by their range."""
-        if self.given.min(initial=0.0) < 0 or self.x.min(initial=0.0) >= 0:
+    def with_inputs_within(self, settings: Mapping[str, Any], weight: Array) -> Product:
+        """Return the product of inputs that their range cuts off where the reference's activation does.
+
+        That is below 0 if the reference's inputs begin there, and above their largest value if many have it.
+        """
+        low, high = settings.get("input_range") or (None, None)
+        step, least, most = (
+            settings.get("input_step", 0.0),
+            self.given.min(initial=0.0),
+            self.given.max(initial=0.0),
+        )
+        is_saturated = (self.given == most).sum() >= max(_SATURATED, _SHARE * self.given.size)
+        ends = (
+            0.0 if low == 0 and least >= 0 else -math.inf,
+            float(high)
+            if is_saturated and isinstance(high, float) and abs(high - most) <= step
+            else math.inf,
+        )
+        x = np.clip(self.x, *ends)
+        if (x == self.x).all():
             return self
-        x = np.maximum(self.x, 0)
         return replace(self, x=x, wanted=multiply(x, weight.reshape(len(weight), -1)) + self.bias)
 
     def with_norm(self, factors: Array, shifts: Array) -> Product:
@@ -303,3 +325,49 @@ def floats_of(archive: Archive, record: Record) -> Array | None:
         return None
     values = archive.load(record).astype(np.float64)
     return values if np.isfinite(values).all() else None
+
+
+class LookUp(NamedTuple):
+    """A call of a table, as an embedding.
+
+    Attributes:
+        key: Key text of its result.
+        rows: Places in the table, `[rows]`.
+        values: What the target's made, `[rows, columns]`, float64.
+    """
+
+    key: str
+    rows: Array
+    values: Array
+
+
+def looked_up(reference: RecordIndex, target: Archive, site: str, weight: Array) -> Iterator[LookUp]:
+    """Yield the calls of a table, of which the reference's results are rows.
+
+    Args:
+        reference: The reference's records.
+        target: The archive under test, under the reference's keys.
+        site: That of the table.
+        weight: The reference's, `[rows, columns]`, float64; of another shape it is no table.
+
+    Raises:
+        OSError, ReadError: What was given or made cannot be read.
+    """
+    if weight.ndim != _MATRIX:
+        return
+    records = [record for record in reference.tensors(site) if record.stored]
+    given = {place_in_run(r.key): r for r in records if r.key.slot.startswith("input") and r.dtype.is_whole}
+    for record in records:
+        text = record.key.text
+        places, own = given.get(place_in_run(record.key)), target.get(text) if text in target else None
+        if not record.key.slot.startswith("output") or places is None or own is None or not own.stored:
+            continue
+        values, theirs = floats_of(reference.archive, record), floats_of(target, own)
+        rows = reference.archive.load(places).reshape(-1).astype(np.int64)
+        if values is None or theirs is None or values.shape != theirs.shape or not rows.size:
+            continue
+        if values.shape[-1] != weight.shape[1] or values.size != rows.size * weight.shape[1]:
+            continue
+        values, theirs = (side.reshape(-1, weight.shape[1]) for side in (values, theirs))
+        if rows.min() >= 0 and rows.max() < len(weight) and np.array_equal(values, weight[rows]):
+            yield LookUp(text, rows, theirs)

@@ -7,6 +7,7 @@ So is what it loses: an operand of a sum that is below half a step of that adds 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap.alignment import MappedArchive
-from tensorcap.runs import is_fact
+from tensorcap.runs import is_fact, is_inner, is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import ReadError
@@ -138,12 +139,7 @@ def inner_roundings(target: Archive, nodes: Iterable[RoundedNode]) -> dict[str, 
     squares: dict[tuple[str, int, int, int], float] = {}
     for node in nodes:
         rows = _rows(target, node)
-        if rows is None:
-            continue
-        sizes = np.sqrt(np.square(rows).mean(axis=1))
-        sizes = sizes[(sizes > 0) & np.isfinite(sizes)]
-        if sizes.size:
-            relative = node.step / math.sqrt(12) / float(np.median(sizes))
+        if rows is not None and (relative := _relative(node, rows)):
             call = node.module, node.record.key.rank, node.record.key.step, node.call
             squares[call] = squares.get(call, 0.0) + relative**2
     largest: dict[str, float] = {}
@@ -152,17 +148,54 @@ def inner_roundings(target: Archive, nodes: Iterable[RoundedNode]) -> dict[str, 
     return largest
 
 
+def rounded_tensors(target: Archive, nodes: Iterable[RoundedNode]) -> Iterator[tuple[str, float]]:
+    """Yield key texts of what modules hand on that a node rounded, and what that makes of it, relative.
+
+    They are known by their values: those of the node, as floats.
+    """
+    handed_on: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    for record in target.records:
+        is_handed_on = not is_parameter(record.key) and not is_inner(record.key)
+        if is_handed_on and record.dtype.kind == "float" and record.statistics is not None:
+            ends = record.statistics.minimum, record.statistics.maximum
+            handed_on[record.shape, record.key.rank, record.key.step, ends].append(record.key.text)
+    for node in nodes:
+        values = _values(target, node)
+        if values is None or not values.size:
+            continue
+        key = node.record.key
+        place = node.record.shape, key.rank, key.step, (float(values.min()), float(values.max()))
+        relative = _relative(node, values) if place in handed_on else 0.0
+        for text in handed_on.get(place, ()) if relative else ():
+            if np.array_equal(target.load(target.get(text)).reshape(values.shape), values):
+                yield text, relative
+
+
 def _rows(target: Archive, node: RoundedNode) -> Array | None:
     """The first rows of what a node makes, in the unit of its values, float64; None if there are none."""
+    values = _values(target, node)
+    return None if values is None else values.reshape(-1, values.shape[-1])[:_MOST_ROWS].astype(np.float64)
+
+
+def _relative(node: RoundedNode, rows: Array) -> float:
+    """What rounding to a step makes of rows, over their size: the median of those that aren't zeros alone."""
+    sizes = np.sqrt(np.square(rows.astype(np.float64)).mean(axis=-1))
+    sizes = sizes[(sizes > 0) & np.isfinite(sizes)]
+    return node.step / math.sqrt(12) / float(np.median(sizes)) if sizes.size else 0.0
+
+
+def _values(target: Archive, node: RoundedNode) -> Array | None:
+    """What a node makes, in the unit of its values; None if there is nothing."""
     if not node.record.stored or not node.record.size or not node.record.shape:
         return None
     try:
-        values = target.load(node.record).astype(np.float64)
+        values = target.load(node.record)
     except (OSError, ReadError):  # the comparison says so
         return None
-    unit = node.step if node.record.dtype.kind in _WHOLE else 1.0
-    rows: Array = (values.reshape(-1, values.shape[-1])[:_MOST_ROWS] - node.zero) * unit
-    return rows
+    if node.record.dtype.kind not in _WHOLE:
+        return values
+    floats: Array = (values.astype(np.float32) - np.float32(node.zero)) * np.float32(node.step)
+    return floats
 
 
 def lost_operands(target: Archive, nodes: Iterable[RoundedNode]) -> Iterator[LostOperand]:

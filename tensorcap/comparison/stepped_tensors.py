@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from tensorcap.comparison.layer_products import floats_of
-from tensorcap.comparison.weight_rounding import common_steps
+from tensorcap.comparison.weight_rounding import are_whole, common_steps
 from tensorcap.runs import contents_of, is_parameter, is_telling
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -25,7 +25,6 @@ _NUMBERS: Final = 256  # that eight bits tell apart
 _FEWEST: Final = 8  # numbers that are seen: fewer lie on many a step
 _LEAST: Final = 16  # elements
 _SAMPLE: Final = 4096  # elements that are looked at before all
-_OFF_STEP: Final = 0.02  # steps that a value may be off
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,4 @@ def find_step(values: Array) -> float | None:
         return None
     step = float(steps[0])
     numbers = flat / step
-    whole = np.rint(numbers)
-    if np.ptp(whole) >= _NUMBERS or not (np.abs(numbers - whole) <= _OFF_STEP).all():
-        return None
-    return step
+    return step if np.ptp(np.rint(numbers)) < _NUMBERS and are_whole(numbers).all() else None

@@ -199,6 +199,21 @@ class WeightNumbers:
         variances: Array = (below**3 + above**3) / (3 * (below + above)) * self.wide_steps**2
         return variances + np.square(self.unit * self.values)
 
+    def misses(self, reference: Array) -> tuple[Array, Array, Array]:
+        """Find the elements whose number is not the nearest to the reference's.
+
+        Args:
+            reference: float64, in the shape of the weight.
+
+        Returns:
+            How many steps the reference's lies from each number; whether it is nearer to the next number
+            below, and to the next above, by more than rounding of a scale may put it.
+        """
+        off = self.in_steps(reference) - self.numbers
+        below, above = self.halves
+        slack = _SLACK * (below + above)
+        return off, off < -below - slack, off > above + slack
+
     @property
     def scope(self) -> str:
         """What shares a scale, in words.
@@ -281,10 +296,7 @@ def measure_rounding(reference: Array, weight: WeightNumbers, inputs: Array | No
         portions = np.minimum(1.0, energy / max(float(energy.mean()), 1e-300))
     for part, rows in weight.in_parts():
         errors = rows.values - reference[part]
-        off = rows.in_steps(reference[part]) - rows.numbers
-        below, above = rows.halves
-        slack = _SLACK * (below + above)
-        is_above, is_below = off > above + slack, off < -below - slack
+        _, is_below, is_above = rows.misses(reference[part])
         is_nearest &= not (is_above.any() or is_below.any())
         beyond += int((is_above & (rows.places == ends)).sum() + (is_below & (rows.places == 0)).sum())
         sides = [side.reshape(len(errors), -1) for side in (np.square(errors), rows.variances)]
@@ -327,15 +339,25 @@ def is_wide_step(reference: Array, values: Array, steps: Array, products: Array 
     wide = spread(steps, values.shape)
     if not (wide > 0).all():
         return False
-    numbers = values / wide
-    slack = _SLACK + 2 * UNIT_ROUNDOFFS["float32"] * np.abs(numbers)
-    if not (np.abs(numbers - np.rint(numbers)) <= slack).all():
+    if not are_whole(values / wide).all():
         return False
     if wide.max(initial=0.0) <= np.abs(reference).max(initial=0.0) / _BYTE:
         return True
     if products is None or products.size not in (1, wide.size):
         return False
     return bool(np.allclose(wide.reshape(-1), products, rtol=_EQUAL_STEPS, atol=0))
+
+
+def are_whole(numbers: Array) -> Array:
+    """Whether each is a whole number, but for rounding of a scale and of values in float32.
+
+    Example:
+        >>> are_whole(np.array([3.0, -2.01, 0.5])).tolist()
+        [True, True, False]
+    """
+    slack = _SLACK + 2 * UNIT_ROUNDOFFS["float32"] * np.abs(numbers)
+    is_whole: Array = np.abs(numbers - np.rint(numbers)) <= slack
+    return is_whole
 
 
 def measure_wide(reference: Array, values: Array, steps: Array) -> Rounding:
@@ -504,7 +526,7 @@ def common_steps(rows: Array, most: int) -> Array | None:
     for divisor in (1, 2, 3, 4):
         tried = steps[is_open] / divisor
         numbers = rows[is_open] / tried[:, None]
-        fits = (np.abs(numbers - np.rint(numbers)) <= _SLACK).all(axis=1)
+        fits = are_whole(numbers).all(axis=1)
         fits &= np.rint(numbers.max(axis=1) - numbers.min(axis=1)) <= most
         places = np.flatnonzero(is_open)[fits]
         steps[places] = tried[fits]

@@ -32,6 +32,11 @@ _TWICE_KINDS: Final[Mapping[str, str]] = {  # kind if an operation is done twice
 }
 _OPTIONS: Final = (  # by the words for an option of an operation: kind, hint; the first that fits counts
     (
+        "heads of * repeated in turn*",
+        "attention-heads",
+        "Heads of keys are repeated in another order: each by itself, or all in turn.",
+    ),
+    (
         "part * of its inputs summed",
         "partial-sum",
         "Not all inputs are summed: those of another device, or of the other tiles, are missing.",
@@ -107,6 +112,7 @@ _OPTIONS: Final = (  # by the words for an option of an operation: kind, hint; t
     ("softmax along *", "axes-differ", "The softmax runs along another axis."),
     ("* rounded to *float16", "operation-precision", "What goes into an operation is kept in low precision."),
     ("* in *float16", "operation-precision", "One operation is done in low precision on one side only."),
+    ("attention that *", "attention-mask", "What is seen: a mask that is left out, causal or both ways."),
     ("ax[ei]s *", "axes-differ", "Statistics, or sums, are taken over other axes."),
     ("* group*", "groups-differ", "Statistics are taken of other groups: per head, per group, or of all."),
     (
@@ -216,7 +222,15 @@ def move_operations(operations: Mapping[str, Operation]) -> Iterator[Mutation]:
                 "Two operations are done the other way round: a norm, an activation, a sum, a factor, a gate."
             )
             facts = {"operation": operation.name, "place": operation.place, "behind": where}
+            child = _enclosing(operation.child, behind if other is None else other.child)
+            facts |= {"child": child} if child else {}
             yield Mutation("operations-order", text, hint, CallMutation(moved={key: (at, behind)}), facts)
+
+
+def _enclosing(one: str, other: str) -> str:
+    """The module that two modules lie within, or that one is; "" if that is the one that was called."""
+    pairs = zip(one.split("."), other.split("."), strict=False)
+    return ".".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def move_operations_ahead(operations: Mapping[str, Operation]) -> Iterator[Mutation]:
@@ -258,11 +272,12 @@ def classify_number(operation: Operation, name: str, number: float) -> tuple[str
     )
     if is_small or name == "eps":
         return "norm-eps", "Another eps; it shows in rows of small values only."
+    places = "positions-differ", "Places are counted from another number, or in other steps."
     for words, kind, hint in _NUMBERS:
         if operation.name in words.split() or name in words.split():
-            return kind, hint
+            return places if kind == "offset" and _makes_places(operation) else (kind, hint)
     if _makes_places(operation):
-        return "positions-differ", "Places are counted from another number, or in other steps."
+        return places
     return "factor", "A number in the code is another one."
 
 

@@ -236,17 +236,35 @@ class PairContext:
         """The call that made the reference; None if it cannot be made again."""
         if self.rerun is None or self.window is not None:
             return None
+        sides = self.reference_values, self.target_values
+        if self.uncounted is not None:
+            sides = np.where(self.uncounted, 0.0, sides[0]), np.where(self.uncounted, 0.0, sides[1])
         return repeat_call(
             self.rerun,
-            self.reference_values,
-            self.target_values,
+            *sides,
             target_dtype=self.target.dtype.name,
             search=self.search,
-            ignored=self.ignored,
+            ignored=self.uncounted,
             is_of_choices=self.reference.dtype.kind == "float"
             and self.r.ndim > 0
             and 1 < self.chosen_experts == self.r.shape[-1],
         )
+
+    @cached_property
+    def uncounted(self) -> Values | None:
+        """Elements of tokens that the masks of both runs leave out, if others err too; else those ignored.
+
+        What an implementation makes of a token that sees nothing is its own affair (POL-31).
+        """
+        if not self.is_same_shape or self.window is not None or self.t.ndim < 2:
+            return self.ignored
+        left_out = Padding(self.reference_archive, self.target_archive).left_out(self.reference)
+        if left_out is None:
+            return self.ignored
+        t, r = (np.where(left_out, 0.0, side) for side in (self.t, self.r))
+        if relative_error(t, r) <= self.tolerance():
+            return self.ignored
+        return left_out if self.ignored is None else left_out | self.ignored
 
     @cached_property
     def config(self) -> Mapping[str, Any]:

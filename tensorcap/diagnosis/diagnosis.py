@@ -19,6 +19,7 @@ from tensorcap.diagnosis.attention import propose_attention_cores
 from tensorcap.diagnosis.context import PairContext, read_pair
 from tensorcap.diagnosis.error_location import propose_error_locations, propose_mistakes_in_inner_inputs
 from tensorcap.diagnosis.factors import propose_factors
+from tensorcap.diagnosis.group_norms import propose_group_norms
 from tensorcap.diagnosis.hypothesis import Explanation, Hypothesis, Scorer, rank_explanations
 from tensorcap.diagnosis.linear_weights import propose_linear_weights
 from tensorcap.diagnosis.mutation_trials import (
@@ -89,6 +90,7 @@ FAMILIES: Final = (  # in the order in which they are tried
     Family("rotary embeddings", propose_rotations),
     Family("activations", propose_activations),
     Family("norms", propose_norms),
+    Family("norms of groups", propose_group_norms),
     Family("matrix products", propose_products),
     Family("routers", propose_routings),
     Family("attention", propose_attention_cores),

@@ -22,6 +22,7 @@ _LEAST_STEP: Final = 1 / 4  # roundings that it has to change the values by
 _STEP_SLACK: Final = 0.1  # by which the step may miss the one that it says, besides some standard errors
 _STEP_DEVIATIONS: Final = 4.0  # so many
 _NO_REASON: Final = ("holds", "nan")  # kinds that say what the target is and not why
+_EQUAL: Final = 0.05  # share of the error that one that says what the target is may leave
 _VAGUE: Final = ("setting-differs",)  # kinds of which a more special one says the same in clearer words
 _MANY_PARAMETERS: Final = 2  # fitted numbers that describe an error rather than say its reason
 _WIDE_NOISE: Final = 2e-7  # error that the order of operations in float32 alone may make
@@ -48,6 +49,8 @@ class Hypothesis:
         hint: The usual mistake that looks so, as a sentence.
         facts: What was fitted or measured, as JSON values.
         roundings: How many roundings it may leave.
+        is_exact: Whether it may leave nothing else: neither a share of the error nor what is inherited, as
+            where a tensor of the target is another one of the target itself.
     """
 
     kind: str
@@ -61,6 +64,7 @@ class Hypothesis:
     hint: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     roundings: float = ROUNDINGS
+    is_exact: bool = False
 
 
 def inherited_error(observed: Values, predicted: Values, baseline: Values) -> Hypothesis:
@@ -133,7 +137,8 @@ class Scorer:
 
         1. `after` is its relative error, `before` that of its baseline (1 if there is none).
         2. The limit is the largest of some roundings, a share of `before`, and a multiple of the inherited
-           error; never more than a tenth of the squared error, unless the hypothesis is certain.
+           error; never more than a tenth of the squared error, unless the hypothesis is certain. An exact one
+           may leave roundings alone, and one that says what the target is and not why some percent.
         3. The score is -n log(after / before), less k/2 log n for k fitted numbers (the Bayesian information
            criterion), less the logarithm of its alternatives.
         4. It may fit by luck if it has too many fitted numbers for the elements that err, or if noise would
@@ -143,8 +148,10 @@ class Scorer:
         baseline = hypothesis.baseline
         before = None if baseline is None else relative_error(hypothesis.observed, baseline)
         whole = 1.0 if before is None else before
-        limit = max(hypothesis.roundings * self.rounding, SHARE * whole, INHERITED * self.inherited)
-        limit = min(limit, LESSENED * whole)
+        limit = hypothesis.roundings * self.rounding
+        if not hypothesis.is_exact:
+            limit = max(limit, SHARE * whole, INHERITED * self.inherited)
+        limit = min(limit, (_EQUAL if hypothesis.kind in _NO_REASON else LESSENED) * whole)
         self.count += 1
         if limit < after <= _CERTAIN_ROUNDINGS * self.rounding and self._is_certain(hypothesis):
             limit = _CERTAIN_ROUNDINGS * self.rounding

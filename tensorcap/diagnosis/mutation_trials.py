@@ -24,6 +24,7 @@ from tensorcap.diagnosis.constants import hint_for_factor, name_factor
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.golden_section import RATIO, minimize_over_logarithm
 from tensorcap.diagnosis.hypothesis import LESSENED, Hypothesis
+from tensorcap.diagnosis.layer_mutations import take_layers, take_tables
 from tensorcap.diagnosis.mutations import (
     SMALLEST_FITTED,
     Mutation,
@@ -58,14 +59,19 @@ def propose_mutations(context: PairContext) -> Iterator[Hypothesis]:
     """Propose mutations of experts, settings, arguments, results and tensors, each by itself.
 
     1. The call has to make the reference's value again; otherwise nothing is tried.
-    2. Mutations with usual values.
+    2. What another layer has, mutations with usual values, and other tables of positions.
     3. For a narrow target, tensors rounded to its dtype.
     4. Numbers among the settings, fitted.
     """
     call = context.repeated_call
     if call is None:
         return
-    yield from _try_mutations(context, call, list_mutations(context, call, largest=_LARGEST))
+    mutations = [
+        *take_layers(context, call.rerun),
+        *list_mutations(context, call, largest=_LARGEST),
+        *take_tables(context, call.rerun),
+    ]
+    yield from _try_mutations(context, call, mutations)
     if context.is_narrow:
         yield from _try_mutations(context, call, round_tensors(call.used_tensors, context.target.dtype.name))
     numbers = [

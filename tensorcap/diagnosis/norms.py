@@ -309,6 +309,9 @@ def _propose_other_groups(
     ways: list[tuple[str, str, Values]] = []
     for name, shape in shapes.items():
         ways.append(("groups-differ", name, usual(x.reshape(shape), None, None, "float64").reshape(x.shape)))
+        turned = np.swapaxes(x.reshape(*x.shape[:-1], shape[-1], shape[-2]), -1, -2)
+        normed = np.swapaxes(usual(turned, None, None, "float64"), -1, -2).reshape(x.shape)
+        ways.append(("groups-differ", f"{name} that lie that many apart", normed))
     for first in range(1, x.ndim - 1):
         whole = x.reshape(*x.shape[:first], -1)
         name = f"axes {first} to {x.ndim - 1} together"

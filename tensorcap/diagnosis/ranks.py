@@ -134,44 +134,9 @@ def _propose_sums(context: PairContext, rule: TensorRule, count: int) -> Iterato
     chance = math.log(4 * len(groups))
     is_sum = any(word in ("sum", "avg") for word in rule.rule.replace(";", " ").split())
     for n in groups:
-        facts = {"ranks": n}
-        for shift, aside in ((bias, ", its bias aside"), (np.zeros(1), "")):
-            if shift is None:
-                continue
-            product = context.r - shift
-            yield context.propose(
-                "reduced-again",
-                f"the target is the reference times {n}{aside}: {n} ranks add up what each holds whole",
-                n * product + shift,
-                log_alternatives=chance,
-                hint="An all-reduce is done twice, or of what no rank has a term of alone.",
-                facts=facts,
-            )
-            yield context.propose(
-                "reduced-mean",
-                f"the target is the reference divided by {n}{aside}: the terms of {n} ranks are averaged",
-                product / n + shift,
-                log_alternatives=chance,
-                hint="The mean over ranks is taken in the place of the sum, or terms are divided beforehand.",
-                facts=facts,
-            )
+        yield from _propose_sums_of(context, bias, n, chance)
         if bias is not None:
-            what = (
-                "each of {} ranks has added the bias to its term"
-                if is_sum
-                else "the bias is added on each of {} ranks"
-            )
-            hint = "The bias belongs to the sum: one rank adds it, or all do so after the all-reduce."
-            if is_sum:
-                hint = "The all-reduce that the bias comes after is missing: ranks hold terms here."
-            yield context.propose(
-                "bias-on-ranks",
-                f"the target is the reference plus the bias {n - 1} times: {what.format(n)}",
-                context.r + (n - 1) * bias,
-                log_alternatives=chance,
-                hint=hint,
-                facts=facts,
-            )
+            yield _propose_bias_on_ranks(context, bias, n, chance, is_sum=is_sum)
     for label, term, own in islice(context.read_neighbours(context.r.shape), _TERMS):
         for n in groups:
             yield context.propose(
@@ -182,6 +147,51 @@ def _propose_sums(context: PairContext, rule: TensorRule, count: int) -> Iterato
                 hint="A residual is added on each rank before the all-reduce.",
                 facts={"ranks": n, "key": label},
             )
+
+
+def _propose_sums_of(
+    context: PairContext, bias: Values | None, n: int, chance: float
+) -> Iterator[Hypothesis]:
+    """Propose that n ranks are summed once more, or averaged, with the bias in the sum and without."""
+    for shift, aside in ((bias, ", its bias aside"), (np.zeros(1), "")):
+        if shift is None:
+            continue
+        product = context.r - shift
+        yield context.propose(
+            "reduced-again",
+            f"the target is the reference times {n}{aside}: {n} ranks add up what each holds whole",
+            n * product + shift,
+            log_alternatives=chance,
+            hint="An all-reduce is done twice, or of what no rank has a term of alone.",
+            facts={"ranks": n},
+        )
+        yield context.propose(
+            "reduced-mean",
+            f"the target is the reference divided by {n}{aside}: the terms of {n} ranks are averaged",
+            product / n + shift,
+            log_alternatives=chance,
+            hint="The mean over ranks is taken in the place of the sum, or terms are divided beforehand.",
+            facts={"ranks": n},
+        )
+
+
+def _propose_bias_on_ranks(
+    context: PairContext, bias: Values, n: int, chance: float, *, is_sum: bool
+) -> Hypothesis:
+    """Propose that each of n ranks adds the bias: to its term of a sum, or where a sum is missing."""
+    what = f"the bias is added on each of {n} ranks"
+    hint = "The bias belongs to the sum: one rank adds it, or all do so after the all-reduce."
+    if is_sum:
+        what = f"each of {n} ranks has added the bias to its term"
+        hint = "The all-reduce that the bias comes after is missing: ranks hold terms here."
+    return context.propose(
+        "bias-on-ranks",
+        f"the target is the reference plus the bias {n - 1} times: {what}",
+        context.r + (n - 1) * bias,
+        log_alternatives=chance,
+        hint=hint,
+        facts={"ranks": n},
+    )
 
 
 def _propose_missing_sum(

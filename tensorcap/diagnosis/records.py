@@ -35,7 +35,7 @@ def propose_other_records(context: PairContext) -> Iterator[Hypothesis]:
         return
     for slot, ours, theirs in context.inputs:
         if theirs.size == context.t.size and not np.array_equal(ours.reshape(-1), context.r.reshape(-1)):
-            yield _identity(context, slot, theirs)
+            yield replace(_identity(context, slot, theirs), is_exact=True)
     yield from _propose_calls_in_another_order(context)
     yield from _propose_skipped_modules(context)
     yield from _propose_equal_records(context)
@@ -150,13 +150,14 @@ def _propose_skipped_modules(context: PairContext) -> Iterator[Hypothesis]:
             own = next((target.get(text) for text in same if text in target), None)
             has_own = own is not None and own.stored and own.size == given.size
             values = values_of(target, own) if own is not None and has_own else values_of(archive, given)
-            yield context.propose(
+            proposed = context.propose(
                 "skipped",
                 f"the target has what {result.key.site} is given in the place of its result",
                 values.reshape(context.t.shape),
                 hint=f"{result.key.site} is skipped, or what it does is done elsewhere.",
                 facts={"module": result.key.site, "key": given.key.text},
             )
+            yield replace(proposed, is_exact=bool(has_own))
 
 
 def _propose_equal_records(context: PairContext) -> Iterator[Hypothesis]:

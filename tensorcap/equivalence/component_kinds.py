@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tensorcap.rerun import is_within, module_results
+from tensorcap.rerun import module_results
+from tensorcap.runs import lies_within
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.records import Record
@@ -121,7 +122,7 @@ def kind_of(site: str, classes: Mapping[str, str], sites: Sequence[str]) -> str:
         classes: Classes of all modules, without the package, by site.
         sites: The sites of all components.
     """
-    within = [other for other in classes if is_within(other, site)]
+    within = [other for other in classes if lies_within(other, site)]
     name, class_name = site.rpartition(".")[2], classes.get(site, "")
     if site == ROOT_SITE or any(_is_layer(other, classes) for other in within):
         return "model"
@@ -151,7 +152,7 @@ def kind_of(site: str, classes: Mapping[str, str], sites: Sequence[str]) -> str:
 
 def _is_layer(site: str, classes: Mapping[str, str]) -> bool:
     """Whether a module is a numbered one with others in it, and not an expert or the like within a layer."""
-    if not site.rpartition(".")[2].isdigit() or not any(is_within(other, site) for other in classes):
+    if not site.rpartition(".")[2].isdigit() or not any(lies_within(other, site) for other in classes):
         return False
     return not any(part.isdigit() for part in site.split(".")[:-1])
 

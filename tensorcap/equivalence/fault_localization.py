@@ -17,7 +17,7 @@ from tensorcap.equivalence.component_result import ComponentResult, read_results
 from tensorcap.equivalence.experiment import Experiment
 from tensorcap.equivalence.stage import Stage, StageResult
 from tensorcap.reports.equivalence import Component, Fault, faults, stage3
-from tensorcap.rerun import is_within
+from tensorcap.runs import lies_within
 from tensorcap.wording import counted, some
 from tensorcap_formats.progress import Progress
 
@@ -45,9 +45,9 @@ def localize_faults(results: Sequence[ComponentResult]) -> Localized:
         ordered.sort(key=lambda one: one.place or 0)
     failed = [one.component for one in ordered if not one.passed]
     explained = {
-        site: next(other for other in failed if is_within(other, site))
+        site: next(other for other in failed if lies_within(other, site))
         for site in failed
-        if any(is_within(other, site) for other in failed)
+        if any(lies_within(other, site) for other in failed)
     }
     known = [
         Component(one.component, one.ratio, one.passed, one.error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from tensorcap.rerun import is_within
+from tensorcap.runs import lies_within
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import ModuleInfo
@@ -80,6 +80,6 @@ def extra_roundings(
             of_sum = 1 + (count + 2) * (count - 1) / (2 * count) if count > 1 else 1.0
             own[site] = of_sum + ("bias" in module.parameters) - 1
     return {
-        site: sum(extra for other, extra in own.items() if other == site or is_within(other, site))
+        site: sum(extra for other, extra in own.items() if other == site or lies_within(other, site))
         for site in sites
     }

@@ -25,6 +25,7 @@ from tensorcap.comparison import (
     POLICY,
     Finding,
     GivenValues,
+    Limits,
     Pair,
     Precision,
     called_sites,
@@ -33,6 +34,7 @@ from tensorcap.comparison import (
     sample,
 )
 from tensorcap.runs import Call, calls_of, enclosing_sites, is_state, is_telling
+from tensorcap.wording import number_and_limit
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import ROOT_SITE
@@ -97,12 +99,7 @@ class ErrorOrigins:
         }
         self._sites = {call.site for call in self._calls.calls}
         self._called = called_sites(reference)
-        self._parents = dict(_parents(self._calls.calls))
-        self._children: dict[tuple[int, int, str, int], list[Call]] = {}
-        for call in self._calls.calls:
-            parent = self._parents[call.place]
-            if parent is not None:
-                self._children.setdefault(parent.place, []).append(call)
+        self._parents, self._children = self._calls.callers, self._calls.called_by
         self._alike: dict[tuple[object, ...], list[Record]] = {}
         for record in sorted(self._records(), key=lambda record: record.order):
             if is_telling(record):
@@ -349,6 +346,10 @@ class ErrorOrigins:
         gap.modules[is_left_out.site if is_left_out else maker.site] = None
         if self._is_of_results and not is_argument:
             self._go_around(call, gap)
+        beside = [] if is_argument else [pair for r in call.outputs if (pair := self._known(r)) is not None]
+        if beside and all(pair.is_equal for pair in beside):  # what the call was given is right
+            gap.operands.update((pair.key, pair) for pair in beside)
+            return
         before = [r for child in self._children.get(maker.place, ()) for r in child.outputs]
         before = [r for r in before if r.order < record.order and not self._is_proven(r, maker)]
         arguments = [r for r in maker.inputs if r.order < record.order and r.dtype.is_inexact]
@@ -425,32 +426,6 @@ def has_arguments(run: Archive) -> bool:
     return any(call.inputs for call in calls_of(run).calls if call.site != ROOT_SITE)
 
 
-def _parents(calls: Sequence[Call]) -> Iterator[tuple[tuple[int, int, str, int], Call | None]]:
-    """Yield for each call the nearest one around it that was under way; None if there is none.
-
-    One of which no result was recorded was under way until the next call of its module.
-    """
-    at: dict[tuple[int, int, str], list[tuple[Call, float]]] = {}
-    for call in reversed(calls):
-        of_module = at.setdefault(call.place[:3], [])
-        next_start = of_module[-1][0].start if of_module else math.inf
-        of_module.append((call, call.end if call.outputs else next_start))
-    for call in calls:
-        rank, step, site, _ = call.place
-        yield (
-            call.place,
-            next(
-                (
-                    around
-                    for outer in enclosing_sites(site)
-                    for around, end in at.get((rank, step, outer), ())
-                    if around.start <= call.start and call.end <= end
-                ),
-                None,
-            ),
-        )
-
-
 def _contents(record: Record) -> tuple[object, ...]:
     """What records of one value on a rank have in common, in whichever steps: a cache is handed on."""
     return record.key.rank, record.digest, record.dtype.name, record.shape
@@ -464,10 +439,12 @@ def _judge(
     limits = POLICY.sampled(POLICY.code_gain, pair.elements).scaled(max(1, len(blocks)))
     if is_router:
         limits = limits.scaled(_OF_SCORES)
+    limits = Limits(limits.green, limits.green)  # the whole error is not green either
     gain = error / math.hypot(inputs, 2 * precision.rounding * math.sqrt(1 + gap.depth))
+    shown, limit = number_and_limit(gain, limits.green, 3)
     text = (
         f"error at most {inputs:.2g} in all that is known of what it was made of, {error:.2g} in it: "
-        f"gain {gain:.3g}, at most {limits.green:.3g}"
+        f"gain {shown}, at most {limit}"
     )
     return limits.finding("code_gain", gain, text)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -19,6 +19,7 @@ from tensorcap.comparison import (
     Comparison,
     Divergence,
     Finding,
+    FoldedResults,
     Inputs,
     Pair,
     Status,
@@ -42,11 +43,12 @@ from tensorcap.runs import (
     is_parameter,
     is_result,
     is_telling,
+    lies_within,
 )
-from tensorcap.wording import some
+from tensorcap.wording import name_pattern, some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
-from tensorcap_formats.keys import ROOT_SITE, Key
+from tensorcap_formats.keys import Key
 from tensorcap_formats.progress import Progress, Silent
 
 if TYPE_CHECKING:
@@ -142,6 +144,7 @@ class Totals:
         self._green = {pair.key for pair in free.pairs if pair.is_compared and pair.is_green}
         self._errors = {pair.key: pair.row_error for pair in free.pairs if pair.is_compared}
         self._explained = {pair.key for pair in free.pairs if pair.is_compared and pair.status == "explained"}
+        self._patterns = {name_pattern(key) for key in self._explained}
         self.exceeded: dict[str, None] = {}
 
     def are_exceeded_by(self, key: str, error: float | None) -> bool:
@@ -160,6 +163,16 @@ class Totals:
         """Whether a result or a state differs in the free run too, and is undone there by what follows it."""
         is_result = own.made != "argument" or Key.parse(own.key).slot.startswith("output")
         return is_result and self.has_explained(own.key)
+
+    def explain_alike(self, own: OwnError, folded: FoldedResults) -> bool:
+        """Whether a result differs as one of another layer that is undone in the free run, and by as little.
+
+        Args:
+            own: The error that the module makes itself.
+            folded: Of what the module should have made, and what it made.
+        """
+        is_result = Key.parse(own.key).slot.startswith("output")
+        return is_result and name_pattern(own.key) in self._patterns and folded.is_folded(own.key)
 
     def has_explained(self, key: str) -> bool:
         """Whether a tensor differs in the free run too, and is undone there by what follows it."""
@@ -289,8 +302,12 @@ def gather_evidence(
             sources.append(evidence_of_injection(injection, free))
     if not sources:
         sources.append(evidence_of_archives(*compared, free))
-    elif injection is not None and injection.unknown and not any(source.evidence for source in sources):
-        sources.append(_of_unjudged(evidence_of_archives(*compared, free), sources))
+    elif injection is not None and injection.unknown:
+        if not any(source.evidence for source in sources):
+            sources.append(_of_unjudged(evidence_of_archives(*compared, free), sources))
+        elif replay_error is not None or reference_model is None:
+            archives = _of_unjudged(evidence_of_archives(*compared, free), sources)
+            sources = with_modules_within(sources[0], archives, injection)
     if sources[0].by != "archives" and (ranks := evidence_of_ranks(*compared, free)):
         sources.append(ranks)
     return GatheredEvidence(sources, injection, replay_error, injection_error)
@@ -301,6 +318,28 @@ def _of_unjudged(archives: EvidenceSource, sources: Sequence[EvidenceSource]) ->
     judged = {own.key for source in sources for own in source.own_errors if own.status != "unjudged"}
     evidence = tuple(one for one in archives.evidence if judged.isdisjoint(one.keys))
     return replace(archives, evidence=evidence, unjudged=(), notes=())
+
+
+def with_modules_within(
+    injected: EvidenceSource, archives: EvidenceSource, run: InjectedRun
+) -> list[EvidenceSource]:
+    """Both, with the module that free runs accuse within the one that alone is accused by an injected run.
+
+    What that module made could not be judged in the injected run, for an argument that is not known; of what
+    lies around it is known that it is wrong (LCL-312).
+    """
+    modules = [one.module for one in injected.evidence]
+    within = tuple(
+        one
+        for one in archives.evidence
+        if one.module not in modules
+        and len(modules) == 1
+        and is_within(one.module, modules[0])
+        and not set(run.unjudged).isdisjoint(one.keys)
+    )
+    if not within:
+        return [injected]
+    return [replace(injected, evidence=()), replace(archives, evidence=within)]
 
 
 def evidence_of_replay(opened_replay: OpenReplay, free: Comparison) -> EvidenceSource:
@@ -316,9 +355,12 @@ def evidence_of_replay(opened_replay: OpenReplay, free: Comparison) -> EvidenceS
     is_partial = bool(result.bad) and not has_arguments(reference)
     origins = ErrorOrigins(reference, opened_replay.target, free.pairs) if is_partial else None
     pairs = {pair.key: pair for pair in free.pairs} if is_partial else {}
+    folded = FoldedResults(opened_replay.run, opened_replay.target, ())
     bad: dict[str, list[OwnError]] = {}
     for own in result.bad:
-        if totals.explain(own) or totals.are_exceeded_by(own.key, own.error):
+        if totals.explain(own) or totals.explain_alike(own, folded):
+            continue
+        if totals.are_exceeded_by(own.key, own.error):
             continue
         pair = pairs.get(own.key)
         module = origins.module_of(pair, free.pairs) if origins is not None and pair is not None else ""
@@ -340,7 +382,9 @@ def evidence_of_replay(opened_replay: OpenReplay, free: Comparison) -> EvidenceS
 def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
     """What a target shows that was run on the reference's arguments.
 
-    1. Nobody is accused of what the free runs excuse, nor who hands it on (LCL-301).
+    1. Nobody is accused of what the free runs excuse, nor who hands it on (LCL-301). Nor is anybody of what
+       leads to nothing, in the free runs or in this one (LCL-313). A result that could not be judged is its
+       own module's, not of who hands it on (LCL-311).
     2. Results are natural, so that an error goes on into what the code around a module makes of it: evidence
        against a module that has an earlier suspect within it adds nothing.
     3. In low precision what stands out a little is a note (LCL-300). It accuses nobody around it either, but
@@ -354,16 +398,19 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
     totals = Totals(free)
     origins = ErrorOrigins(run.reference, run.target, free.pairs)
     free_pairs = {pair.key: pair for pair in free.pairs}
+    undone = _undone_in_run(run)
     makers = _makers_of_arguments(run)
     precision = POLICY.precision_of_runs(run.reference.info, run.target.info)
     is_wide = precision is None or precision.is_wide
+    folded = FoldedResults(run.reference, run.target, ())
     bad: dict[str, list[OwnError]] = {}
     unclear: dict[str, list[OwnError]] = {}
     excused: set[str] = set()  # key texts
     for own in run.own_errors:
         if not own.is_bad:
             continue
-        if totals.explain(own) or totals.are_exceeded_by(own.key, own.error):
+        is_undone = totals.explain(own) or totals.explain_alike(own, folded)
+        if is_undone or totals.are_exceeded_by(own.key, own.error):
             excused.add(own.key)
             continue
         made_by = makers.get(own.key, ())
@@ -372,9 +419,12 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
         ):
             continue
         pair = free_pairs.get(own.key)
-        if pair is not None:
-            if origins.is_undone(pair):
-                continue
+        if own.key in undone or (pair is not None and origins.is_undone(pair)):
+            continue
+        unjudged = next((maker for maker in made_by if maker.text in run.unjudged), None)
+        if unjudged is not None:
+            own = replace(own, key=unjudged.text, module=unjudged.site, made="result")
+        elif pair is not None:
             own = _of_maker(own, origins, pair, free.pairs)
         within = [module for module in bad if is_within(module, own.module)]
         if (within and own.module not in bad) or _comes_of(own, unclear):
@@ -386,7 +436,7 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
     how, calls = "is wrong though it was given the reference's tensors", Calls(run.reference)
     evidence, little = _ranked(bad, calls, how), _ranked(unclear, calls, how)
     if not evidence and not little:
-        divergence = _first_not_excused(run, totals, origins, makers)
+        divergence = _first_not_excused(run, totals, origins, makers, undone)
         first = _of_divergence(run.reference, divergence, run.comparison.pairs)
         first = tuple(_at_maker(one, origins, free_pairs, free.pairs) for one in first)
         evidence = tuple(one for one in first if is_wide or _is_clear(one))
@@ -405,9 +455,41 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
         None,
         evidence,
         run.own_errors,
-        unjudged=(*totals.unjudged, *(one.keys[0] for one in little)),
+        unjudged=(*totals.unjudged, *(one.keys[0] for one in little), *_not_judged(run, free)),
         notes=notes,
     )
+
+
+def _undone_in_run(run: InjectedRun) -> set[str]:
+    """Key texts of results that lead to nothing in an injected run (LCL-313).
+
+    What the code around a module makes of its result shows that: all of it is judged, and right. An argument
+    of a further call that the result is handed on as was replaced, and does not.
+    """
+    if run.comparison.divergence is None and not any(own.is_bad for own in run.own_errors):
+        return set()
+    origins, called = (
+        ErrorOrigins(run.reference, run.target, run.comparison.pairs),
+        called_sites(run.reference),
+    )
+    wrong = {own.module for own in run.own_errors if own.is_bad}
+    judged = {own.module for own in run.own_errors if own.made == "result" and own.status != "unjudged"}
+    handed_on = {contents_of(r) for r in run.reference.records if r.key.slot.startswith("input")}
+    return {
+        pair.key
+        for pair in run.comparison.pairs
+        if pair.reference is not None
+        and is_result(pair.reference.key)
+        and contents_of(pair.reference) not in handed_on
+        and caller_of(pair.reference.key.site, called) in judged - wrong
+        and origins.is_undone(pair)
+    }
+
+
+def _not_judged(run: InjectedRun, free: Comparison) -> Iterator[str]:
+    """Key texts of what an argument that is not known leaves unjudged and the free runs do not find right."""
+    wrong = {pair.key for pair in free.pairs if pair.is_required and not pair.is_green}
+    return (key for key in run.unjudged if key in wrong)
 
 
 def _comes_of(own: OwnError, unclear: Mapping[str, Sequence[OwnError]]) -> bool:
@@ -422,7 +504,11 @@ def _comes_of(own: OwnError, unclear: Mapping[str, Sequence[OwnError]]) -> bool:
 
 
 def _first_not_excused(
-    run: InjectedRun, totals: Totals, origins: ErrorOrigins, makers: Mapping[str, Sequence[Key]]
+    run: InjectedRun,
+    totals: Totals,
+    origins: ErrorOrigins,
+    makers: Mapping[str, Sequence[Key]],
+    undone: Collection[str],
 ) -> Divergence | None:
     """The first divergence of an injected run but for what the free runs excuse (LCL-301).
 
@@ -430,7 +516,9 @@ def _first_not_excused(
     """
     wrong = [p for p in run.comparison.pairs if p.is_required and not p.is_green and not has_only_grown(p)]
     far = {pair.key for pair in wrong if pair.is_compared and totals.are_far_below(pair.key, pair.row_error)}
-    excused = far | {p.key for p in wrong if totals.has_explained(p.key) or origins.is_undone(p)}
+    excused = (
+        far | set(undone) | {p.key for p in wrong if totals.has_explained(p.key) or origins.is_undone(p)}
+    )
     excused |= {key for key, results in makers.items() if any(one.text in excused for one in results)}
     pairs = [pair for pair in run.comparison.pairs if pair.key not in excused]
     divergence = first_divergence(run.reference, pairs) if excused else run.comparison.divergence
@@ -589,7 +677,7 @@ class _Takers:
 
 def is_within(module: str, outer: str) -> bool:
     """Whether a module is another one, or lies within it."""
-    return outer in (module, ROOT_SITE) or module.startswith(f"{outer}.")
+    return module == outer or lies_within(module, outer)
 
 
 def _ranked(bad: Mapping[str, Sequence[OwnError]], calls: Calls, how: str) -> tuple[Evidence, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from tensorcap.comparison import label_of
 from tensorcap.localization.suspect import Suspect, find_mistake
 from tensorcap.wording import name_pattern
 
@@ -18,8 +19,8 @@ def group_suspects(suspects: Iterable[Suspect]) -> list[Suspect]:
     1. Alike are suspects whose modules and tensors have names that differ in numbers only, of one class, with
        one status.
     2. Of these, those belong together that have the same root cause, by a diagnosis that explains them.
-    3. One that was not diagnosed belongs to those before it if its own error is at most eight times larger or
-       smaller than that of one of them.
+    3. One that was not diagnosed, of which nothing is known but what R means, belongs to those before it if
+       its own error is at most eight times larger or smaller than that of one of them.
     """
     groups: list[list[Suspect]] = []
     for suspect in suspects:
@@ -40,7 +41,8 @@ def kind_of_place(suspect: Suspect) -> tuple[object, ...]:
 def _belongs(suspect: Suspect, group: Sequence[Suspect]) -> bool:
     if kind_of_place(suspect) != kind_of_place(group[0]) or find_mistake(group[0].examined) is None:
         return False
-    if suspect.examined is not None or suspect.cause:
+    said_by_ratio = "" if suspect.ratio is None else label_of(suspect.ratio)
+    if suspect.examined is not None or suspect.cause not in ("", said_by_ratio):
         return suspect.cause == group[0].cause
     return any(_are_alike(suspect.own, one.own) for one in group if one.examined is not None)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tensorcap.alignment import Aligned, MappingSource, aligned_sides
-from tensorcap.comparison import compare, digest_warnings, exchanged_operations, require_readable
+from tensorcap.comparison import Comparison, compare, digest_warnings, exchanged_operations, require_readable
 from tensorcap.comparison.preflight import item_text, preflight
 from tensorcap.localization.differing_operations import add_differing_operations
 from tensorcap.localization.evidence import GatheredEvidence, gather_evidence
@@ -16,6 +16,7 @@ from tensorcap.localization.ranking import noise_between, rank_suspects
 from tensorcap.localization.suspect import Localization
 from tensorcap.rerun import is_compiled, open_run
 from tensorcap.wording import FEW
+from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import Source, opened, opened_both
 from tensorcap_formats.progress import Progress, Silent
@@ -64,43 +65,17 @@ def localize(
                 raise UsageError("no target, expected its archive or a workload to inject into")
             target = open_run(stack, target_model, "running the target as it is", progress=progress)
         trusted, tested = stack.enter_context(opened_both(reference, target))
-        remarks: list[str] = []
-        aligned: Aligned | None = None
-        if is_compiled(trusted, tested):
-            operations = gather_operation_evidence(
-                trusted, tested, reference_model, compute_dtype=compute_dtype, progress=progress
-            )
-            compared, free = operations.sides, operations.free
-            require_readable(free.pairs)
-            gathered = GatheredEvidence((operations.source,), None, operations.replay_error, None)
-            remarks += [] if target_model is None else [f"No injection: {why_not_injectable(tested)}."]
-        else:
-            ours, theirs, aligned = aligned_sides(trusted, tested, mapping)
-            compared = ours, theirs
-            free = compare(*compared, mapping="none", compute_dtype=compute_dtype)
-            require_readable(free.pairs)
-            gathered = gather_evidence(
-                stack,
-                trusted,
-                tested,
-                free,
-                compared=compared,
-                reference_model=reference_model,
-                target_model=target_model,
-                mapping=mapping,
-                aligned=aligned,
-                compute_dtype=compute_dtype,
-                progress=progress,
-            )
-        if gathered.injection_error is not None and gathered.sources[0].by == "archives":
-            raise gathered.injection_error
+        models = _Models(reference_model, target_model)
+        runs = _compare_runs(stack, trusted, tested, models, mapping, compute_dtype, progress)
+        if runs.gathered.injection_error is not None and runs.gathered.sources[0].by == "archives":
+            raise runs.gathered.injection_error
         noise = None
         if target_repeat is not None:
-            noise = noise_between(*compared, tested, stack.enter_context(opened(target_repeat)))
+            noise = noise_between(*runs.sides, tested, stack.enter_context(opened(target_repeat)))
         localization = rank_suspects(
-            *compared,
-            free,
-            gathered.sources,
+            *runs.sides,
+            runs.free,
+            runs.gathered.sources,
             noise=noise,
             compute_dtype=compute_dtype,
             is_exhaustive=exhaustive,
@@ -109,27 +84,95 @@ def localize(
             localization,
             trusted,
             tested,
-            compared[1],
+            runs.sides[1],
             reference_model=reference_model,
             target_model=target_model,
-            mapping=aligned or mapping,
+            mapping=runs.aligned or mapping,
             progress=progress,
         )
-        notes = [
-            f"No {what}: {error}."
-            for what, error in (("replay", gathered.replay_error), ("injection", gathered.injection_error))
-            if error is not None
-        ]
-        notes += [
-            f"The {side} is incomplete: its run ended early."
-            for side, archive in (("reference", trusted), ("target", tested))
-            if not archive.is_complete
-        ]
-        causes = [] if free.is_green else preflight(*compared, layers=free.layers).explaining[:FEW]
-        before = [f"Before any tensor: {item_text(item)}" for item in causes]
-        before += [one.text for one in exchanged_operations(free.pairs, *compared)]
+        missing = _missing_notes(runs.gathered, trusted, tested)
+        notes = (*_notes_before(runs), *localization.notes, *missing, *runs.remarks)
         return replace(
-            localization,
-            notes=(*before, *localization.notes, *notes, *remarks, *digest_warnings(free.pairs)),
-            is_incomplete=bool(notes),
+            localization, notes=(*notes, *digest_warnings(runs.free.pairs)), is_incomplete=bool(missing)
         )
+
+
+class _Models(NamedTuple):
+    """The models of both sides that can be run; None of a side that is known by its archive alone."""
+
+    reference: Workload | None
+    target: Workload | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Both runs under one set of keys, their comparison, and the evidence of further runs.
+
+    Attributes:
+        sides: The reference and the target as they were compared.
+        free: Their comparison.
+        gathered: The evidence of replay, injection, or the archives alone.
+        aligned: How keys were mapped; None if both are programs, of which operations are paired.
+        remarks: What was not run and why, sentences.
+    """
+
+    sides: tuple[Archive, Archive]
+    free: Comparison
+    gathered: GatheredEvidence
+    aligned: Aligned | None = None
+    remarks: tuple[str, ...] = ()
+
+
+def _compare_runs(
+    stack: ExitStack,
+    trusted: Archive,
+    tested: Archive,
+    models: _Models,
+    mapping: MappingSource | Literal["none"] | None,
+    compute_dtype: str | None,
+    progress: Progress,
+) -> _Runs:
+    """Compare the free runs, and gather the evidence of others: of operations if the target is compiled."""
+    if is_compiled(trusted, tested):
+        operations = gather_operation_evidence(
+            trusted, tested, models.reference, compute_dtype=compute_dtype, progress=progress
+        )
+        require_readable(operations.free.pairs)
+        gathered = GatheredEvidence((operations.source,), None, operations.replay_error, None)
+        why_not = None if models.target is None else f"No injection: {why_not_injectable(tested)}."
+        remarks = () if why_not is None else (why_not,)
+        return _Runs(operations.sides, operations.free, gathered, remarks=remarks)
+    ours, theirs, aligned = aligned_sides(trusted, tested, mapping)
+    free = compare(ours, theirs, mapping="none", compute_dtype=compute_dtype)
+    require_readable(free.pairs)
+    gathered = gather_evidence(
+        stack,
+        trusted,
+        tested,
+        free,
+        compared=(ours, theirs),
+        reference_model=models.reference,
+        target_model=models.target,
+        mapping=mapping,
+        aligned=aligned,
+        compute_dtype=compute_dtype,
+        progress=progress,
+    )
+    return _Runs((ours, theirs), free, gathered, aligned)
+
+
+def _missing_notes(gathered: GatheredEvidence, reference: Archive, target: Archive) -> list[str]:
+    """What is missing of the evidence, a sentence each: runs that failed, and those that ended early."""
+    errors = (("replay", gathered.replay_error), ("injection", gathered.injection_error))
+    notes = [f"No {what}: {error}." for what, error in errors if error is not None]
+    for side, archive in (("reference", reference), ("target", target)):
+        if not archive.is_complete:
+            notes.append(f"The {side} is incomplete: its run ended early.")
+    return notes
+
+
+def _notes_before(runs: _Runs) -> list[str]:
+    """What may explain the differences before any tensor is looked at, a sentence each."""
+    causes = [] if runs.free.is_green else preflight(*runs.sides, layers=runs.free.layers).explaining[:FEW]
+    notes = [f"Before any tensor: {item_text(item)}" for item in causes]
+    return notes + [one.text for one in exchanged_operations(runs.free.pairs, *runs.sides)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tensorcap.comparison import Comparison, Pair, QuantisedWeight
 from tensorcap.diagnosis import Diagnosis, Explanation
@@ -31,30 +31,37 @@ def _of_module(site: str, pairs: Sequence[Pair], texts: Sequence[str]) -> Eviden
 
 
 def explain_by_weights(free: Comparison, module: str) -> Diagnosis | None:
-    """What is wrong with a weight in few bits of a module, as a diagnosis; None if nothing is known to be.
+    """What a module does with a weight in few bits, as a diagnosis; None if nothing is known to be wrong.
 
-    What it leaves is what rounding to the nearest number leaves.
+    What a wrong weight leaves is what rounding to the nearest number leaves.
     """
     for site, name, pair, weight in _wrong_weights(free):
         error = pair.difference.relative_frobenius if pair.difference is not None else None
         if site != module or not weight.mistake.text or error is None or pair.reference is None:
             continue
+        text = f"in its parameter {name}: {weight.mistake.text}"
         left = error / weight.rounding.ratio
-        explanation = Explanation(
-            weight.mistake.kind,
-            f"in its parameter {name}: {weight.mistake.text}",
-            "",
-            error,
-            left,
-            left,
-            0,
-            pair.reference.size,
-            0.0,
-            {"parameter": name},
-        )
-        key = pair.key
-        return Diagnosis(key, key, "explained", error, left, weight.text, 0.0, (explanation,), {}, ())
+        return _explained(pair, weight.mistake.kind, text, error, left, weight.text, {"parameter": name})
+    for pair in free.pairs:
+        result, unfinite = free.layers.results.get(pair.key), free.layers.unfinite.get(pair.key)
+        mistake = unfinite if result is None else result.mistake
+        error = pair.difference.relative_frobenius if pair.difference is not None else None
+        if pair.status not in BAD or pair.reference is None or pair.reference.key.site != module:
+            continue
+        if mistake is not None and mistake.kind and error is not None:
+            error = error if result is None else result.own
+            text = "" if result is None else result.text
+            return _explained(pair, mistake.kind, mistake.text, error, mistake.left, text, {})
     return None
+
+
+def _explained(
+    pair: Pair, kind: str, text: str, error: float, left: float, numbers: str, facts: Mapping[str, str]
+) -> Diagnosis:
+    """A diagnosis of one explanation."""
+    elements = pair.reference.size if pair.reference is not None else 0
+    explanation = Explanation(kind, text, "", error, left, left, 0, elements, 0.0, facts)
+    return Diagnosis(pair.key, pair.key, "explained", error, left, numbers, 0.0, (explanation,), {}, ())
 
 
 def _wrong_weights(free: Comparison) -> Iterator[tuple[str, str, Pair, QuantisedWeight]]:

@@ -40,6 +40,7 @@ from tensorcap.wording import conjugated, counted, some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError
 from tensorcap_formats.keys import ROOT_SITE, Key
+from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
     from tensorcap.adapters import Rerun
@@ -52,7 +53,10 @@ _DONE_THERE: Final = (  # kinds by which something is done that the reference do
     *("bias-added", "bias-twice", "weight-twice"),
 )
 _PARAMETRIZATIONS: Final = "parametrizations"  # modules that torch makes a parameter by: part of who has it
+_PLACES: Final = ("mask", "position_embeddings", "position_ids")  # of arguments that say what is where
 NOISE_CAUSE: Final = "run-to-run noise"
+
+_Place = tuple[object, ...]  # see `kind_of_place`
 
 
 def rank_suspects(
@@ -90,57 +94,31 @@ def rank_suspects(
     """
     free_errors = _FreeErrors(free, noise)
     calls, called = Calls(reference), called_sites(reference)
+    examiner = _Examiner(compute_dtype, explain_weights, is_exhaustive=is_exhaustive)
     suspects: list[Suspect] = []
-    diagnosed = Counter[tuple[object, ...]]()  # suspects of each place
-    work: dict[tuple[object, ...], float] = {}  # that is left for those of a place
-    by_makers: set[tuple[object, ...]] = set()  # places of which the first suspect was given something wrong
     weights = evidence_of_weights(reference, target, free)
     for merged in _merge([*sources, *([weights] if weights else [])]):
-        module = merged.evidence.module
-        examined = explain_by_weights(free, module)
+        examined = explain_by_weights(free, merged.evidence.module)
         suspect = _suspect(merged, examined, free_errors, calls, called, noise)
         place = kind_of_place(suspect)
-        has_room = diagnosed[place] < _DIAGNOSED and (place in +diagnosed or len(+diagnosed) < _DIAGNOSED)
-        if has_room and examined is None and merged.source is not weights:
-            diagnosed[place] += 1
-            has_makers = diagnosed[place] == 1 or place in by_makers
-            search = Search(work.get(place, math.inf if is_exhaustive else MOST_WORK))
-            examination = _Examination(merged.evidence, merged.source, compute_dtype, search)
-            examined = _diagnose(examination, has_makers=has_makers)
-            work[place] = search.left
-            if examined is not None and _is_of_maker(examined):
-                by_makers.add(place)
-            if explain_weights is not None and find_mistake(examined) is None:
-                examined = explain_weights(module) or examined
+        if examined is None and merged.source is not weights and examiner.has_room(place):
+            examined, search = examiner.examine(merged, place)
             suspect = _suspect(merged, examined, free_errors, calls, called, noise)
             suspect = replace(suspect, tried=search.tried, possible=search.possible)
-        same = next((at for at, other in enumerate(suspects) if other.module == suspect.module), None)
-        if same is None:
-            suspects.append(suspect)
-        elif suspects[same].diagnosis is None and suspect.diagnosis is not None:  # of what comes of it
-            suspects[same] = replace(suspects[same], cause=suspect.cause, examined=suspect.examined)
+        _add_suspect(suspects, suspect)
     suspects = group_suspects([_with_ranks(suspect, free) for suspect in suspects])
     suspects.sort(key=lambda suspect: suspect.cause == NOISE_CAUSE)
     of_rounding = [one for one in suspects if not free.exit_status and _is_of_rounding(one)]
     suspects = [one for one in suspects if one not in of_rounding]
     own_errors = sources[0].own_errors
-    with_evidence = {key for one in sources[0].evidence for key in one.keys}  # others are explained by these
-    own_points = [
-        CurvePoint(
-            own.key,
-            own.module,
-            _curve_value(own.error, is_bad=own.is_bad),
-            own.is_bad and own.key in with_evidence,
-        )
-        for own in own_errors
-    ]
     notes = [note for source in sources for note in source.notes]
     notes += _notes_of_rounding(of_rounding)
     every = [one for suspect in suspects for one in (suspect, *suspect.others)]
     notes += [text for one in every if one.examined for text in one.examined.failed]
     changes: tuple[ChangePoint, ...] = ()
     if reference.is_ordered:
-        changes = (*change_points(own_points, "own"), *change_points(free_errors.points, "total"))
+        own_points = change_points(_own_points(sources[0]), "own")
+        changes = (*own_points, *change_points(free_errors.points, "total"))
     else:
         notes.append("The reference has no order of execution, so that no curve can be told.")
     localization = Localization(
@@ -156,6 +134,75 @@ def rank_suspects(
         undone=tuple(_undone(own_errors, free)),
     )
     return localization if suspects else _with_open(localization, free, sources)
+
+
+class _Examiner:
+    """Diagnoses suspects: those of the first places, some of each, by one bound of work a place.
+
+    Args:
+        compute_dtype: What the target computed in, if its run does not say so.
+        explain_weights: The diagnosis of a module's parameters, by its site; None if they are the same.
+        is_exhaustive: Whether every possible cause is tried.
+    """
+
+    def __init__(
+        self,
+        compute_dtype: str | None,
+        explain_weights: Callable[[str], Diagnosis | None] | None,
+        *,
+        is_exhaustive: bool,
+    ) -> None:
+        self._compute_dtype, self._explain_weights = compute_dtype, explain_weights
+        self._bound = math.inf if is_exhaustive else MOST_WORK
+        self._diagnosed = Counter[_Place]()  # suspects of each place
+        self._work: dict[_Place, float] = {}  # that is left for those of a place
+        self._by_makers: set[_Place] = set()  # places of which the first suspect was given something wrong
+
+    def has_room(self, place: _Place) -> bool:
+        """Whether a further suspect of a place is to be diagnosed."""
+        diagnosed = self._diagnosed
+        return diagnosed[place] < _DIAGNOSED and (diagnosed[place] > 0 or len(+diagnosed) < _DIAGNOSED)
+
+    def examine(self, merged: _Merged, place: _Place) -> tuple[Diagnosis | None, Search]:
+        """Diagnose a suspect, by its parameters if its tensors do not explain it.
+
+        Returns:
+            What was found, if anything was looked for, and how far the search went.
+        """
+        self._diagnosed[place] += 1
+        search = Search(self._work.get(place, self._bound))
+        examination = _Examination(merged.evidence, merged.source, self._compute_dtype, search)
+        has_makers = self._diagnosed[place] == 1 or place in self._by_makers
+        diagnosis = _diagnose(examination, has_makers=has_makers)
+        self._work[place] = search.left
+        if diagnosis is not None and _is_of_maker(diagnosis):
+            self._by_makers.add(place)
+        if self._explain_weights is not None and find_mistake(diagnosis) is None:
+            diagnosis = self._explain_weights(merged.evidence.module) or diagnosis
+        return diagnosis, search
+
+
+def _add_suspect(suspects: list[Suspect], suspect: Suspect) -> None:
+    """Add a suspect, or what is known of it to the one of the same module that has no diagnosis."""
+    same = next((at for at, other in enumerate(suspects) if other.module == suspect.module), None)
+    if same is None:
+        suspects.append(suspect)
+    elif suspects[same].diagnosis is None and suspect.diagnosis is not None:  # of what comes of it
+        suspects[same] = replace(suspects[same], cause=suspect.cause, examined=suspect.examined)
+
+
+def _own_points(source: EvidenceSource) -> list[CurvePoint]:
+    """The own errors of a source as points of a curve; those with evidence explain the others."""
+    with_evidence = {key for one in source.evidence for key in one.keys}
+    return [
+        CurvePoint(
+            own.key,
+            own.module,
+            _curve_value(own.error, is_bad=own.is_bad),
+            own.is_bad and own.key in with_evidence,
+        )
+        for own in source.own_errors
+    ]
 
 
 def noise_between(reference: Archive, target: Archive, tested: Archive, repeated: Archive) -> Noise:
@@ -542,9 +589,19 @@ def _without_inputs(run: Archive, key: str) -> Archive:
 
 
 def _until(run: Archive, key: str) -> Archive:
-    """What a replay had computed up to a tensor: what came after it was made of the target's value of it."""
+    """What a replay had computed up to a tensor: what came after it was made of the target's value of it.
+
+    Masks and positions that later modules are given stay: no module has made them.
+    """
     last = run.get(key).order
-    return PartialArchive(run, [r for r in run.records if r.order <= last or is_parameter(r.key)])
+
+    def is_known(record: Record) -> bool:
+        if record.order <= last or is_parameter(record.key):
+            return True
+        slot = record.key.slot
+        return slot.startswith("input.") and any(word in slot for word in _PLACES)
+
+    return PartialArchive(run, [r for r in run.records if is_known(r)])
 
 
 class _FreeErrors:

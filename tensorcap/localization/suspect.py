@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -12,12 +13,14 @@ from tensorcap.diagnosis import Diagnosis, Explanation
 from tensorcap.localization.curves import ChangePoint
 from tensorcap.localization.nonfinite import NonfiniteOrigin
 from tensorcap.rerun import OwnError
-from tensorcap.wording import FEW, name_pattern, product_name, shortened, some
+from tensorcap.wording import FEW, name_numbers, name_pattern, product_name, shortened, some
 from tensorcap_formats.json_values import json_value
 from tensorcap_formats.notebook import card
 
 By = Literal["replay", "injection", "archives", "weights"]
 _MOST_OPERATIONS: Final = 5  # of a side that a sentence lists
+_NUMBERS: Final = re.compile(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
+_MAKER: Final = re.compile(r"what \w+ makes")  # the module, or the one around it, which says the same
 _LONGEST: Final = 140  # characters of one of them, with its arguments
 
 
@@ -182,8 +185,30 @@ class Suspect:
         """What explains its values as a mistake of its own; None if nothing does."""
         return find_mistake(self.examined)
 
+    @property
+    def other_mistakes(self) -> tuple[tuple[str, Explanation], ...]:
+        """Modules of the others that are explained in other words, or the other way round, and by what."""
+        own = self.diagnosis
+        found = ((other.module, other.diagnosis) for other in self.others)
+        return tuple((name, one) for name, one in found if one is not None and own and _differs(one, own))
+
+    @property
+    def schedule(self) -> str:
+        """By how many layers a schedule is shifted if all its modules do what others do; "" if none is."""
+        steps = [_steps_of(one) for one in (self, *self.others) if one.diagnosis is not None]
+        common = set.intersection(*steps) if len(steps) > 1 else set()
+        if not common:
+            return ""
+        by = min(common, key=lambda step: (abs(step), -step))
+        where = f"{abs(by)} {'behind' if by > 0 else 'before'} it"
+        return (
+            f"Each of these layers does what the one {where} does in the reference: which layers do what is "
+            "another schedule, as one that is shifted."
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Its numbers, its reason, what explains it, and the whole diagnosis, as JSON values (LCL-20)."""
+        texts = {name: one.text for name, one in self.other_mistakes}
         mistake = self.diagnosis
         return {
             "module": self.module,
@@ -213,12 +238,38 @@ class Suspect:
             "causes": {"tried": self.tried, "possible": self.possible},
             "examined": None if self.examined is None else self.examined.to_json(),
             "others": [
-                {"module": other.module, "key": other.key, "own": json_value(other.own)}
+                {
+                    "module": other.module,
+                    "key": other.key,
+                    "own": json_value(other.own),
+                    **({"text": texts[other.module]} if other.module in texts else {}),
+                }
                 for other in self.others
             ],
             **({} if self.operation is None else {"operation": json_value(self.operation)}),
             **({} if self.code is None else {"code": self.code.to_json()}),
         }
+
+
+def _differs(one: Explanation, other: Explanation) -> bool:
+    """Whether two explanations of one kind say something else: by words, not by numbers, or turned round."""
+    sides = ("reference", "target")
+    ours, theirs = ([e.facts.get(side) for side in sides] for e in (one, other))
+    is_turned = ours == theirs[::-1] and ours != theirs
+    is_of_others = one.facts.get("as") != other.facts.get("as")
+    words = [_NUMBERS.sub("#", _MAKER.sub("", explanation.text)) for explanation in (one, other)]
+    return is_turned or is_of_others or words[0] != words[1]
+
+
+def _steps_of(suspect: Suspect) -> set[int]:
+    """By how many layers those stand behind a module of which it does what they do."""
+    mistake = suspect.diagnosis
+    steps: set[int] = set()
+    for site in mistake.facts.get("as", ()) if mistake is not None else ():
+        own, other = name_numbers(suspect.module), name_numbers(site)
+        differing = [b - a for a, b in zip(own, other, strict=False) if a != b]
+        steps |= set(differing) if len(differing) == 1 else set()
+    return steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tensorcap.comparison import Comparison, Pair, Status, error_of
+from tensorcap.comparison import GREEN, Comparison, Pair, Status, error_of
 from tensorcap.runs import component_of, is_inner
 from tensorcap.wording import printable
 from tensorcap_formats.archive import Archive
@@ -53,6 +53,8 @@ class Layer:
         outputs: Shape of the result in the reference, and in the target, as it is compared; None if missing.
         target: The same result under the target's own names and in its layout; None if it has none.
         place: File and first line of the class in the reference, `modeling_bert.py:24`; "" if unknown.
+        tail_error: Relative error that 95 % of its rows do not exceed, tokens of padding aside, no unit; None
+            if nothing was measured.
     """
 
     key: str
@@ -65,6 +67,14 @@ class Layer:
     outputs: tuple[tuple[int, ...], tuple[int, ...] | None]
     target: TargetLayer | None = None
     place: str = ""
+    tail_error: float | None = None
+
+    @property
+    def error_of_tokens(self) -> float | None:
+        """Its relative error, of a green one no larger than that of its rows: padding may be anything."""
+        if self.status not in GREEN or self.tail_error is None or self.error is None:
+            return self.error
+        return min(self.error, self.tail_error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +197,7 @@ def _layer(pair: Pair, ours: _Calls, theirs: _Calls) -> Layer:
         (pair.reference.shape, pair.target.shape if pair.target else None),
         _target_layer(pair, theirs),
         ours.place(key.site),
+        pair.tail_error if difference else None,
     )
 
 
@@ -224,8 +235,9 @@ def depth_of(layers: Iterable[Layer]) -> Depth:
     for layer in layers:
         key = Key.parse(layer.key)
         parent, _, number = key.site.rpartition(".")
-        if number.isdigit() and layer.error is not None and 0 < layer.error < math.inf:
-            lists.setdefault(parent, []).append((int(number), math.log(max(layer.error, _ROUNDING))))
+        error = layer.error_of_tokens
+        if number.isdigit() and error is not None and 0 < error < math.inf:
+            lists.setdefault(parent, []).append((int(number), math.log(max(error, _ROUNDING))))
     points = max(lists.values(), key=lambda blocks: len({number for number, _ in blocks}), default=[])
     numbers = {number for number, _ in points}
     if len(numbers) < _FEWEST:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from tensorcap.comparison import label_of
 from tensorcap.localization import ChangePoint, Localization, NonfiniteOrigin, Operation, Suspect, line_text
 from tensorcap.wording import FEW, counted, some
 
@@ -18,8 +19,8 @@ def suspect_lines(number: int, suspect: Suspect, *, show_all: bool = False) -> l
     1. Its place and name, with the numbers of all layers that have the same explanation.
     2. Its errors: its own, the inherited one, the total one, that from run to run, and R, as far as known.
     3. Which evidence speaks against it, and why.
-    4. What explains its values, and what that mistake usually is; or that no hypothesis does, and how many
-       were tried if that were not all.
+    4. What explains its values, and those of other layers where that is something else, and what that mistake
+       usually is; or that no hypothesis does, and how many were tried if that were not all.
     5. In which operations its code differs, with their lines, if both models ran.
     6. Its root cause, if that is something else.
 
@@ -40,14 +41,19 @@ def suspect_lines(number: int, suspect: Suspect, *, show_all: bool = False) -> l
     mistake, examined = suspect.diagnosis, suspect.examined
     if mistake is not None:
         lines.append(f"explained: {mistake.text} (leaves {mistake.after:.2g})")
-        if mistake.hint:
-            lines.append(mistake.hint)
+        lines += [
+            f"of {module}: {one.text} (leaves {one.after:.2g})"
+            for module, one in suspect.other_mistakes[: None if show_all else FEW]
+        ]
+        if suspect.schedule or mistake.hint:
+            lines.append(suspect.schedule or mistake.hint)
     elif examined is not None and (examined.status == "unexplained" or suspect.tried < suspect.possible):
         lines.append(f"no hypothesis explains its values{_bound_text(suspect)}")
     if suspect.code is not None:
         lines.append(suspect.code.text)
     if suspect.cause and (mistake is None or suspect.cause != mistake.kind):
-        lines.append(f"root cause: {suspect.cause}")
+        is_by_size = suspect.ratio is not None and suspect.cause == label_of(suspect.ratio)
+        lines.append(f"{'an R of that size usually means' if is_by_size else 'root cause'}: {suspect.cause}")
     if show_all:
         lines += [f"also {other.module}: {_errors(other)} (at {other.key})" for other in suspect.others]
     return lines

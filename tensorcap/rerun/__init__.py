@@ -15,7 +15,6 @@ target does not have; `run_log` keeps what the runs of a search came to.
 from tensorcap.rerun.call_through import CallThrough
 from tensorcap.rerun.component_runs import (
     ComponentRun,
-    is_within,
     module_results,
     perturbed,
     run_components,
@@ -49,7 +48,6 @@ __all__ = [
     "fitted_to",
     "inject",
     "is_compiled",
-    "is_within",
     "module_results",
     "open_run",
     "perturbed",

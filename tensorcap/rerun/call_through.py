@@ -75,6 +75,10 @@ class CallThrough:
         """As in `Rerun`."""
         return self._first.alike
 
+    def settings_of(self, site: str) -> Mapping[str, Any]:
+        """As in `Rerun`."""
+        return self._first.settings_of(site)
+
     def read_tensor(self, name: str) -> Array:
         """As in `Rerun`."""
         return self._first.read_tensor(name)

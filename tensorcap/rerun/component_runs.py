@@ -20,6 +20,7 @@ from tensorcap.recording import Substitution
 from tensorcap.rerun.finite_padding import with_finite_padding
 from tensorcap.rerun.injection import open_run
 from tensorcap.rerun.substitutes import exchangeable, is_slot, natural_arguments
+from tensorcap.runs import lies_within
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode, encode
 from tensorcap_formats.keys import ROOT_SITE, Key
@@ -119,7 +120,7 @@ def _looked_up(tested: Archive, fed: Archive, keys: Collection[str]) -> set[str]
         record = tested.get(key)
         kinds[record.key.site].add(record.dtype.kind)
     sites = {site for site, of_site in kinds.items() if "float" not in of_site}
-    leaves = {site for site in sites if not any(is_within(other, site) for other in kinds)}
+    leaves = {site for site in sites if not any(lies_within(other, site) for other in kinds)}
     exchanged = exchangeable(tested, fed)
     return {r.key.text for site in leaves for r in module_results(tested, site) if r.key.text in exchanged}
 
@@ -133,14 +134,9 @@ def depths_of(sites: Collection[str]) -> Sequence[Sequence[str]]:
     """
     groups: dict[int, list[str]] = defaultdict(list)
     for site in sites:
-        above = sum(is_within(site, other) for other in sites)
+        above = sum(lies_within(site, other) for other in sites)
         groups[above].append(site)
     return [groups[depth] for depth in sorted(groups)]
-
-
-def is_within(site: str, other: str) -> bool:
-    """Whether a module lies within another one, by their paths."""
-    return site != other and (other == ROOT_SITE or site.startswith(f"{other}."))
 
 
 def with_equal_values(original: Archive, sides: tuple[Archive, Archive]) -> Archive:

@@ -48,6 +48,7 @@ class InjectedRun:
         comparison: Their comparison.
         own_errors: What each module made itself, in execution order.
         unknown: Key texts of arguments that were left in place and of which the reference has no counterpart.
+        unjudged: Key texts of what is wrong and was made of these.
     """
 
     path: Path
@@ -56,6 +57,7 @@ class InjectedRun:
     comparison: Comparison
     own_errors: Sequence[OwnError]
     unknown: Sequence[str]
+    unjudged: Sequence[str] = ()
 
 
 def run_injected(
@@ -125,7 +127,9 @@ def run_injected(
     def judge(made: InjectedRun, released: frozenset[str]) -> InjectedRun:
         judged = InjectionJudge(made.reference, made.target, made.comparison.pairs, released=released)
         own_errors = judged.judge_all()
-        return replace(made, own_errors=own_errors, unknown=tuple(judged.unknown))
+        return replace(
+            made, own_errors=own_errors, unknown=tuple(judged.unknown), unjudged=tuple(judged.unjudged)
+        )
 
     def again(released: frozenset[str]) -> InjectedRun:
         beside = tempfile.TemporaryDirectory(prefix="tensorcap-", dir=path.parent)  # to be moved to the path

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from tensorcap.alignment import MappedArchive
 from tensorcap.comparison import (
@@ -22,6 +23,7 @@ from tensorcap.comparison import (
     compare_records,
     is_circumstance,
     judge_gain,
+    judge_own_error,
     worst_status,
 )
 from tensorcap.rerun.own_errors import (
@@ -33,7 +35,7 @@ from tensorcap.rerun.own_errors import (
     both_records,
     mismatch_finding,
 )
-from tensorcap.runs import is_inner, is_parameter
+from tensorcap.runs import Contents, contents_of, is_inner, is_parameter, is_result, is_telling
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import Key
 
@@ -51,6 +53,7 @@ class InjectionJudge:
     Attributes:
         unknown: Key texts of arguments that were left in place and of which the reference has no counterpart,
             so that errors of what was made of them may be inherited; filled by `judge_all`.
+        unjudged: Key texts of the reference's of what is wrong and was made of these; likewise.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class InjectionJudge:
         released: Collection[str] = (),
     ) -> None:
         self.unknown: list[str] = []
+        self.unjudged: list[str] = []
         both = (pair for pair in pairs if pair.reference is not None and pair.target is not None)
         self._pairs = sorted(both, key=lambda pair: both_records(pair)[0].order)
         self._makers = Makers(reference)
@@ -131,6 +135,7 @@ class InjectionJudge:
         if left:
             inherited = self._errors_of(pair, left)
             if inherited is None:
+                self.unjudged.append(pair.key)
                 return None
             gain = self._gain(pair, inherited, is_leaf=is_leaf) if is_too_large else None
             if is_too_large and any(inherited):
@@ -147,6 +152,10 @@ class InjectionJudge:
     def _errors_of(self, pair: Pair, left: Sequence[Key]) -> list[float] | None:
         """Row errors of arguments that were left in place; None, and noted, if one is not known."""
         errors = {key: self._errors.get(key.text) for key in left}
+        if self._injected.takes_replaced(pair):
+            class_name = self._makers.calls.class_of(both_records(pair)[0].key.site)
+            proven = [key for key in left if (class_name, self._contents(key)) in self._proven]
+            errors.update((key, errors[key] or 0.0) for key in proven)
         unknown = [key for key, error in errors.items() if error is None]
         if unknown:
             errors.update(self._errors_under_other_names(both_records(pair)[0].key, unknown))
@@ -156,6 +165,27 @@ class InjectionJudge:
         noted = [*self.unknown, *(key.text for key, error in errors.items() if error is None)]
         self.unknown = list(dict.fromkeys(noted))
         return None
+
+    @cached_property
+    def _proven(self) -> set[tuple[str, Contents | None]]:
+        """Unknown arguments that a call made a right result of, by the class of it and what they hold."""
+        proven: set[tuple[str, Contents | None]] = set()
+        for pair in self._pairs:
+            key, error, precision = both_records(pair)[0].key, pair.row_error, self._precision_of(pair)
+            if not is_result(key) or not pair.is_compared or error is None or precision is None:
+                continue
+            own = judge_own_error(error, precision, is_leaf=False, elements=pair.elements)
+            if own.status in TOO_LARGE:
+                continue
+            class_name = self._makers.calls.class_of(key.site)
+            left = (one for one in self._injected.left(pair) or () if self._errors.get(one.text) is None)
+            proven.update((class_name, contents) for one in left if (contents := self._contents(one)))
+        return proven
+
+    def _contents(self, key: Key) -> Contents | None:
+        """What a tensor of the run holds; None if others may hold the same by chance."""
+        record = self._run.get(key.text) if key.text in self._run else None
+        return contents_of(record) if record is not None and is_telling(record) else None
 
     def _errors_under_other_names(self, result: Key, unknown: Sequence[Key]) -> Iterator[tuple[Key, float]]:
         """Errors of arguments that the reference's call has under other names, paired in their order."""

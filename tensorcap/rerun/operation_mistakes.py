@@ -14,7 +14,7 @@ import numpy as np
 from tensorcap.diagnosis import Hypothesis
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.rerun.operation_replay import OperationReplays
-from tensorcap.rerun.operation_values import OperationValues
+from tensorcap.rerun.operation_values import OperationValues, part_of
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key
 from tensorcap_formats.run_info import ExportedNode
@@ -55,7 +55,7 @@ def propose_operation_mistakes(
         node = values.nodes[one]
         changes = list(_changes(node, values.converted(one)))
         for changed in changes:
-            made = _part(replays.compute(name, {one: changed}), at)
+            made = part_of(replays.compute(name, {one: changed}), at)
             ((argument, value),) = changed.items()
             kind, hint = _kind_of(node, argument)
             text = _text(node, argument, value)
@@ -138,7 +138,7 @@ def _other_inputs(
         if one.node != source and one.shapes == own.shapes and not replays.is_wrong(one.node)
     ]
     for other in others:
-        made = _part(replays.compute_with_input(name, source, other.node), at)
+        made = part_of(replays.compute_with_input(name, source, other.node), at)
         text = (
             f"the target is what {node.op} of {node.module or 'the model'}:{name} makes of {other.node} in "
             f"the place of {source}"
@@ -202,11 +202,6 @@ def _hypothesis(
         hint=hint,
         facts={"site": Key.parse(f"{place}/output").site} if place else {},
     )
-
-
-def _part(made: Any, at: int) -> Array | None:
-    part = made[at] if isinstance(made, (list, tuple)) and at < len(made) else made
-    return part if isinstance(part, np.ndarray) else None
 
 
 def _number(value: Any) -> Any:

@@ -19,7 +19,7 @@ from tensorcap.comparison import POLICY, Finding, Precision, Status, worst_statu
 from tensorcap.comparison.weight_grids import find_weight_grid
 from tensorcap.metrics import Difference, measure
 from tensorcap.rerun.operation_runs import OperationRun, OperationRuns, is_view
-from tensorcap.rerun.operation_values import OperationValues
+from tensorcap.rerun.operation_values import OperationValues, part_of
 from tensorcap.rerun.own_errors import BAD, OwnError
 from tensorcap.rerun.replay_tests import judge_replayed
 from tensorcap.runs import ArrayArchive
@@ -143,7 +143,7 @@ class OperationReplays(OperationRuns):
         judged = self._hold_against(name, at, made, run)
         if not judged.is_bad or judged.error is None or not math.isfinite(judged.error):
             return judged
-        natural, value = self._part(made, at), self._values.read(name, at, self.nodes[name].shapes[at])
+        natural, value = part_of(made, at), self._values.read(name, at, self.nodes[name].shapes[at])
         precision = self._precision_of(name, at)
         error = judged.error
         if name in self._of_weights and natural is not None:
@@ -174,7 +174,7 @@ class OperationReplays(OperationRuns):
         3. An error of as few roundings as the operations without a value make is rounding.
         """
         shape = self.nodes[name].shapes[at]
-        natural = self._part(made, at)
+        natural = part_of(made, at)
         if natural is None or natural.shape != shape:
             return _Judged("unjudged", (Finding("replay", 1, 0, "unjudged", "cannot be computed again"),))
         value = self._values.read(name, at, shape)
@@ -200,11 +200,6 @@ class OperationReplays(OperationRuns):
     def _precision_of(self, name: str, at: int) -> Precision:
         record = self._values.records[name, at]
         return POLICY.precision_of_pair(self._precision, record, record)
-
-    @staticmethod
-    def _part(made: Value, at: int) -> Array | None:
-        part = made[at] if isinstance(made, (list, tuple)) and at < len(made) else made
-        return part if isinstance(part, np.ndarray) else None
 
     def _rounding_findings(
         self, errors: Sequence[float], precision: Precision, elements: int, operations: int
@@ -232,7 +227,7 @@ class OperationReplays(OperationRuns):
         self, name: str, at: int, natural: Array | None, precision: Precision, run: OperationRun
     ) -> float:
         """By how much the result changes if each nearest input is changed by a rounding up or down."""
-        result = self._part(self.compute_rounded(name, run, precision.unit), at)
+        result = part_of(self.compute_rounded(name, run, precision.unit), at)
         if natural is None or result is None or result.shape != natural.shape:
             return 0.0
         return min(max(_errors(natural, result, self._measure(natural, result))), 1.0)

@@ -11,6 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import numpy as np
+
+from tensorcap.adapters.operation_graph import Value
 from tensorcap.alignment import paired_names, sides
 from tensorcap.alignment.node_sequences import without_ones
 from tensorcap_formats.archive import Archive
@@ -110,3 +113,9 @@ def _places_of_nodes(reference: Archive) -> Mapping[str, str]:
         if text.endswith("/op") and isinstance(facts, Mapping) and isinstance(facts.get("node"), str):
             places[facts["node"]] = text.rpartition("/")[0]
     return places
+
+
+def part_of(made: Value, at: int) -> Array | None:
+    """The tensor at a place among what an operation returns, or the only one; None if there is none."""
+    part = made[at] if isinstance(made, (list, tuple)) and at < len(made) else made
+    return part if isinstance(part, np.ndarray) else None

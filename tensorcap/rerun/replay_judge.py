@@ -26,6 +26,7 @@ from tensorcap.comparison import (
     Precision,
     QuantisedModule,
     RobustErrors,
+    RoundedArguments,
     Status,
     compare,
     is_circumstance,
@@ -58,6 +59,7 @@ from tensorcap.rerun.replay_tests import (
     shares_off,
 )
 from tensorcap.rerun.substitutes import is_slot
+from tensorcap.runs import lies_within
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
@@ -122,6 +124,7 @@ class ReplayJudge:
         self._arguments = Inputs(reference, pairs)
         self._states = States(self._makers.writers, (runs.exact, runs.target))
         self._ranks_that_add = ranks_that_add(runs.target)
+        self._rounded_arguments = RoundedArguments(runs.target)
         self._is_forward = is_forward
 
     def is_written(self, record: Record) -> bool:
@@ -154,8 +157,9 @@ class ReplayJudge:
 
         1. Equal values need no test, and a circumstance of the run (an argument of another kind) allows none.
         2. Unequal masks or shapes are diverged.
-        3. Numbers that are not rounded keep the comparison's status.
-        4. All else is judged by its row error; if the twin errs as much, that is rounding; else by R against
+        3. What a module of the target that is given it rounds to what the model hands on is within rounding.
+        4. Numbers that are not rounded keep the comparison's status.
+        5. All else is judged by its row error; if the twin errs as much, that is rounding; else by R against
            the twin, by its outliers, and by its bits.
         """
         if pair.status in ("identical", "match"):
@@ -167,6 +171,9 @@ class ReplayJudge:
             return "unjudged", tuple(replace(finding, status="unjudged") for finding in findings)
         if pair.status in ("nonfinite", "shape-mismatch"):
             return "diverged", (mismatch_finding(pair),)
+        ours, theirs = both_records(pair)
+        if self._rounded_arguments.are(theirs, self._runs.exact, ours):
+            return "within-rounding", ()
         error = pair.row_error
         reference, target = both_records(pair)
         if error is None or pair.difference is None or not reference.dtype.is_inexact:
@@ -364,11 +371,6 @@ def _without_inherited(own_errors: Sequence[OwnError], keys: Collection[str]) ->
     for own in own_errors:
         inherits = own.is_bad and any(lies_within(module, own.module) for module in kept)
         yield unjudged(own) if inherits else own
-
-
-def lies_within(module: str, outer: str) -> bool:
-    """Whether a module lies in another one, and is not that itself."""
-    return module != outer and (outer == ROOT_SITE or module.startswith(f"{outer}."))
 
 
 def unjudged(own: OwnError) -> OwnError:

@@ -37,9 +37,10 @@ from tensorcap.rerun.finite_padding import with_finite_padding
 from tensorcap.rerun.injection import open_run
 from tensorcap.rerun.own_errors import OwnError
 from tensorcap.rerun.producers import Producers
-from tensorcap.rerun.replay_judge import ReplayRuns, judge_replay, lies_within, unjudged
+from tensorcap.rerun.replay_judge import ReplayRuns, judge_replay, unjudged
 from tensorcap.rerun.replay_result import Replay, Way
 from tensorcap.rerun.substitutes import exchangeable, misfits, natural_arguments, unlike_calls
+from tensorcap.runs import lies_within
 from tensorcap.wording import one_line
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError

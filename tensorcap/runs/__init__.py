@@ -8,7 +8,7 @@ tree, also as text), `window` (a part of a tensor: read, printed, written), `val
 """
 
 from tensorcap.runs.archive_summary import ArchiveSummary
-from tensorcap.runs.calls import Call, Calls, Core, calls_of, enclosing_sites, is_state
+from tensorcap.runs.calls import Call, Calls, Core, calls_of, enclosing_sites, is_state, lies_within
 from tensorcap.runs.contents import Contents, contents_of, is_telling, rms_of
 from tensorcap.runs.graph import Graph, GraphEnds, Node, Value, View
 from tensorcap.runs.ops import FACTS, Ops, forget_ops, is_fact, ops_of, passed_in
@@ -77,6 +77,7 @@ __all__ = [
     "is_result",
     "is_state",
     "is_telling",
+    "lies_within",
     "ops_of",
     "parse_window",
     "passed_in",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -182,6 +183,40 @@ class Calls:
         return forward + bisect_left(ends, record.order) + (_block_of(site) is not None)
 
     @cached_property
+    def callers(self) -> Mapping[tuple[int, int, str, int], Call | None]:
+        """For each call, by its place, the nearest one around it that was under way; None if there is none.
+
+        One of which no result was recorded was under way until the next call of its module.
+        """
+        at: dict[tuple[int, int, str], list[tuple[Call, float]]] = {}
+        for call in reversed(self.calls):
+            of_module = at.setdefault(call.place[:3], [])
+            next_start = of_module[-1][0].start if of_module else math.inf
+            of_module.append((call, call.end if call.outputs else next_start))
+        return {
+            call.place: next(
+                (
+                    around
+                    for outer in enclosing_sites(call.site)
+                    for around, end in at.get((*call.place[:2], outer), ())
+                    if around.start <= call.start and call.end <= end
+                ),
+                None,
+            )
+            for call in self.calls
+        }
+
+    @cached_property
+    def called_by(self) -> Mapping[tuple[int, int, str, int], Sequence[Call]]:
+        """The calls that each call makes itself, by its place, in execution order."""
+        children: dict[tuple[int, int, str, int], list[Call]] = {}
+        for call in self.calls:
+            around = self.callers[call.place]
+            if around is not None:
+                children.setdefault(around.place, []).append(call)
+        return children
+
+    @cached_property
     def leaves(self) -> Sequence[Call]:
         """Calls of leaves."""
         return tuple(call for call in self.calls if self.is_leaf(call.site))
@@ -292,6 +327,16 @@ def enclosing_sites(site: str) -> Iterator[str]:
     while site != ROOT_SITE:
         site = site.rpartition(".")[0] or ROOT_SITE
         yield site
+
+
+def lies_within(site: str, outer: str) -> bool:
+    """Whether a module lies in another one, and is not that itself.
+
+    Example:
+        >>> [lies_within(site, "layers.0") for site in ("layers.0.mlp", "layers.0", "layers.00")]
+        [True, False, False]
+    """
+    return site != outer and (outer == ROOT_SITE or site.startswith(f"{outer}."))
 
 
 def _parents_of(sites: Iterable[str]) -> set[str]:

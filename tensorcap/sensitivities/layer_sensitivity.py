@@ -366,7 +366,8 @@ class _Search:
         """The layers that stay for the goal: what is kept, all groups, and the loss with these kept.
 
         Losses of independent errors add up, so that those of the layers that are not kept say how many have
-        to be; runs then say whether that is so.
+        to be; runs then say whether that is so. Then each is let go again, and two in a row, if the goal is
+        reached without; and one fewer are tried by what each gains alone if it is kept.
         """
         assert self._goal is not None
         limit = self._goal.limit
@@ -388,11 +389,14 @@ class _Search:
                 break
             count += 1
         kept = units[:count]
-        for unit in reversed(kept):
-            fewer = [other for other in kept if other is not unit]
-            if self._loss("target", _layers_of(fewer)) > limit:
-                continue
-            kept = fewer
+        for size in (1, 2):  # errors of two may make up for each other
+            for at in range(len(kept) - size, -1, -1):
+                fewer = [*kept[:at], *kept[at + size :]]
+                if fewer and self._loss("target", _layers_of(fewer)) <= limit:
+                    kept = fewer
+        by_gain = sorted(units, key=lambda unit: unit.kept)
+        while len(kept) > 1 and self._loss("target", _layers_of(by_gain[: len(kept) - 1])) <= limit:
+            kept = by_gain[: len(kept) - 1]
         return _layers_of(kept), units, self._loss("target", _layers_of(kept))
 
     def _predicted_count(self, units: Sequence[LayerGroup], total: float) -> int:

@@ -458,3 +458,38 @@ def test_layers_that_the_other_side_counts_in_steps_of_two(tmp_path: Path, is_wr
         whole = f"s.{2 * i}.inner.to_kv/output; split 2 2"
         assert found[f"l.{i}.attn.k/output"] == found[f"l.{i}.attn.v/output"] == whole
         assert found[f"l.{i}.attn.o/output"] == f"s.{2 * i}.inner.to_out/output"
+
+
+@pytest.mark.spec("ALN-31")
+def test_arguments_that_differ_in_a_layer_whose_results_agree_are_paired_in_no_layer(tmp_path: Path) -> None:
+    # a scale that the target has in the projection before it, in layers right and, from the second on, wrong
+    one: dict[str, Array] = {}
+    other: dict[str, Array] = {}
+    for i in range(LAYERS):
+        x, mixed, scaled = drawn(), drawn(), drawn()
+        wrong = 0.02 * drawn() if i else 0 * x
+        one |= {f"layers.{i}.q/output": x, f"layers.{i}.scale/input.h": mixed}
+        one |= {f"layers.{i}.scale/output": scaled, f"layers.{i}/output": x + scaled}
+        other |= {f"blocks.{i}.a/output": x, f"blocks.{i}.o/input.x": drawn()}
+        other |= {f"blocks.{i}.o/output": scaled + wrong, f"blocks.{i}/output": x + scaled + wrong}
+    _, found = proposed(tmp_path, one, other)
+    assert {key: found.get(key) for key in one if ".scale/" in key} == {
+        f"layers.{i}.scale/{slot}": partner
+        for i in range(LAYERS)
+        for slot, partner in (("input.h", None), ("output", f"blocks.{i}.o/output"))
+    }
+
+
+@pytest.mark.spec("ALN-312")
+@pytest.mark.parametrize("is_handed_on", [True, False], ids=["made-so-before-it-is-used", "wrong"])
+def test_a_result_that_the_reference_hands_on_times_its_factor_is_not_paired(
+    tmp_path: Path, is_handed_on: bool
+) -> None:
+    embedded, behind = drawn(), [drawn() for _ in range(4)]
+    factor = np.float32(6 if is_handed_on else 5)
+    one = {"embed/output": embedded, "first/input.x": 6 * embedded, "first/output": behind[0]}
+    other = {"table/output": factor * embedded, "one/input.y": factor * embedded, "one/output": behind[1]}
+    one |= {"last/output": behind[2]}
+    other |= {"end/output": behind[3]}
+    _, found = proposed(tmp_path, one, other)
+    assert ("embed/output" in found) is not is_handed_on

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import tensorcap
 
 ROOT = Path(__file__).parents[2]
@@ -32,30 +30,31 @@ import tensorcap
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).bfloat16()
-for scale in (1, 2):  # the second time there is an archive to be replaced
-    with torch.no_grad(), tensorcap.capture(model, sys.argv[1]) as cap:
-        model(torch.full((1, 4), float(scale), dtype=torch.bfloat16))
-print(cap.summary.tensors, sorted(Refuse.REFUSED & set(sys.modules)))
+for path in sys.argv[1:]:
+    for scale in (1, 2):  # the second time there is an archive to be replaced
+        with torch.no_grad(), tensorcap.capture(model, path) as cap:
+            model(torch.full((1, 4), float(scale), dtype=torch.bfloat16))
+    print(cap.summary.tensors, sorted(Refuse.REFUSED & set(sys.modules)))
 """
 
 
-@pytest.mark.parametrize("suffix", ["h5", "safetensors"])
-def test_a_capture_needs_no_other_package(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"ref.{suffix}"
+def test_a_capture_needs_no_other_package(tmp_path: Path) -> None:
+    paths = [tmp_path / f"ref.{suffix}" for suffix in ("h5", "safetensors")]
     search = os.pathsep.join(str(ROOT / part) for part in (".", "formats"))
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(path)],
+        [sys.executable, "-c", SCRIPT, *map(str, paths)],
         env={**os.environ, "PYTHONPATH": search},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "6 []\n", "")
-    with tensorcap.open_archive(path) as archive:
-        assert archive.algorithm == "blake2b_128"
-        assert archive.is_complete
-        assert archive.load(archive.get("0/0/input.input")).tolist() == [[2, 2, 2, 2]]
-        assert archive.get("0/1/output").dtype.name == "bfloat16"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "6 []\n6 []\n", "")
+    for path in paths:
+        with tensorcap.open_archive(path) as archive:
+            assert archive.algorithm == "blake2b_128"
+            assert archive.is_complete
+            assert archive.load(archive.get("0/0/input.input")).tolist() == [[2, 2, 2, 2]]
+            assert archive.get("0/1/output").dtype.name == "bfloat16"
 
 
 def test_no_module_outside_the_adapters_imports_torch() -> None:

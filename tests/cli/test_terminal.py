@@ -243,6 +243,16 @@ def test_a_full_standard_output_is_one_line(command: str, write: Write, folder: 
     )
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs a shell that closes a stream")
+def test_a_closed_standard_output_is_no_error(write: Write, folder: Path) -> None:
+    write("r.h5", {"0/m/output": X})
+    line = '"$0" -m tensorcap_cli ls r.h5 --json >&-'
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable], capture_output=True, text=True, check=False, cwd=folder
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_json_has_escapes_for_what_a_terminal_obeys(tcap: Tcap, write: Write) -> None:
     write("r.h5", {"0/m/output": X}, run={"notes": "\x7f\u202e\U000e0001"})
     text = tcap("show", "r.h5", "--json").stdout

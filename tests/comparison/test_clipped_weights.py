@@ -44,6 +44,34 @@ def test_a_range_that_loses_much_of_one_output_is_no_choice(share: float, outlie
     assert found is None or found > 2
 
 
+@pytest.mark.spec("POL-642")
+@pytest.mark.parametrize(
+    ("whole", "is_choice"),
+    [pytest.param([], True, id="all-alike"), pytest.param([3], False, id="but-for-a-row")],
+)
+def test_one_output_may_lose_more_if_all_ranges_are_cut_alike(whole: list[int], is_choice: bool) -> None:
+    """Four fifths of each range are left, and the largest weight of row 9 has an input of outliers."""
+    draws = np.random.default_rng(6)
+    weight, inputs = draws.normal(size=(32, 64)), draws.normal(size=(48, 64))
+    inputs[:, np.abs(weight[9]).argmax()] *= 4
+    shares = np.full((32, 2), 0.8)
+    shares[whole] = 1
+    groups = weight.reshape(32, 2, 32)
+    low, high = groups.min(axis=-1) * shares, groups.max(axis=-1) * shares
+    steps = (high - low) / 15
+    zeros = np.rint(-low / steps)
+    numbers = np.clip(np.rint(groups / steps[..., None]) + zeros[..., None], 0, 15)
+    values = ((numbers - zeros[..., None]) * steps[..., None]).reshape(32, 64)
+    errors = np.square(inputs @ (values - weight).T).sum(axis=0)
+    whole_ranges = np.repeat(np.square((groups.max(axis=-1) - groups.min(axis=-1)) / 15) / 12, 32, axis=1)
+    by_row = np.sqrt(errors / (whole_ranges @ np.square(inputs).sum(axis=0)))
+    assert by_row.argmax() == 9
+    assert np.sqrt(np.square(by_row).mean()) < 2 < by_row[9] / 1.5
+    found = cut_of_choice(weight, WeightNumbers("uint4", values, steps, zeros), inputs)
+    assert found is not None
+    assert (found <= 2) == is_choice
+
+
 @pytest.mark.spec("POL-282")
 def test_numbers_that_wrapped_around_are_named() -> None:
     steps = np.abs(WEIGHT).max(axis=1, keepdims=True) / 131  # where 127 is the largest number

@@ -143,3 +143,18 @@ def test_errors_that_caches_may_hold_count_in_later_steps(make_archive: MakeArch
     target["1/block.fc/input.x"] = off_by(HANDED, 0.6)
     found = compare(make_archive(reference), make_archive(target, run=BF16))
     assert code_gains(found)["1/block.fc/input.x"][1] == "within-rounding"
+
+
+@pytest.mark.spec("POL-210")
+@pytest.mark.parametrize(("handed_on", "has_gain"), [(True, False), (False, True)])
+def test_an_argument_that_the_target_lacks_has_the_error_of_what_holds_the_same_before(
+    make_archive: MakeArchive, handed_on: bool, has_gain: bool
+) -> None:
+    given = {"0/block.attn/input.x": NORMED, "0/block.attn.q/input.x": NORMED if handed_on else HANDED}
+    reference = {**BLOCK, **given, "0/block.attn.q/output": MADE, "0/block.attn/output": MADE}
+    target = {text: off_by(values, 0.3) for text, values in reference.items() if text not in given}
+    target["0/block.attn.q/input.x"] = off_by(given["0/block.attn.q/input.x"], 0.3 if handed_on else 3.0)
+    ordered = {text: target[text] for text in reference if text in target}
+    found = code_gains(compare(make_archive(reference), make_archive(ordered, run=BF16)))
+    status = found.get("0/block.attn.q/input.x", (0.0, "within-rounding"))[1]
+    assert (status == "diverged") is has_gain

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.comparison import Comparison, compare
+from tensorcap.comparison import Comparison, RoundedArguments, compare
+from tensorcap.comparison.policy import Precision
+from tensorcap.comparison.policy_tests.growth import judge_total_error
 from tests.comparison.conftest import MakeArchive
 
 RNG = np.random.default_rng(11)
@@ -215,3 +217,73 @@ def test_errors_may_be_uneven_where_inputs_are_small(
 
     target = layer(values, dequantised=["weight"], numbers={"weight": "int8"})
     assert status(compare(layer(weight), target), "0/proj/param.weight") == expected
+
+
+@pytest.mark.spec("POL-671", "CMP-270")
+@pytest.mark.parametrize(
+    ("high", "shift", "expected", "is_handed_on"),
+    [
+        pytest.param(6.0, 0, "within-rounding", True, id="right"),
+        pytest.param(3.0, 0, "diverged", True, id="half-the-range"),
+        pytest.param(6.0, 2, "within-rounding", False, id="another-tensor"),
+    ],
+)
+def test_the_range_of_inputs_may_be_the_activation_before(
+    make_archive: MakeArchive, high: float, shift: int, expected: str, is_handed_on: bool
+) -> None:
+    """A graph that rounds what a convolution is given leaves out the ReLU6 before: its range cuts alike."""
+    whole = 4 * X
+    cut = np.clip(whole, 0, 6)
+    tensors = {"0/act/input": whole, "0/act/output": cut, "0/conv/input": cut}
+    tensors |= {"0/conv/param.weight": WEIGHT, "0/conv/output": convolved(cut, WEIGHT, BIAS)}
+    weight, steps = in_rows(WEIGHT)
+    rounded = in_steps(whole, 0, high)
+    own = {
+        "0/act/input": whole,
+        "0/act/output": rounded + shift * STEP,
+        "0/conv/param.weight": weight,
+        "0/conv/param.weight_step": steps,
+        "0/conv/input": whole,
+        "0/conv/output": in_steps(convolved(rounded, weight, BIAS), -90, 90),
+    }
+    says = {**settings(-90.0, 90.0), "input_step": STEP, "input_range": [0.0, high]}
+    target = network(make_archive, own, says)
+    found = compare(network(make_archive, tensors, CONVOLUTION), target)
+    assert status(found, "0/conv/output") == expected
+    given, made = target.get("0/conv/input"), target.get("0/act/output")
+    assert RoundedArguments(target).are(given, target, made) == is_handed_on
+    tests = {f.test for pair in found.pairs if pair.key == "0/conv/input" for f in pair.findings}
+    assert "pass_through" not in tests
+
+
+@pytest.mark.spec("CMP-19")
+@pytest.mark.parametrize("times", [1.0, 1.5], ids=["right", "wrong-step"])
+def test_each_use_of_a_tied_weight_may_be_rounded_by_itself(make_archive: MakeArchive, times: float) -> None:
+    table = RNG.normal(size=(40, 24))
+    modules = [{"path": path, "class": "my.Layer"} for path in ("table", "head")]
+    says = [
+        {**module, "settings": {"dequantised": ["weight"], "numbers": {"weight": "int8"}}}
+        for module in modules
+    ]
+    tied = {"0/table/param.weight": table, "0/head/param.weight": table}
+    rows, whole = np.abs(table).max(axis=1, keepdims=True) / 127, np.full((1, 1), np.abs(table).max() / 127)
+    own = {
+        "0/table/param.weight": np.rint(table / rows) * rows,
+        "0/table/param.weight_step": rows,
+        "0/head/param.weight": np.rint(table / whole) * whole * times,
+        "0/head/param.weight_step": whole * times,
+    }
+    reference, target = (
+        make_archive({k: np.asarray(v, np.float32) for k, v in held.items()}, run={"modules": listed})
+        for held, listed in ((tied, modules), (own, says))
+    )
+    found = compare(reference, target)
+    assert status(found, "0/table/param.weight") == "within-rounding"
+    assert status(found, "0/head/param.weight") == ("within-rounding" if times == 1 else "diverged")
+
+
+@pytest.mark.spec("POL-673")
+@pytest.mark.parametrize(("error", "expected"), [(0.9, "within-rounding"), (1.1, "suspect")])
+def test_what_is_farther_off_than_zeros_is_not_right(error: float, expected: str) -> None:
+    precision = Precision("float32", unit=0.13, rounding=0.054, weights="int8")
+    assert judge_total_error(error, 12, precision, elements=1 << 20).status == expected

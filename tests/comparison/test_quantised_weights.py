@@ -210,3 +210,29 @@ def test_no_module_of_a_target_that_rounds_results_is_known_to_round_nothing() -
     held["modules"][0]["settings"] = {"output_step": 0.1}
     precision = quantised_precision(RunInfo.of(whole), RunInfo.of(held), FLOAT32)
     assert precision.of_module("norm").rounding == precision.rounding
+
+
+@pytest.mark.spec("POL-665")
+@pytest.mark.parametrize(
+    ("error", "is_green"),
+    [pytest.param(0.07, True, id="of-four-roundings"), pytest.param(0.1, False, id="larger-than-these-make")],
+)
+def test_what_all_layers_round_off_bounds_the_error_of_the_last(
+    make_archive: MakeArchive, *, error: float, is_green: bool
+) -> None:
+    """Four layers in int8, 4 / (127 sqrt(12)) each, make 0.018 together, of which four times are allowed.
+
+    Limits widen by 1 + 3 / sqrt(4096) for so few elements: 0.0761. By depth alone it is 0.2.
+    """
+    made = {f"0/layers.{i}.proj/output": RNG.normal(size=(64, 64)).astype(np.float32) for i in range(4)}
+    result = RNG.normal(size=(64, 64))
+    noise = np.sign(RNG.normal(size=(64, 64))) * result * error
+
+    def archive(last: Any, dtype: str) -> Any:
+        held = {"weight": {"dtype": dtype, "shape": [64, 64]}}
+        modules = [{"path": f"layers.{i}.proj", "class": "my.Linear", "parameters": held} for i in range(4)]
+        run = {"dtype": "float32", "modules": modules}
+        return make_archive({**made, "0/layers.3/output": last.astype(np.float32)}, run=run)
+
+    found = compare(archive(result, "float32"), archive(result + noise, "int8"))
+    assert found.pairs[-1].is_green is is_green

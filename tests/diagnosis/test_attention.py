@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tensorcap.diagnosis.context import read_pair
 from tensorcap_formats.dtypes import Array
+from tensorcap_formats.open import open_archive
 from tests.diagnosis.conftest import Diagnose
+from tests.support.archives import write_archive
 from tests.support.floats import to_bfloat16
 
 HEADS, KEYS, DIM, TOKENS = 4, 2, 16, 24
@@ -42,6 +46,7 @@ def core(
     tiled: bool = False,
     causal: bool = True,
     ahead: int = 0,
+    is_capped_first: bool = False,
 ) -> Array:
     q, k, v = (x.reshape(1, TOKENS, -1, DIM).astype(float) for x in (q, k, v))
     angles = np.arange(TOKENS)[:, None] * 100.0 ** (-np.arange(8) / 8)
@@ -50,8 +55,9 @@ def core(
     out = np.empty_like(q)
     for head in range(HEADS):
         key = head % KEYS if tiled else head // (HEADS // KEYS)
-        scores = q[0, :, head] @ k[0, :, key].T * scale
+        scores = q[0, :, head] @ k[0, :, key].T * (1.0 if is_capped_first else scale)
         scores = cap * np.tanh(scores / cap) if cap else scores
+        scores = scores * scale if is_capped_first else scores
         for i in range(TOKENS):
             seen = [
                 j for j in range(TOKENS) if (j <= i + ahead or not causal) and (not window or i - j < window)
@@ -71,6 +77,12 @@ MISTAKES = [
     pytest.param({"causal": False}, "attention-mask", id="not-causal"),
     pytest.param({"ahead": 1}, "attention-mask", id="sees-the-next"),
     pytest.param({"cap": 0.0}, "attention-softcap", id="no-softcap"),
+    pytest.param(
+        {"is_capped_first": True},
+        "attention-softcap",
+        id="capped-before-scaled",
+        marks=pytest.mark.spec("DIA-605"),
+    ),
     pytest.param({"tiled": True}, "attention-heads", id="tiled"),
 ]
 
@@ -142,3 +154,60 @@ def test_a_window_of_the_configuration_may_have_any_name(diagnosed: Diagnose) ->
     found = diagnosed({**beside, CORE: ours}, {CORE: theirs}, key=CORE, config=config)
     best = found.explanations[0]
     assert (best.kind, best.facts["target"]["window"]) == ("attention-mask", 9)
+
+
+@pytest.mark.spec("DIA-600")
+@pytest.mark.parametrize(("theirs", "kind"), [(False, "attention-mask"), (True, "layer-schedule")])
+def test_a_core_that_sees_what_another_layer_sees_is_named_without_a_model(
+    diagnosed: Diagnose, theirs: bool, kind: str
+) -> None:
+    """Layer 1 looks back 5 tokens and turns by other angles than layer 0, which sees all before."""
+    rng = np.random.default_rng(5)
+    q, k, v = (2 * rng.standard_normal((1, TOKENS, n)).astype(np.float32) for n in (64, 32, 32))
+    distance = np.arange(TOKENS)[:, None] - np.arange(TOKENS)
+    masks = distance >= 0, (distance >= 0) & (distance < 5)
+    angles = [np.arange(TOKENS)[:, None] * base ** (-np.arange(8) / 8) for base in (100.0, 300.0)]
+    beside: dict[str, Array] = {}
+    for layer, (mask, table) in enumerate(zip(masks, angles, strict=True)):
+        beside |= {
+            f"0/layers.{layer}.attn/input.position_embeddings.0": np.tile(np.cos(table), 2)[None],
+            f"0/layers.{layer}.attn/input.position_embeddings.1": np.tile(np.sin(table), 2)[None],
+            f"0/layers.{layer}.attn/input.attention_mask": mask[None, None],
+        }
+    names = (f"0/layers.1.attn.{name}_proj/output" for name in "qkv")
+    beside |= dict(zip(names, (q, k, v), strict=True))
+    key = "0/layers.1.attn.o_proj/input.input"
+
+    def made(layer: int, window: int) -> Array:
+        sides = (x.reshape(1, TOKENS, -1, DIM).astype(float) for x in (q, k))
+        one, other = (rotated(x, angles[layer], "halves").reshape(1, TOKENS, -1) for x in sides)
+        return core(one, other, v, layout="none", window=window, cap=0.0)
+
+    config = {**CONFIG, "sliding_window": None, "attn_logit_softcapping": None}
+    target = {**beside, key: made(0 if theirs else 1, 0)}
+    found = diagnosed({**beside, key: made(1, 5)}, target, key=key, config=config)
+    named = {e.kind: e for e in found.explanations}
+    assert found.explanations[0].kind == kind
+    assert (named[kind].facts.get("as") == ["layers.0.attn"]) or not theirs
+
+
+@pytest.mark.spec("DIA-607")
+@pytest.mark.parametrize("wrong", [(0, 2), (1, 6)], ids=["a-token", "padding-alone"])
+def test_tokens_that_masks_leave_out_do_not_count_in_calls(tmp_path: Path, wrong: tuple[int, int]) -> None:
+    mask = np.ones((2, 8), np.int64)
+    mask[1, 5:] = 0
+    ours = np.random.default_rng(5).standard_normal((2, 8, 4)).astype(np.float32)
+    theirs = ours.copy()
+    theirs[1, 5:] += 1  # what padding becomes
+    theirs[wrong] += 1
+    given = {"0/@root/input.input_ids": np.arange(16).reshape(2, 8), "0/@root/input.attention_mask": mask}
+    for name, side in (("r.h5", ours), ("t.h5", theirs)):
+        write_archive(tmp_path / name, {**given, "0/attn/output": side})
+    with open_archive(tmp_path / "r.h5") as reference, open_archive(tmp_path / "t.h5") as target:
+        sides = ((archive, archive.get("0/attn/output")) for archive in (reference, target))
+        uncounted = read_pair(*sides, limit=1 << 10).uncounted
+    if wrong == (1, 6):
+        assert uncounted is None
+    else:
+        assert uncounted is not None
+        assert np.array_equal(uncounted, np.repeat(mask[:, :, None] == 0, 4, 2))

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensorcap.adapters import Operation
 from tensorcap.diagnosis import Hypothesis, Scorer, rank_explanations
+from tensorcap.diagnosis.code_mutations import classify_number
 from tensorcap_formats.errors import UsageError
 from tests.diagnosis.conftest import Diagnose
 
@@ -37,6 +39,25 @@ def test_what_a_hypothesis_may_leave(rounding: float, inherited: float, left: fl
     found = Scorer(rounding, inherited).score(hypothesis(left=left))
     assert found.before == pytest.approx(0.5)
     assert found.after == pytest.approx(left / 2) or not is_within
+    assert found.is_within is is_within
+
+
+@pytest.mark.spec("DIA-606")
+@pytest.mark.parametrize(
+    ("kind", "left", "options", "is_within"),
+    [
+        pytest.param("identity", 0.04, {"is_exact": True}, False, id="exact"),
+        pytest.param("identity", 0.04, {}, True, id="not-exact"),
+        pytest.param("holds", 0.04, {}, True, id="another-record"),
+        pytest.param("holds", 0.06, {}, False, id="no-other-record"),
+        pytest.param("factor", 0.06, {}, True, id="a-factor"),
+    ],
+)
+def test_a_tensor_that_is_another_one_leaves_roundings_alone(
+    kind: str, left: float, options: dict[str, bool], is_within: bool
+) -> None:
+    found = Scorer(1e-7, 0.2).score(hypothesis(kind, left=left, **options))
+    assert found.before == pytest.approx(0.5)
     assert found.is_within is is_within
 
 
@@ -116,3 +137,23 @@ def test_two_values_at_a_limit_are_no_clamp(diagnosed: Diagnose) -> None:
     r = np.random.default_rng(0).standard_normal((1, 12, 64))
     r[0, [3, 8], [7, 60]] = 10
     assert diagnosed(r, np.minimum(r, 5)).status == "unexplained"
+
+
+@pytest.mark.spec("DIA-606")
+def test_what_is_near_to_its_own_wrong_input_is_not_called_skipped(diagnosed: Diagnose) -> None:
+    rng = np.random.default_rng(3)
+    x, y, given, noise = rng.standard_normal((4, 2, 8, 16))
+    keys = "0/m/input.x", "0/m/output"
+    ours, theirs = (dict(zip(keys, side, strict=True)) for side in ((x, y), (given, given + 0.15 * noise)))
+    found = diagnosed(ours, theirs)
+    assert "identity" not in [e.kind for e in found.explanations]
+    same = diagnosed(ours, {**theirs, "0/m/output": given})
+    assert same.explanations[0].kind == "identity"
+
+
+@pytest.mark.spec("DIA-511")
+@pytest.mark.parametrize(("is_whole", "kind"), [(True, "positions-differ"), (False, "offset")])
+def test_a_number_that_is_added_to_places_is_one_of_places(is_whole: bool, kind: str) -> None:
+    line = "position_ids = torch.arange(tokens) + past_seen_tokens"
+    operation = Operation("add", "model.py:4", line, (), has_number=True, is_whole=is_whole)
+    assert classify_number(operation, "1", 17)[0] == kind

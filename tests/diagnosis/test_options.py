@@ -147,6 +147,11 @@ ATTENDED = dict.fromkeys(("query", "key", "value"), (2, 2, 9, 16))
 CACHED = {"query": (2, 2, 1, 16), "key": (2, 2, 9, 16), "value": (2, 2, 9, 16)}
 
 
+def norm_of_mean(_: Any, input: Tensor) -> Tensor:
+    """A pooled image, normalised."""
+    return functional.layer_norm(input.mean((-2, -1)), (16,), eps=EPS)
+
+
 class Case(NamedTuple):
     """A module, the shapes of what it is given, and what a target makes of that by numpy."""
 
@@ -181,10 +186,38 @@ CASES: list[Case] = [
     ),
     Case(
         "groups-differ",
-        "1 group in group_norm",
+        "of its input.input of all channels, the reference of each channel",
         lambda _: nn.GroupNorm(3, 3, EPS),
         lambda v: normed(v["input"], (1, 2, 3)) * v["weight"][:, None, None] + v["bias"][:, None, None],
         {"input": IMAGE},
+    ),
+    Case(
+        "groups-differ",
+        "of 4 groups of channels that lie 4 apart, the reference of 4 groups of channels beside each other",
+        lambda _: nn.GroupNorm(4, 8, EPS),
+        lambda v: (
+            normed(v["input"].reshape(2, 2, 4, 5, 6), (1, 3, 4)).reshape(2, 8, 5, 6)
+            * v["weight"][:, None, None]
+            + v["bias"][:, None, None]
+        ),
+        {"input": (2, 8, 5, 6)},
+    ),
+    Case(
+        "statistics-differ",
+        "the deviation of a sample",
+        lambda _: nn.GroupNorm(4, 8, EPS),
+        lambda v: (
+            (normed(v["input"].reshape(2, 4, 60), (2,)) * np.sqrt(59 / 60)).reshape(2, 8, 5, 6)
+            * v["weight"][:, None, None]
+            + v["bias"][:, None, None]
+        ),
+        {"input": (2, 8, 5, 6)},
+    ),
+    Case(
+        "groups-differ",
+        "of each of 4 groups of channels that lie that many apart",
+        lambda _: nn.LayerNorm(16, EPS),
+        lambda v: normed(v["input"].reshape(4, 7, 4, 4), (2,)).reshape(4, 7, 16) * v["weight"] + v["bias"],
     ),
     Case(
         "axes-differ",
@@ -201,6 +234,13 @@ CASES: list[Case] = [
             * v["input"]
             / np.sqrt((v["input"].reshape(4, 7, 4, 4) ** 2).mean(-1).repeat(4, -1) + EPS)
         ),
+    ),
+    Case(
+        "operations-order",
+        "done behind layer_norm",
+        lambda _: Own(norm_of_mean),
+        lambda v: normed(v["input"].transpose(0, 2, 3, 1), (3,)).mean((1, 2)),
+        {"input": (2, 16, 5, 6)},
     ),
     Case(
         "axes-differ",
@@ -302,7 +342,7 @@ def diagnosed_module(case: Case, folder: Path, seed: int = 5) -> Diagnosis:
     return found_by(Workload(model, inputs), changed, folder, "module", "0/module/output")
 
 
-@pytest.mark.spec("DIA-230", "DIA-231", "DIA-260")
+@pytest.mark.spec("DIA-230", "DIA-231", "DIA-260", "DIA-603", "DIA-604")
 @pytest.mark.parametrize("case", CASES[:-1], ids=[f"{c.kind}-{c.words[:24]}" for c in CASES[:-1]])
 def test_an_option_of_an_operation_that_is_another_one_is_named(tmp_path: Path, case: Case) -> None:
     found = diagnosed_module(case, tmp_path)

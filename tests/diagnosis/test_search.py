@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,9 @@ class Call:
         self.operations: dict[str, Any] = {}
         self.operation_count, self.alike = 2, ()
         self.made: list[CallMutation] = []
+
+    def settings_of(self, site: str) -> Mapping[str, Any]:
+        return {}
 
     def read_tensor(self, name: str) -> Any:
         return WORDS

@@ -12,6 +12,7 @@ from torch.nn.functional import one_hot
 
 from tensorcap.comparison import compare
 from tensorcap.localization import localize
+from tensorcap.localization.error_origins import ErrorOrigins
 from tensorcap.localization.evidence import evidence_of_injection
 from tensorcap.rerun import InjectedRun
 from tensorcap.session import capture_workload
@@ -544,3 +545,59 @@ def test_what_an_argument_that_nobody_knows_leaves_unjudged_is_judged_by_the_fre
     capture_workload(target, tmp_path / "tgt.h5")
     found = localize(tmp_path / "ref.h5", tmp_path / "tgt.h5", target_model=target)
     assert [suspect.module for suspect in found.suspects] == ([] if is_activated else ["mix"])
+
+
+class Scaled(nn.Module):
+    """A norm, a product with numbers near 3 in the code, and a layer."""
+
+    def __init__(self, off_by: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.out = nn.LayerNorm(32), nn.Linear(32, 32)
+        self.factors = 3 * (1 + off_by * torch.randn(X.shape).sign())
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.out((self.norm(x).float() * self.factors).to(x.dtype))
+        return made
+
+
+@pytest.mark.spec("LCL-260")
+@pytest.mark.parametrize(("off_by", "expected"), [(0.0, []), (0.018, ["@root"])])
+def test_an_error_five_times_what_is_before_it_accuses(
+    tmp_path: Path, off_by: float, expected: list[str]
+) -> None:
+    """Of 0.018, where two roundings of bfloat16 and the error of the norm are 0.0038 together."""
+    assert accused(tmp_path, Scaled(0.0), Scaled(off_by).bfloat16(), X) == expected
+
+
+@pytest.mark.spec("LCL-260")
+@pytest.mark.parametrize(("is_equal", "expected"), [(True, "block"), (False, "@root")])
+def test_what_a_call_was_given_is_right_if_its_other_results_are(
+    tmp_path: Path, is_equal: bool, expected: str
+) -> None:
+    """A port without the layer before, of whose modulation one of two results has a counterpart."""
+    tensors = {
+        key: np.random.default_rng(seed).normal(size=(8, 16)).astype("f4")
+        for key, seed in {
+            "0/@root/input.x": 0,
+            "0/time/input.x": 0,
+            "0/time/output": 1,
+            "0/block/input.x": 0,
+            "0/block/input.time": 1,
+            "0/block.mod/input.time": 1,
+            "0/block.mod/output.0": 2,
+            "0/block.mod/output.1": 3,
+            "0/block/output": 4,
+            "0/@root/output": 4,
+        }.items()
+    }
+    lacks = ["0/time/output", "0/block/input.time", "0/block.mod/input.time", "0/block.mod/output.1"]
+    other = {key: tensor for key, tensor in tensors.items() if key not in lacks}
+    other["0/block/output"] = other["0/@root/output"] = tensors["0/block/output"][:, ::-1].copy()
+    if not is_equal:
+        other["0/block.mod/output.0"] = tensors["0/block.mod/output.0"][:, ::-1].copy()
+    paths = write_archive(tmp_path / "ref.h5", tensors), write_archive(tmp_path / "tgt.h5", other)
+    with open_archive(paths[0]) as reference, open_archive(paths[1]) as target:
+        pairs = compare(reference, target, mapping="none").pairs
+        (made,) = [pair for pair in pairs if pair.key == "0/block/output"]
+        assert ErrorOrigins(reference, target, pairs).module_of(made, pairs) == expected

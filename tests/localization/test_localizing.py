@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from tensorcap.localization import (
     localize,
     rank_suspects,
 )
+from tensorcap.localization.grouping import group_suspects
 from tensorcap.reports.suspects import context_lines, suspect_lines
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
@@ -743,6 +745,30 @@ def test_each_error_of_a_suspect_is_named_and_what_explains_it_and_what_does_not
     assert noisy[-1] == "root cause: run-to-run noise"
     unexplained = suspect_lines(1, suspect(examined=diagnosis("unexplained"), cause="another computation"))
     assert unexplained[-2:] == ["no hypothesis explains its values", "root cause: another computation"]
+
+
+@pytest.mark.spec("LCL-61", "LCL-650")
+def test_one_of_many_layers_that_was_not_diagnosed_has_the_explanation_of_the_others() -> None:
+    """What R means says nothing against it; what others are explained by is told where it is turned round."""
+    facts = {"setting": "rope", "reference": 0, "target": 1}
+    text = "the target is what Attention makes with 1 in the place of 0 for its setting rope"
+    first = Explanation("rotary-layout", text, "", 0.5, 0.0, 1e-7, 0, 256, 9.0, facts)
+    turned = {**facts, "reference": 1, "target": 0}
+    other = replace(first, text=text.replace("1 in the place of 0", "0 in the place of 1"), facts=turned)
+    known: list[dict[str, Any]] = [
+        {"examined": diagnosis("explained", first), "cause": "rotary-layout"},
+        {"examined": diagnosis("explained", other), "cause": "rotary-layout"},
+        {"cause": "a step is missing"},
+    ]
+    named = [
+        suspect(module=f"{n}.act", key=f"0/{n}.act/output", own=0.5, ratio=48.5, **one)
+        for n, one in enumerate(known)
+    ]
+    (one,) = group_suspects(named)
+    assert one.modules == ("0.act", "1.act", "2.act")
+    assert [module for module, _ in one.other_mistakes] == ["1.act"]
+    assert f"of 1.act: {other.text} (leaves 0)" in suspect_lines(1, one)
+    assert suspect_lines(1, named[2])[-1] == "an R of that size usually means: a step is missing"
 
 
 class _Odd(nn.Module):

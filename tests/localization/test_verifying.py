@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -367,6 +368,18 @@ def test_depth_is_told_from_the_slope(errors: list[float], factor: float | None,
     else:
         assert found.factor is not None
         assert math.isclose(found.factor, factor, rel_tol=1e-9)
+
+
+@pytest.mark.spec("VER-24")
+def test_padding_that_is_anything_in_a_green_layer_is_no_error_that_grows() -> None:
+    """Each layer differs by a tenth where the mask leaves out, more from layer to layer, and by 1e-6 else."""
+    layers = [
+        Layer(f"0/b.{i}/output", "", "b", "match", 0.0, error, (), ((1,), (1,)), tail_error=1e-6)
+        for i, error in enumerate((1e-6, 0.01, 0.1))
+    ]
+    assert "neither grows nor falls with depth" in depth_of(layers).text
+    red = [replace(layer, status="diverged") for layer in layers]
+    assert "grows with depth" in depth_of(red).text
 
 
 @pytest.mark.spec("VER-2")

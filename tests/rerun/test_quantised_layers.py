@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import tensorcap
 from tensorcap import preflight
-from tensorcap.comparison import Comparison, compare, quantised_layers
+from tensorcap.comparison import Comparison, compare, weight_judge
 from tensorcap.comparison.preflight import item_text
 from tensorcap.comparison.weight_rounding import Rounding, WeightNumbers, measure_rounding
 from tensorcap.localization import localize
@@ -160,7 +160,7 @@ def test_a_weight_is_measured_once_for_its_verdict_and_the_preflight(
 
     with opened_both(reference, captured(tmp_path, port(Gptq))) as (ours, theirs):
         alone = preflight(ours, theirs)
-        monkeypatch.setattr(quantised_layers, "measure_rounding", count)
+        monkeypatch.setattr(weight_judge, "measure_rounding", count)
         assert examine(compare(ours, theirs), ours, theirs).preflight == alone
     assert measured == [(128, 64), (128, 128), (32, 128)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pytest
 
 from tests.zoo import ablate
 from tests.zoo.ablation_of_matching import ALL, PASS_NAMES, SITUATIONS, Matched, Tally, pass_rows
@@ -16,9 +16,6 @@ from tests.zoo.ablation_of_tests import (
     try_apart,
 )
 from tests.zoo.entry import DTYPES
-
-if TYPE_CHECKING:
-    import pytest
 
 GAIN = ("GainTest", "gain")
 
@@ -76,6 +73,7 @@ def test_a_mechanism_protects_the_ports_that_are_red_without_it() -> None:
     assert rows["module", "padding"] == (0, 0, 0, 1, 0)
 
 
+@pytest.mark.slow
 def test_each_mechanism_can_be_left_out_of_a_run() -> None:
     trials = try_apart(["llama_eager"], ["policy"])
     assert [trial.dtype for trial in trials] == list(DTYPES)
@@ -104,6 +102,7 @@ def test_a_pass_counts_what_is_right_only_with_it() -> None:
     assert rows["names"][-1] == 0
 
 
+@pytest.mark.slow
 def test_a_rope_mistake_is_named_by_rotary_embeddings_alone() -> None:
     wide, _ = try_apart(["llama_rope_theta"], ["hypotheses"])
     assert wide.named["replay"] == Naming("rope", True, {"rotary embeddings": False})

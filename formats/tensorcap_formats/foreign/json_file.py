@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -57,6 +58,21 @@ def read_json(path: Path, *, folder: Path | None = None, hint: str | None = None
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise CorruptArchiveError(f"{path}: is not JSON: {error}") from None
+
+
+def json_object(value: Any, where: str) -> Mapping[str, Any]:
+    """Return a value of JSON that has to be an object.
+
+    Args:
+        value: Any value.
+        where: The file, and the place in it, for the error.
+
+    Raises:
+        CorruptArchiveError: It is something else.
+    """
+    if not isinstance(value, dict):
+        raise CorruptArchiveError(f"{where}: is a JSON {type(value).__name__}, expected an object")
+    return value
 
 
 def plain_value(value: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, abbreviate
 from tensorcap_formats.flat_arrays import Bands
 from tensorcap_formats.folder import list_folder, refuse_link_out
-from tensorcap_formats.foreign.json_file import is_plain, plain_value, read_json
+from tensorcap_formats.foreign.json_file import is_plain, json_object, plain_value, read_json
 from tensorcap_formats.foreign.numpy_files import read_npy_tensor
 from tensorcap_formats.foreign.torch_file import read_contents
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor, nested_leaves
@@ -165,16 +165,16 @@ def _note_unread(dump: _Dump, path: Path, names: Sequence[str], read: Collection
 def _read_file(dump: _Dump, file: Path, step: int, rank: int) -> None:
     """Add what the dump of a rank and a step holds."""
     where, folder = str(file), file.parent
-    info = _object(read_json(file, folder=folder), where)
+    info = json_object(read_json(file, folder=folder), where)
     dump.info = dump.info or {name: value for name, value in info.items() if is_plain(value)}
     parents: Mapping[str, Any] = {}
     if (folder / _CONSTRUCT_FILE).exists():
         inner = read_json(folder / _CONSTRUCT_FILE, folder=folder)
-        parents = _object(inner, str(folder / _CONSTRUCT_FILE))
+        parents = json_object(inner, str(folder / _CONSTRUCT_FILE))
     counts: Counter[str] = Counter()
-    for name, entry in _object(info.get("data"), f"{where}: data").items():
+    for name, entry in json_object(info.get("data"), f"{where}: data").items():
         if match := _PARAMETERS.fullmatch(name):
-            for item, value in _object(entry, f"{where}: {abbreviate(name)!r}").items():
+            for item, value in json_object(entry, f"{where}: {abbreviate(name)!r}").items():
                 key = Key(module_site(match[1] or ""), f"grad_param.{escape(item)}", step, 0, rank)
                 _add(dump, folder, key, value, where)
             continue
@@ -183,7 +183,7 @@ def _read_file(dump: _Dump, file: Path, step: int, rank: int) -> None:
             dump.skipped[name] = "a name of another form than those of modules and functions"
             continue
         site, call, direction = place
-        for part, value in _object(entry, f"{where}: {abbreviate(name)!r}").items():
+        for part, value in json_object(entry, f"{where}: {abbreviate(name)!r}").items():
             slot = _PARTS[direction].get(part)
             if part in ("parameters", "parameters_grad"):
                 slot = "param" if part == "parameters" else "grad_param"
@@ -270,9 +270,3 @@ def _tensor(file: Path, name: str, bands: Bands) -> ForeignTensor:
     if len(contents.tensors) != 1 or contents.tensors[0].name != name:
         raise NotAnArchiveError(f"{file}: holds no single tensor")
     return contents.tensors[0]
-
-
-def _object(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise CorruptArchiveError(f"{where}: is a JSON {type(value).__name__}, expected an object")
-    return value

@@ -21,7 +21,7 @@ import numpy as np
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.errors import CorruptArchiveError, NotAnArchiveError, ReadError, abbreviate
 from tensorcap_formats.folder import files_below, list_folder
-from tensorcap_formats.foreign.json_file import read_json
+from tensorcap_formats.foreign.json_file import json_object, read_json
 from tensorcap_formats.foreign.numpy_files import npy_tensor_in
 from tensorcap_formats.foreign_archive import ForeignArchive, ForeignTensor
 from tensorcap_formats.keys import Key, module_site
@@ -128,14 +128,14 @@ def _prefix(runs: Sequence[_Run]) -> str:
 def _runs(value: Any, where: str) -> Iterator[_Run]:
     """The runs of a file."""
     if isinstance(value, list):
-        yield _Run("", [_object(one, f"{where}: inputs") for one in value])
+        yield _Run("", [json_object(one, f"{where}: inputs") for one in value])
         return
-    for entry in _list(_object(value, where).get("lst"), f"{where}: 'lst'"):
+    for entry in _list(json_object(value, where).get("lst"), f"{where}: 'lst'"):
         pair = _list(entry, f"{where}: a run")
         if len(pair) != 2 or not isinstance(pair[0], str):
             raise CorruptArchiveError(f"{where}: a run is {len(pair)} things, expected a name and iterations")
-        iterations = [_object(one, f"{where}: an iteration") for one in _list(pair[1], f"{where}: a run")]
-        outputs = [_object(one.get("outputs"), f"{where}: outputs of an iteration") for one in iterations]
+        iterations = [json_object(one, f"{where}: an iteration") for one in _list(pair[1], f"{where}: a run")]
+        outputs = [json_object(one.get("outputs"), f"{where}: outputs of an iteration") for one in iterations]
         yield _Run(pair[0], outputs)
 
 
@@ -145,9 +145,9 @@ class _TorchTensorError(ReadError):
 
 def _text_of(value: Any, where: str) -> bytes:
     """The .npy file of an array, in base64."""
-    array = _object(value, where)
+    array = json_object(value, where)
     if "values" in array:  # a lazy one
-        array = _object(array["values"], where)
+        array = json_object(array["values"], where)
     if "tensor" in array:
         raise _TorchTensorError(where)
     text = array.get("array")
@@ -170,12 +170,6 @@ def _read(text: bytes, where: str, offset: int, out: Array) -> None:
     if len(own) != memory.size:
         raise CorruptArchiveError(f"{where}: is no base64: it ends within")
     memory[:] = np.frombuffer(own, np.uint8)
-
-
-def _object(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise CorruptArchiveError(f"{where}: is a JSON {type(value).__name__}, expected an object")
-    return value
 
 
 def _list(value: Any, where: str) -> list[Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -41,6 +41,11 @@ _FUSED_PROJECTIONS: Final = {  # places of weight and bias, in which those of th
     "com.microsoft.Attention": (1, 2),
     "com.microsoft.QAttention": (1, 2),
 }
+_PARTS_OF_NORMS: Final = ("Add", "Cast", "Div", "Mul", "Pow", "ReduceMean", "Reciprocal", "Sqrt", "Sub")
+_NO_NAME: Final = re.compile(r"[^0-9A-Za-z_]+")  # what no module's name has
+_MATRIX: Final = 2  # axes that a weight of a product has at least
+_RULE: Final = "pkg.onnxscript.rewriter.rule_name"
+_NORM_FOLDED: Final = "FuseBatchNorm"
 _FOLDED: Final = "pkg.onnxscript.optimizer.folded_from"
 
 
@@ -123,13 +128,22 @@ class Scopes:
         for node in graph.nodes:
             if located[node.index] is None:
                 located[node.index] = _by_parameters(node, graph, homes, located)
+        _locate_norms(graph, located)
+        lone = self._locate_layers(located, homes)
+        homes |= lone
         for node in graph.nodes:
             if (product := located[node.index]) is not None:
                 for part in scaling_nodes(graph, node):
                     located[part.index] = located[part.index] or (product[0], part.name or part.op)
         for node in graph.nodes:
             maker = graph.makers.get(node.inputs[0]) if node.op in _ROUNDED and node.inputs else None
-            if located[node.index] is None and maker is not None and (path := located[maker.index]):
+            is_alone = node.op != "DequantizeLinear" or len(graph.takers.get(node.inputs[0], ())) == 1
+            if (
+                located[node.index] is None
+                and maker is not None
+                and is_alone
+                and (path := located[maker.index])
+            ):
                 located[node.index] = path[0], node.name or node.op
         for node in reversed(graph.nodes):
             is_rounder = node.index in rounders
@@ -139,7 +153,8 @@ class Scopes:
         for node in graph.nodes:
             if located[node.index] is None and node.op == "Add":
                 located[node.index] = _of_sum(node, graph, located)
-        self.unlocated = frozenset(node.index for node in graph.nodes if located[node.index] is None)
+        known = [path is not None and path[0] not in {(each,) for each in lone.values()} for path in located]
+        self.unlocated = frozenset(node.index for node in graph.nodes if not known[node.index])
         paths = [path or ((), node.name or node.op) for path, node in zip(located, graph.nodes, strict=True)]
         calls = _calls([path for path, _ in paths], homes, graph)
         self.nodes = tuple(
@@ -154,6 +169,60 @@ class Scopes:
         self.parameters = self._find_parameters(owners)
         self.shares = self._find_shares(owners)
         self.classes = self._find_classes()
+
+    def _locate_layers(
+        self, located: list[tuple[tuple[str, ...], str] | None], homes: Mapping[str, str]
+    ) -> dict[str, str]:
+        """Locate products with weights of which nothing else says where they lie.
+
+        1. What torch.export calls a batch norm that it folded into a product lies in the module of the
+           weight.
+        2. A product whose weight is dequantised before it lies in the module that the name of the numbers
+           says.
+        3. Any other lies in a module of its own, whose name is that of its result, with the bias if one is
+           added behind it. Nodes that take one weight are calls of one module.
+
+        Args:
+            located: Where nodes lie; so do these then.
+            homes: The modules of initialisers.
+
+        Returns:
+            The modules of their own, by the names of their weights.
+        """
+        graph = self._graph
+        lone: dict[str, str] = {}
+        for node in graph.nodes:
+            is_folded = _NORM_FOLDED in node.metadata.get(_RULE, "")
+            weight = self._weight_of(node) if located[node.index] is None or is_folded else ""
+            if not weight:
+                continue
+            if weight in homes:
+                located[node.index] = _around(homes[weight]), node.name or node.op
+                continue
+            last = [node, *scaling_nodes(graph, node)][-1]
+            behind = [taker for name in last.outputs for taker in graph.takers.get(name, ())]
+            bias = behind[0] if len(behind) == 1 and _adds_bias(behind[0], graph) else None
+            result = (last if bias is None else bias).outputs[0]
+            path = lone.setdefault(weight, _NO_NAME.sub("_", result))
+            for part in (node, bias):
+                if part is not None and located[part.index] is None:
+                    located[part.index] = (path,), part.name or part.op
+        return lone
+
+    def _weight_of(self, node: GraphNode) -> str:
+        """The name of the weight that a product takes, or of its numbers; "" if it takes none."""
+        for place, name in enumerate(node.inputs[: node.own_inputs]):
+            kept = self._weights.get((node.index, place))
+            rank = (
+                len(self._graph.shape_of(kept.numbers if kept else name))
+                if kept or name in self._graph.weights
+                else 0
+            )
+            if node.op == "Gather" or rank < _MATRIX:
+                continue
+            if "weight" in (_role(node, place, rank), kept.name if kept else ""):
+                return kept.numbers if kept else name
+        return ""
 
     def _find_classes(self) -> dict[str, str]:
         classes = {"": ""}
@@ -365,8 +434,60 @@ def _by_parameters(
     most = modules.most_common(2)
     if not most or (len(most) > 1 and most[0][1] == most[1][1]):
         return None
-    parts = most[0][0].split(".")
-    return tuple(".".join(parts[:count]) for count in range(1, len(parts) + 1)), node.name or node.op
+    return _around(most[0][0]), node.name or node.op
+
+
+def _around(path: str) -> tuple[str, ...]:
+    """The paths of the modules around one, outermost first, and its own."""
+    parts = path.split(".")
+    return tuple(".".join(parts[:count]) for count in range(1, len(parts) + 1))
+
+
+def _locate_norms(graph: OnnxGraph, located: list[tuple[tuple[str, ...], str] | None]) -> None:
+    """Locate the parts of norms of which only the factor, or what is added, says where it lies.
+
+    They are what that is computed of and nothing else is, back to the one value that all comes of, if a mean
+    is among them.
+    """
+    for node in reversed(graph.nodes):
+        path = located[node.index]
+        if path is None or node.op not in _PARTS_OF_NORMS:
+            continue
+        parts = {node.index}
+        while not _is_norm(graph, parts):
+            makers = [graph.makers[name] for name in _entering(graph, parts) if name in graph.makers]
+            new = {
+                maker.index
+                for maker in makers
+                if maker.op in _PARTS_OF_NORMS
+                and (located[maker.index] or path)[0] == path[0]
+                and all(t.index in parts for name in maker.outputs for t in graph.takers.get(name, ()))
+            }
+            if not new:
+                break
+            parts |= new
+        else:
+            for index in parts:
+                part = graph.nodes[index]
+                located[index] = located[index] or (path[0], part.name or part.op)
+
+
+def _is_norm(graph: OnnxGraph, parts: Collection[int]) -> bool:
+    """Whether some nodes make of one value, and a mean of it, another."""
+    return len(_entering(graph, parts)) == 1 and any(graph.nodes[i].op == "ReduceMean" for i in parts)
+
+
+def _entering(graph: OnnxGraph, parts: Collection[int]) -> set[str]:
+    """What some nodes take that none of them makes and that is no constant."""
+    taken = {name for index in parts for name in graph.nodes[index].inputs if name}
+    made = {name for index in parts for name in graph.nodes[index].outputs}
+    return {name for name in taken - made if not graph.is_constant(name)}
+
+
+def _adds_bias(node: GraphNode, graph: OnnxGraph) -> bool:
+    """Whether a node adds a constant of one axis."""
+    constants = [name for name in node.inputs if graph.is_constant(name)]
+    return node.op == "Add" and len(constants) == 1 and len(graph.shape_of(constants[0])) == 1
 
 
 def _stored(node: GraphNode, graph: OnnxGraph) -> Iterator[str]:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _NO_BACKWARD: Final = "no backward pass was seen in the block that reaches what the model returned"
 _NO_GRAPH: Final = "nothing that the model returned required a gradient: under no_grad, or all is frozen"
+_HANDLES: Final = 1024  # that are kept before those of graphs that are gone are dropped
 _FEW: Final = 4  # modules that are named; the others are counted
 
 
@@ -74,7 +75,7 @@ class Gradients:
         self._leaves = leaves
         self.recorder = leaves.recorder
         self._handles: list[RemovableHandle] = []
-        self._enough = 1024  # handles that are kept before those of graphs that are gone are dropped
+        self._enough = _HANDLES
         self._step: int | None = None  # the step of the last gradient
         self._expected: dict[str, None] = {}  # sites, in the order of their calls
         self._came: set[str] = set()
@@ -197,7 +198,7 @@ class Gradients:
         self._handles.append(handle)
         if len(self._handles) > self._enough:
             self._handles = [h for h in self._handles if h.hooks_dict_ref() is not None]
-            self._enough = max(1024, 2 * len(self._handles))
+            self._enough = max(_HANDLES, 2 * len(self._handles))
 
     def _report_missing(self) -> None:
         """Report missing gradients: a loss if there is none at all, else a note, since some may be absent."""

@@ -121,7 +121,8 @@ def apply_edit(tensor: torch.Tensor, edit: Edit) -> torch.Tensor | None:
         moved.narrow(edit.axis, 0 if edit.by > 0 else edit.by, abs(edit.by)).zero_()
         return moved
     if isinstance(edit, Replaced):
-        return torch.from_numpy(edit.values).to(tensor).reshape(tensor.shape)
+        made = torch.from_numpy(edit.values).to(tensor)
+        return made.reshape(tensor.shape) if made.numel() == tensor.numel() else made
     if isinstance(edit, Masked):
         return change_extent(tensor, edit.extent)
     if isinstance(edit, Quantised):

@@ -29,7 +29,7 @@ from tensorcap.adapters.torch.masks import attend_with_extent
 from tensorcap.adapters.torch.operation_functions import ACTIVATIONS
 from tensorcap.adapters.torch.operation_indices import counts_up
 from tensorcap.adapters.torch.operation_numbers import find_numbers, with_number
-from tensorcap.adapters.torch.operation_options import find_options, find_own_axes, run_option
+from tensorcap.adapters.torch.operation_options import find_options, find_own_axes, read_axes, run_option
 
 _TORCH_FOLDER: Final = str(Path(torch.__file__).parent)
 _TORCH_MODULES: Final = str(Path(torch.__file__).parent / "nn" / "modules")
@@ -40,6 +40,7 @@ _SUMS: Final = frozenset({"add", "__add__", "__radd__", "add_", "__iadd__"})
 _DIFFERENCES: Final = frozenset({"sub", "__sub__", "sub_", "__isub__"})
 _SPLITS: Final = frozenset({"chunk", "split", "unbind", "tensor_split"})
 _JOINS: Final = frozenset({"cat", "stack", "concat"})
+_POOLINGS: Final = frozenset({"mean", "sum", "amax", "amin"})  # they may be done behind what comes of them
 _MOST_PARTS: Final = 4  # of a split or a join; the number of pairs grows with its square
 _MOST_OPERANDS: Final = 12  # other values that are tried for an operand, the latest ones
 _MOST_BEHIND: Final = 12  # operations that another one is tried behind, the next ones
@@ -222,6 +223,10 @@ class OperationMutator(TorchFunctionMode):
             return args[mutation.moved_ahead[key][0]]
         if key in mutation.moved:
             at, _ = mutation.moved[key]
+            if name in _POOLINGS:
+                spread, axes = _with_places_inside(name, args, kwargs)
+                self._waiting[key] = func, (spread,), {"dim": axes}
+                return spread
             self._waiting[key] = func, args, kwargs
             return args[at]
         alternative = mutation.operations.get(key)
@@ -292,11 +297,18 @@ class OperationMutator(TorchFunctionMode):
         return tuple(reversed(fitting[-_MOST_OPERANDS:]))
 
     def _find_places_behind(self, key: str, one: _Done) -> Iterator[tuple[int, str]]:
-        """Find operations and calls of its result's form that it may be done behind, on which operand."""
+        """Find operations and calls of its result's form that it may be done behind, on which operand.
+
+        A reduction may be, if they work on each place of its operand as they do on its result.
+        """
         operands = [at for at, form in one.operands.items() if form == one.result and at < 2]
         names = list(self.values)
         behind = names[names.index(key) + 1 :] if key in self.values else ()
         later = [n for n in behind if one.is_function or _form(self.values[n]) == one.result]
+        if one.name in _POOLINGS and one.result is not None and 0 in one.operands:
+            (shape, _), (whole, _) = one.result, one.operands[0]
+            operands = [0] if 1 < len(shape) < len(whole) else []
+            later = [n for n in behind if self.values[n].shape[:-1] == shape[:-1]]
         yield from itertools.product(operands, later[:_MOST_BEHIND])
 
     def _find_places_ahead(self, key: str, one: _Done) -> Iterator[tuple[int, str]]:
@@ -309,6 +321,14 @@ class OperationMutator(TorchFunctionMode):
         for at in operands:
             places = [name for name in earlier if name != one.given.get(at)]
             yield from ((at, name) for name in places[:_MOST_AHEAD])
+
+
+def _with_places_inside(name: str, args: Any, kwargs: Any) -> tuple[torch.Tensor, list[int]]:
+    """The operand of a reduction, the axes that it is over moved before the last; and which they are then."""
+    x, axes = args[0], read_axes(name, args, kwargs)
+    first = x.ndim - len(axes) - 1
+    inside = list(range(first, first + len(axes)))
+    return x.movedim(axes, inside), inside
 
 
 def _refuse_empty(args: Any, kwargs: Mapping[str, Any]) -> None:

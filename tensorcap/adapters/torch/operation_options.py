@@ -86,7 +86,7 @@ def find_own_axes(name: str, args: Any, kwargs: Mapping[str, Any]) -> str:
     """Say which axes a reduction that keeps them is over, in the words of its alternatives; else nothing."""
     if name not in _REDUCTIONS or not args or not kwargs.get("keepdim"):
         return ""
-    return _axes_words(_read_axes(name, args, kwargs))
+    return _axes_words(read_axes(name, args, kwargs))
 
 
 def run_option(name: str, words: str, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -147,13 +147,23 @@ def _groups_words(count: int) -> str:
     return f"{count} group{'s' if count > 1 else ''}"
 
 
+def _groups_in_turn(count: int) -> str:
+    return f"{count} groups of channels that lie {count} apart"
+
+
 def _sets_of_axes(ndim: int) -> Iterator[tuple[int, ...]]:
     for count in range(1, ndim + 1):
         yield from itertools.combinations(range(ndim), count)
 
 
-def _read_axes(name: str, args: Any, kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-    """Read the axes that a reduction is over, counted from the first one."""
+def read_axes(name: str, args: Any, kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Read the axes that a reduction is over, counted from the first one.
+
+    Args:
+        name: Of the operation, as torch calls it.
+        args: What it was given.
+        kwargs: Likewise.
+    """
     at = 2 if "norm" in name else 1
     dim = kwargs.get("dim", args[at] if len(args) > at else None)
     if dim is None:
@@ -165,7 +175,7 @@ def _read_axes(name: str, args: Any, kwargs: Mapping[str, Any]) -> tuple[int, ..
 def _reduction_options(name: str, args: Any, kwargs: Mapping[str, Any]) -> Options:
     """Reduce other axes, or groups of the last one, where the result is spread over what it is made of."""
     x, ndim = args[0], args[0].ndim
-    own = _read_axes(name, args, kwargs)
+    own = read_axes(name, args, kwargs)
     if ndim > _MOST_AXES:
         return
     reduce, keeps = _REDUCTIONS[name], bool(kwargs.get("keepdim"))
@@ -185,6 +195,13 @@ def _reduction_options(name: str, args: Any, kwargs: Mapping[str, Any]) -> Optio
                 lambda count=count: reduce(x.unflatten(-1, (count, -1)), dim=-1, **others).repeat_interleave(
                     x.shape[-1] // count, -1
                 ),  # type: ignore[misc]
+            )
+            repeats = [1] * (ndim - 1) + [x.shape[-1] // count]
+            yield (
+                _groups_in_turn(count),
+                lambda count=count, repeats=repeats: reduce(
+                    x.unflatten(-1, (-1, count)), dim=-2, **others
+                ).repeat(repeats),  # type: ignore[misc]
             )
 
 
@@ -344,10 +361,31 @@ def _statistics_options(given: dict[str, Any], mean: torch.Tensor, variance: tor
 
 
 def _group_norm_options(given: dict[str, Any]) -> Options:
-    channels = given["input"].shape[1]
+    """Take other groups, neighbours or channels that lie apart, or a step of the norm away."""
+    x, own = given["input"], given["num_groups"]
+    channels, eps = x.shape[1], given.get("eps", 1e-5)
+    shape = [1, -1, *[1] * (x.ndim - 2)]
+    parameters = {n: None if given.get(n) is None else given[n].view(shape) for n in ("weight", "bias")}
+
+    def in_turn(count: int) -> torch.Tensor:
+        size = x.shape[2:]
+        turned = x.reshape(len(x), -1, count, *size).transpose(1, 2).reshape(x.shape)
+        normed = functional.group_norm(turned, count, eps=eps)
+        y: torch.Tensor = normed.reshape(len(x), count, -1, *size).transpose(1, 2).reshape(x.shape)
+        y = y if parameters["weight"] is None else y * parameters["weight"]
+        return y if parameters["bias"] is None else y + parameters["bias"]
+
     for count in dict.fromkeys((1, *group_counts(channels), channels)):
-        if count != given["num_groups"]:
+        if count != own:
             yield _groups_words(count), lambda n=count: functional.group_norm(**{**given, "num_groups": n})  # type: ignore[misc]
+    for count in dict.fromkeys((own, *group_counts(channels))):
+        if 1 < count < channels:
+            yield _groups_in_turn(count), lambda n=count: in_turn(n)  # type: ignore[misc]
+    variance, mean = torch.var_mean(x.unflatten(1, (own, -1)).flatten(2), 2, correction=0)
+    mean, variance = (
+        y.repeat_interleave(channels // own, 1).view(len(x), channels, *shape[2:]) for y in (mean, variance)
+    )
+    yield from _statistics_options({**given, **parameters}, mean, variance)
 
 
 def _layer_norm_options(given: dict[str, Any]) -> Options:
@@ -375,6 +413,10 @@ def _layer_norm_options(given: dict[str, Any]) -> Options:
             yield (
                 _groups_words(count),
                 lambda n=count: affine(normed(x.unflatten(-1, (n, -1)), (-1,)).flatten(-2)),  # type: ignore[misc]
+            )
+            yield (
+                _groups_in_turn(count),
+                lambda n=count: affine(normed(x.unflatten(-1, (-1, n)), (-2,)).flatten(-2)),  # type: ignore[misc]
             )
 
 
@@ -453,6 +495,8 @@ def _attention_options(given: dict[str, Any]) -> Options:
                 rounded = {**given, **{name: given[name].to(dtype).to(given[name].dtype) for name in names}}
                 words = f"{' and '.join(names)} rounded to {str(dtype).removeprefix('torch.')}"
                 yield words, lambda options=rounded: functional.scaled_dot_product_attention(**options)  # type: ignore[misc]
+    yield from _extent_options(given)
+    yield from _repetition_options(given)
     if given["query"].shape[-2] >= given["key"].shape[-2] or given["key"].shape[-2] < 2:
         return
     for names in (("key",), ("value",), ("key", "value")):
@@ -479,6 +523,40 @@ def _attention_options(given: dict[str, Any]) -> Options:
                 return functional.scaled_dot_product_attention(**early)
 
             yield f"the newest {' and '.join(names)} written one slot early", attend_early
+
+
+def _extent_options(given: dict[str, Any]) -> Options:
+    """Look at no mask, look back alone, or both ways."""
+    is_causal, mask = bool(given.get("is_causal")), given.get("attn_mask")
+    if is_causal or mask is not None:
+        whole = {**given, "is_causal": False, "attn_mask": None}
+        words = "attention that sees all keys, without a mask"
+        yield words, lambda: functional.scaled_dot_product_attention(**whole)
+    if not is_causal and given["query"].shape[-2] == given["key"].shape[-2] > 1:
+        back = {**given, "is_causal": True, "attn_mask": None}
+        words = "attention that is causal" + (", without its mask" if mask is not None else "")
+        yield words, lambda: functional.scaled_dot_product_attention(**back)
+
+
+def _repetition_options(given: dict[str, Any]) -> Options:
+    """Repeat heads of keys, of values, or of both in turn, where each of them has to be."""
+    heads, own = given["query"].shape[-3], given["key"].shape[-3]
+    if given["query"].ndim != 4 or not given.get("enable_gqa") or not 1 < own < heads:
+        return
+    for names in (("key", "value"), ("key",), ("value",)):
+
+        def attend(names: Sequence[str] = names) -> torch.Tensor:
+            repeated = {
+                name: x.repeat(1, heads // own, 1, 1)
+                if name in names
+                else x.repeat_interleave(heads // own, 1)
+                for name in ("key", "value")
+                for x in [given[name]]
+            }
+            return functional.scaled_dot_product_attention(**{**given, **repeated, "enable_gqa": False})
+
+        what = " and ".join(f"{name}s" for name in names)
+        yield f"heads of {what} repeated in turn, and not each of them", attend
 
 
 _NORM_NAMES: Final = ("input", "normalized_shape", "weight", "bias", "eps")

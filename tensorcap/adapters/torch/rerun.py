@@ -71,6 +71,7 @@ class ModuleRerun:
             n.removeprefix(prefix): m for n, m in modules.items() if n != own and n.startswith(prefix)
         }
         self._model, self._substitution, self._key = model, substitution, key
+        self._place = (key.step or 0, key.call)  # of the call, as far as its tensors say
         signatures: dict[Any, list[str]] = {}
         self._argument_names = {
             id(module): argument_names(module, signatures)
@@ -166,6 +167,9 @@ class ModuleRerun:
     def find_call(self, run: Callable[[], None]) -> bool:
         """Run the workload until the call is over.
 
+        If the target has no argument of the call, other modules return what the target's returned, of which
+        the arguments are then made.
+
         Args:
             run: Runs it once.
 
@@ -176,6 +180,10 @@ class ModuleRerun:
             id(module): (module, self._wrap_inner) for module in self._within.values()
         }
         forwards[id(self._module)] = self._module, self._wrap_own
+        if not self._substitution.planned(self._sites[id(self._module)][0], *self._place, "input"):
+            outside = (m for m in self._model.modules() if id(m) not in forwards and m is not self._model)
+            bound = [m for m in outside if self._substitution.binds(self._sites[id(m)][0])]
+            forwards |= {id(module): (module, self._wrap_outer) for module in bound}
         with ExitStack() as stack:
             stack.callback(self._model.register_forward_pre_hook(self._count_step).remove)
             for module, wrap in forwards.values():
@@ -264,6 +272,12 @@ class ModuleRerun:
                 found.append((abs(order[site] - at), own_names))
         return [names for _, names in sorted(found, key=lambda one: one[0])]
 
+    def settings_of(self, site: str) -> Mapping[str, Any]:
+        """Settings of another module of the same class, as `settings` has the module's own."""
+        others = (m for m in self._model.modules() if site in self._sites.get(id(m), ()))
+        other = next(others, None)
+        return find_settings(other) if other is not None and type(other) is type(self._module) else {}
+
     @property
     def _variants(self) -> Mapping[str, Any]:
         """Other ways to compute what a recurrent layer does, which its class has no attribute for."""
@@ -335,6 +349,16 @@ class ModuleRerun:
 
         return call
 
+    def _wrap_outer(self, module: nn.Module, forward: Forward) -> Forward:
+        """Wrap `forward` of a module elsewhere: it returns what the target's returned."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            number = self._count_call(module)
+            result = forward(*args, **kwargs)
+            return self._inject(module, number, "output", ["output"], [result])[0]
+
+        return call
+
     def _wrap_inner(self, module: nn.Module, forward: Forward) -> Forward:
         """Wrap `forward` of a module within: it returns what the target's returned, which is kept.
 
@@ -397,7 +421,19 @@ class ModuleRerun:
                 return leaves[edit].clone()
             return tensor if edit is None else apply_edit(tensor, edit)
 
-        return self._with_leaves(args, kwargs, edit_leaf)
+        args, kwargs = self._with_leaves(args, kwargs, edit_leaf)
+        for name, edit in edits.items():
+            own = name.removeprefix("input.")
+            if isinstance(edit, Replaced) and own in kwargs and kwargs[own] is None:
+                kwargs[own] = self._as_argument(edit.values)
+        return args, kwargs
+
+    def _as_argument(self, values: Array) -> torch.Tensor:
+        """A tensor for an argument that is none; floats in the dtype of the first argument of floats."""
+        leaves = [leaf.value for leaf in walk(self._inputs.kept, KINDS)]
+        floats = [x for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        tensor = torch.from_numpy(values)
+        return tensor.to(floats[0]) if floats and tensor.is_floating_point() else tensor
 
     def _with_leaves(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], change: Callable[[str, Any], Any]

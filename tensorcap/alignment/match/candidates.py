@@ -35,6 +35,7 @@ class Candidate:
         role: What the names of both say that they are, as a query; "" if that is not what pairs them.
         is_placed: Whether their place between others is what speaks for them.
         has_equal_parameters: Whether its modules alone hold these parameters, bit for bit or rounded.
+        because: What speaks for it, in words, if it is none of the above.
         is_tied: Whether others have equal values, so that only the order of results decides.
         similarity: What structure, shapes and arguments say, in nats.
     """
@@ -48,6 +49,7 @@ class Candidate:
     role: str = ""
     is_placed: bool = False
     has_equal_parameters: bool = False
+    because: str = ""
     is_tied: bool = False
     similarity: float = 0.0
 

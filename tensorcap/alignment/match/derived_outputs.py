@@ -270,10 +270,12 @@ def _mean_over_rms(one: Fingerprint) -> float:
 def pair_scaled(state: MatchState) -> None:
     """Pair site templates of which each member has the values of one member of the other, times a factor.
 
-    What comes of a wrong tensor is wrong: pairs of which that agrees are not taken.
+    What comes of a wrong tensor is wrong: pairs are not taken if that agrees of one, as of a factor that is
+    folded into the weights of all layers; nor if the other side makes the same of it before it is used.
     """
     matching = state.matching
     scaled = ScaledResults(matching, state.slots.judge.bound)
+    given = _GivenValues(matching, min(state.slots.judge.bound, _FACTOR))
     places: dict[tuple[str, str], list[Place]] = defaultdict(list)
     one, other = matching.sides
     for site, fingerprint in one.fingerprints.items():
@@ -288,9 +290,39 @@ def pair_scaled(state: MatchState) -> None:
             places[template.name, target.name].append((a, b))
     for (template_name, target_name), pairs in sorted(places.items()):
         candidate = Candidate(template_name, target_name, tuple(pairs))
-        candidate.places = tuple(p for p in pairs if not _is_refuted(matching, candidate, p))
-        if candidate.places:
+        if not any(_is_refuted(matching, candidate, place) or given.has(candidate, place) for place in pairs):
             matching.accept(candidate, candidate.places)
+
+
+class _GivenValues:
+    """The values that modules of both sides are given.
+
+    Args:
+        matching: What is paired.
+        bound: How far equal values may be apart.
+    """
+
+    def __init__(self, matching: Matching, bound: float) -> None:
+        self._matching, self._bound = matching, bound
+        self._arguments = [
+            NearestFingerprints(
+                {
+                    f"{site}/{name}": fingerprint
+                    for site, (template, index) in side.by_site.items()
+                    for name, record in template.members[index].arguments.items()
+                    if (fingerprint := side.fingerprint_of(record)) is not None
+                }
+            )
+            for side in matching.sides
+        ]
+
+    def has(self, candidate: Candidate, place: Place) -> bool:
+        """Whether modules of the other side are given what one of two members gave, so that nothing lacks."""
+        sites = self._matching.sites_of(candidate, place)
+        return any(
+            self._arguments[1 - i].within(self._bound, side.fingerprints[site])
+            for i, (side, site) in enumerate(zip(self._matching.sides, sites, strict=True))
+        )
 
 
 def _find_best_pair(matching: Matching, pairs: Iterable[tuple[str, str]]) -> tuple[str, str] | None:

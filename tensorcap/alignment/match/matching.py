@@ -238,9 +238,18 @@ class Matching(Pairs):
         return (left in self.sides[0].growing) != (right in self.sides[1].growing)
 
     def is_refuted(self, candidate: Candidate, place: Place) -> bool:
-        """Whether two members cannot belong together: their values differ, and what comes of them agrees."""
+        """Whether two members cannot belong together.
+
+        Their values differ, and what comes of them agrees, or the one is made of what the other is not given;
+        or one result is whole numbers and the other is not, unless names are equal.
+        """
         left, right = self.sites_of(candidate, place)
-        if self._hands_on_another(candidate, left, right):
+        is_whole = [
+            side.result(site).dtype.is_whole for side, site in zip(self.sides, (left, right), strict=True)
+        ]
+        if is_whole[0] != is_whole[1] and not candidate.is_named:
+            return True
+        if self._hands_on_another(candidate, left, right) or self._ends_with_another(candidate, left, right):
             return True
         if self.are_near(left, right) is not False:
             return False
@@ -249,6 +258,7 @@ class Matching(Pairs):
             or self.is_confirmed(0, left)
             or self.is_confirmed(1, right)
             or self._is_more(left, right)
+            or self._is_made_of_another(left, right)
         )
 
     def _may_accept(self, candidate: Candidate, place: Place) -> bool:
@@ -272,6 +282,31 @@ class Matching(Pairs):
         made = other.result(right).digest
         return bool(partners) and all(other.result(site).digest != made for site in partners)
 
+    def _ends_with_another(self, candidate: Candidate, left: str, right: str) -> bool:
+        """Whether two modules hand on results of modules within that do not belong together.
+
+        The reference's model ends with a norm, and the target's stack of layers, which lies beside its norm,
+        with the last of the layers.
+        """
+        one, other = self.sides
+        last, other_last = (self._handed_on(i, site) for i, site in enumerate((left, right)))
+        partners = [self.partner[1][site] for site in other_last if site in self.partner[1]]
+        if candidate.is_named or not last or not partners:
+            return False
+        within = f"{other.module(right)}."
+        theirs = [self.partner[0][site] for site in last if site in self.partner[0]]
+        is_there = any(other.module(site).startswith(within) for site in theirs)
+        own = one.result(left).digest
+        return not is_there and all(one.result(site).digest != own for site in partners)
+
+    def _handed_on(self, side: int, site: str) -> list[str]:
+        """Sites within a module whose result is, bit for bit, that of the module."""
+        of_side = self.sides[side]
+        digest, within = of_side.result(site).digest, f"{of_side.module(site)}."
+        alike = of_side.groups[of_side.group_of[site]] if site in of_side.group_of else []
+        alike = [other for other in alike if of_side.module(other).startswith(within)]
+        return [other for other in alike if digest and of_side.result(other).digest == digest]
+
     def _is_more(self, left: str, right: str) -> bool:
         """Whether the target hands on a result where the reference hands on another one, far nearer to it.
 
@@ -291,6 +326,23 @@ class Matching(Pairs):
         ]
         apart = min((argument.distance(theirs) for argument in arguments), default=math.inf)
         return not users & given and apart <= _FAR_NEARER * ours.distance(theirs)
+
+    def _is_made_of_another(self, left: str, right: str) -> bool:
+        """Whether an operation of the target takes what the reference's module isn't given, nor makes itself.
+
+        A sum with the embedding of words is not the embedding of types, which is given whole numbers.
+        """
+        one, other = self.sides
+        module = one.module(left)
+        given = {record.digest for record in one.member(left).arguments.values()} - {""}
+        partners = [
+            self.partner[1][site]
+            for digest in other.operands.get(other.module(right), ())
+            for site in other.makers_of(digest)
+            if site in self.partner[1]
+        ]
+        outside = [site for site in partners if not one.module(site).startswith(f"{module}.")]
+        return bool(given) and any(one.result(site).digest not in given for site in outside)
 
     def find_values_elsewhere(self, candidate: Candidate, place: Place) -> str:
         """The other site template of the target that has the values of the reference's member, or ""."""

@@ -251,7 +251,9 @@ class PairEvidence:
     def _describe_agreement(self, candidate: Candidate) -> list[str]:
         name = f"both are the {candidate.role} by name" if candidate.role else "the same name"
         reasons = [name] if candidate.is_named else []
-        if candidate.has_equal_parameters:
+        if candidate.because:
+            reasons.append(candidate.because)
+        elif candidate.has_equal_parameters:
             reasons.append("the parameters that both hold, in themselves or within, are the same")
         agreed = (candidate.agreeing[p] for p in candidate.places if p in candidate.agreeing)
         agreements = [agreement for agreement in agreed if agreement.nats >= WEIGHTS.reported_least]

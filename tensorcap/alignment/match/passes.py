@@ -137,7 +137,8 @@ def pair_by_parameters(state: MatchState) -> None:
     2. So are those that are left, one of which has some of the other's and no others, as one without a bias.
     3. Of the modules right around these, two are paired if all that lies in the one is paired with what lies
        in the other, and what else lies in either has as many elements of parameters, as three projections
-       and a fused one have; so outwards.
+       and a fused one have; so outwards. So are modules at whatever distance, if all pairs in the one lie in
+       the other.
     4. Modules that hold the same parameters within, at whatever depth, and no others, are paired likewise, as
        an attention whose matrices are its own parameters and one of linear layers, unless the values of a
        layer refute it.
@@ -147,6 +148,7 @@ def pair_by_parameters(state: MatchState) -> None:
     rest = [
         _elements_within(known, {sites[i] for sites in pairs}) for i, known in enumerate(state.parameters)
     ]
+    proven = list(pairs)
     while pairs:
         _accept_proven_sites(state, pairs)
         around: tuple[dict[str, set[str]], dict[str, set[str]]] = (defaultdict(set), defaultdict(set))
@@ -161,17 +163,45 @@ def pair_by_parameters(state: MatchState) -> None:
             if len(others) == 1 and len(around[1][next(iter(others))]) == 1
         ]
         pairs = [(site, other) for site, other in pairs if rest[0][site] == rest[1][other]]
+    around_all = _modules_around_all(state, proven)
+    _accept_proven_sites(state, [pair for pair in around_all if rest[0][pair[0]] == rest[1][pair[1]]])
     _accept_proven_sites(state, _modules_of_equal_contents(state), refuses_differing=True)
 
 
 def _modules_of_equal_parameters(state: MatchState) -> list[tuple[str, str]]:
-    """Sites of both sides whose parameters are equal, and no other's on their side."""
+    """Sites of both sides whose parameters are equal, and no other's on their side.
+
+    A block that holds those of its experts itself, beside modules with others, is not the experts.
+    """
     sites_of: list[dict[frozenset[ParameterMark], list[str]]] = [defaultdict(list), defaultdict(list)]
     for parameters, of_side in zip(state.parameters, sites_of, strict=True):
         for site, digests in parameters.items():
             of_side[digests].append(site)
     both = ((sites, sites_of[1].get(digests, [])) for digests, sites in sites_of[0].items())
+    pairs = [(sites[0], others[0]) for sites, others in both if len(sites) == len(others) == 1]
+    return [pair for pair in pairs if _hold_alike(state, *pair)]
+
+
+def _modules_around_all(state: MatchState, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Sites of both sides that alone on their side lie around two pairs or more, and around no others."""
+    sites_of: list[dict[frozenset[int], list[str]]] = [defaultdict(list), defaultdict(list)]
+    for i, of_side in enumerate(sites_of):
+        within: dict[str, set[int]] = defaultdict(set)
+        for number, sites in enumerate(pairs):
+            for outer in enclosing_sites(sites[i]):
+                within[outer].add(number)
+        for site, numbers in within.items():
+            if site in state.matching.sides[i].by_site and len(numbers) > 1:
+                of_side[frozenset(numbers)].append(site)
+    both = ((sites, sites_of[1].get(numbers, [])) for numbers, sites in sites_of[0].items())
     return [(sites[0], others[0]) for sites, others in both if len(sites) == len(others) == 1]
+
+
+def _hold_alike(state: MatchState, site: str, other: str) -> bool:
+    """Whether both of two modules hold parameters in modules within, or neither does."""
+    sides = zip(state.parameters, (site, other), strict=True)
+    holds = [any(name.startswith(f"{outer}.") for name in known) for known, outer in sides]
+    return holds[0] == holds[1]
 
 
 def _modules_of_equal_contents(state: MatchState) -> list[tuple[str, str]]:
@@ -216,17 +246,17 @@ def _modules_that_lack_parameters(
         (site, other)
         for site, others in options[0].items()
         for other in others
-        if len(others) == len(options[1][other]) == 1
+        if len(others) == len(options[1][other]) == 1 and _hold_alike(state, site, other)
     ]
 
 
 def _elements_within(known: Mapping[str, frozenset[ParameterMark]], paired: Container[str]) -> Counter[str]:
-    """How many elements of parameters each module holds in modules within it that are in no pair."""
+    """How many elements of parameters each module holds, in itself or within, of modules in no pair."""
     elements: Counter[str] = Counter()
     for site, marks in known.items():
         if site not in paired:
             size = sum(mark.size for mark in marks)
-            elements.update(dict.fromkeys(enclosing_sites(site), size))
+            elements.update(dict.fromkeys((site, *enclosing_sites(site)), size))
     return elements
 
 

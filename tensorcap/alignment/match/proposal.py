@@ -32,6 +32,7 @@ from tensorcap.alignment.match.fusion_rules import (
 )
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.named_projections import pair_named_projections
+from tensorcap.alignment.match.numbered_operations import pair_numbered_operations
 from tensorcap.alignment.match.parameter_pairs import parameter_entries
 from tensorcap.alignment.match.passes import (
     MatchState,
@@ -45,11 +46,13 @@ from tensorcap.alignment.match.passes import (
     run_passes,
 )
 from tensorcap.alignment.match.placement import complete_templates, pair_by_place, pair_lone_children
+from tensorcap.alignment.match.rounded_parameters import pair_by_rounded_parameters, pair_remaining_rounded
 from tensorcap.alignment.match.sides import Side
 from tensorcap.alignment.match.slots import Slots
 from tensorcap.alignment.match.unmatched import Unmatched, leave_over
 from tensorcap.alignment.names import Rules, Survey, builtin_rules
 from tensorcap.alignment.resolution import ResolvedMapping, resolve_fitting
+from tensorcap.runs import ops_of
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.float_formats import rounded
@@ -70,6 +73,9 @@ PASSES: Final = (
     Pass("values", pair_all_outputs_by_values),
     Pass("fused_values", keep_free_fusions),
     Pass("parameters", pair_by_parameters),
+    Pass("parameters", pair_by_rounded_parameters),
+    Pass("values", pair_numbered_operations),  # what is no module's that is paired
+    Pass("parameters", pair_remaining_rounded),
     Pass("members", complete_templates),  # from here on values prove nothing: place, shapes, nesting
     Pass("placement", pair_by_place),
     Pass("fused_shapes", fuse_by_shapes),  # within modules that place has paired
@@ -124,7 +130,10 @@ def propose(
         Fingerprints(reference, uses_values=uses_values, may_read=read_values),
         Fingerprints(target, uses_values=uses_values, may_read=read_values),
     )
-    sides = [Side(survey, known) for survey, known in zip(surveys, fingerprints, strict=True)]
+    sides = [
+        Side(survey, known, _operands(archive))
+        for survey, known, archive in zip(surveys, fingerprints, archives, strict=True)
+    ]
     known_rules = Rules() if by == "values" else (rules or Rules()).before(builtin_rules(reference, target))
     canonical = None if by == "values" else known_rules.canonical
     is_ordered = reference.is_ordered and target.is_ordered
@@ -145,6 +154,18 @@ def propose(
     left_over += unmatched.records(archives, resolved.links, left_over, contested)
     complete = replace(resolved.alignment, left_over=tuple(left_over), failed=(*state.failed, *failed))
     return _sorted(replace(resolved, alignment=complete), sides[0])
+
+
+def _operands(archive: Archive) -> dict[str, frozenset[str]]:
+    """Digests of what an operation takes, by its site; of those whose operands are all known."""
+    ops, operands = ops_of(archive), dict[str, frozenset[str]]()
+    digests = {record.key.text: record.digest for record in archive.records} if ops else {}
+    for record in archive.records if ops else ():
+        key = record.key
+        taken = ops.inputs(key.where) if key.where in ops and key.site not in operands else None
+        if taken is not None:
+            operands[key.site] = frozenset(digests.get(text, "") for text in taken) - {""}
+    return operands
 
 
 def _parameter_marks(archives: tuple[Archive, Archive]) -> tuple[Mapping[str, frozenset[ParameterMark]], ...]:

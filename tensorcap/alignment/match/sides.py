@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from tensorcap.alignment.match.fingerprints import (
     Fingerprint,
@@ -30,9 +31,16 @@ class Side:
         group_of: The number of each site's group.
         rounding: Of the coarsest dtype.
         growing: Sites whose results grow from step to step, as what a cache holds.
+        operands: Digests of what an operation takes, by its site.
     """
 
-    def __init__(self, survey: Survey, fingerprints: Fingerprints) -> None:
+    def __init__(
+        self,
+        survey: Survey,
+        fingerprints: Fingerprints,
+        operands: Mapping[str, frozenset[str]] = MappingProxyType({}),
+    ) -> None:
+        self.operands = operands
         self.templates = collect_site_templates(survey)
         self.by_site = {
             m.site: (template, index)
@@ -43,6 +51,9 @@ class Side:
         for site in self.by_site:
             self.results_of[self.module(site)].append(site)
         self._fingerprints = fingerprints
+        self._by_digest: dict[str, list[str]] = defaultdict(list)
+        for site in self.by_site:
+            self._by_digest[self.result(site).digest].append(site)
         self._consumers: dict[str, list[str]] = defaultdict(list)
         for site, (template, index) in self.by_site.items():
             for record in template.members[index].arguments.values():
@@ -100,6 +111,10 @@ class Side:
     def consumers_of(self, record: Record) -> list[str]:
         """The sites that were given the values of a record."""
         return self._consumers.get(record.digest, [])
+
+    def makers_of(self, digest: str) -> list[str]:
+        """The sites that gave a value."""
+        return self._by_digest.get(digest, [])
 
     def fingerprint_of(self, record: Record) -> Fingerprint | None:
         """The fingerprint of a record; None if it proves nothing, or values are not to be used."""

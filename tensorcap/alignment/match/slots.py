@@ -146,7 +146,8 @@ class Slots:
         """Pair the arguments of each two sites: those with equal values.
 
         If results differ, arguments may, too: then those are paired that have equal values in other layers,
-        or equal names, or that are the only ones left of their kind or size, or stand in the same order.
+        or equal names, or that are the only ones left of their kind or size, or stand in the same order, but
+        none that differ in a layer whose results agree.
         """
         near = {
             place: self.near_arguments(*self.matching.members_of(candidate, place))
@@ -156,6 +157,7 @@ class Slots:
         for place, pairs in near.items():
             by_names[self._names(candidate, place)] |= dict.fromkeys(pairs)
         paired = {}
+        refuted = self._refuted(candidate, near)
         for place, pairs in near.items():
             reference, target = (member.arguments for member in self.matching.members_of(candidate, place))
             known = by_names[self._names(candidate, place)]
@@ -165,7 +167,8 @@ class Slots:
             if self._is_handed_on(candidate, place):
                 others = {}
             for pair, reason in others.items():
-                if not self._contradicts(candidate, place, pair):
+                is_refuted = (self._names(candidate, place), pair) in refuted
+                if not (is_refuted or self._contradicts(candidate, place, pair)):
                     reasons[pair] = reason
             is_wrong = self.matching.are_near(*self.matching.sites_of(candidate, place)) is False
             paired[place] = [
@@ -174,6 +177,19 @@ class Slots:
                 if (fit := self.find_steps(reference[a], target[b], is_wrong=is_wrong)) is not None
             ]
         return paired
+
+    def _refuted(
+        self, candidate: Candidate, near: Mapping[Place, Sequence[tuple[str, str]]]
+    ) -> set[tuple[tuple[frozenset[str], ...], tuple[str, str]]]:
+        """Arguments of unlike values in layers whose results agree, with the names of all of their calls."""
+        refuted = set()
+        for place, pairs in near.items():
+            if self.matching.are_near(*self.matching.sites_of(candidate, place)):
+                one, other = self.matching.members_of(candidate, place)
+                names = self._names(candidate, place)
+                others = self._others(one.arguments, other.arguments, {}, pairs)
+                refuted |= {(names, pair) for pair in others if self._contradicts(candidate, place, pair)}
+        return refuted
 
     def _is_handed_on(self, candidate: Candidate, place: Place) -> bool:
         """Whether one module only hands a result on that the other makes with weights of what it is given.

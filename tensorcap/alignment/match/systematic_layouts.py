@@ -33,6 +33,9 @@ _FIRST: Final = 1 << 16  # elements that say whether tensors agree as they are
 _MOST: Final = 1 << 26  # elements that are read of one tensor
 _ROUNDINGS: Final = 64  # relative errors up to so many roundings are none of layout
 _FAR: Final = 2.5  # times smaller: the layout of a tensor whose values differ anyway
+_COARSE: Final = (
+    0.25  # relative error of what a module makes with weights in few bits; of a wrong layout it is 1
+)
 _TRIED: Final = 4  # layers of which none is made equal by steps: the others are not looked at
 _CACHES: Final = ("cache", "past_key_values")
 _PRIMES: Final = (2, 3, 5, 7, 11, 13, 17, 19)  # sizes that tell the axes of a tensor apart
@@ -313,6 +316,7 @@ def _systematic(
             key = record.key
             results.setdefault((key.rank, key.step, key.call, key.site), []).append(record)
     agreeing: dict[str, bool] = {}
+    in_few_bits = {path for path, module in target.info.modules.items() if module.settings.get("dequantised")}
 
     def agrees(record: Record) -> bool:
         text = record.key.text
@@ -320,8 +324,14 @@ def _systematic(
             other = partner(record)
             agreeing[text] = (
                 other is not None
-                and other.shape == record.shape
-                and _is_equal((record, other), reference, target, record.size)
+                and other.size == record.size
+                and _is_equal(
+                    (record, other),
+                    reference,
+                    target,
+                    record.size,
+                    _COARSE if other.key.site in in_few_bits else 0.0,
+                )
             )
         return agreeing[text]
 
@@ -377,8 +387,16 @@ def _bound(pair: _Pair) -> float:
     return _ROUNDINGS * max(rounding_of(record) for record in pair)
 
 
-def _is_equal(pair: _Pair, reference: Archive, target: Archive, count: int) -> bool:
-    """Whether the first elements of two tensors of one shape can be read, and are equal to rounding."""
+def _is_equal(pair: _Pair, reference: Archive, target: Archive, count: int, coarse: float = 0.0) -> bool:
+    """Whether the first elements of two tensors of one shape can be read, and are equal to rounding.
+
+    Args:
+        pair: The tensors.
+        reference: The archive of the one.
+        target: That of the other.
+        count: How many elements.
+        coarse: A relative error that counts as rounding, too.
+    """
     ours, theirs = pair
     if ours.size > _MOST:
         return False
@@ -390,7 +408,7 @@ def _is_equal(pair: _Pair, reference: Archive, target: Archive, count: int) -> b
     if not np.array_equal(np.isfinite(one), np.isfinite(two)):
         return False
     error, size = np.linalg.norm(one[both] - two[both]), np.linalg.norm(one[both])
-    return bool(error <= _bound(pair) * size)
+    return bool(error <= max(_bound(pair), coarse) * size)
 
 
 def _first(archive: Archive, record: Record, count: int) -> Array:

@@ -7,6 +7,7 @@ known to do no harm: its values have a counterpart under another name, or what i
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -16,6 +17,7 @@ from tensorcap.alignment.mapping import SIDE_NAMES, Entry, LeftOver, unexplained
 from tensorcap.alignment.match.derived_outputs import ScaledResults
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.names import Rules, Survey, fold
+from tensorcap.runs import is_telling
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.records import Record
@@ -63,6 +65,12 @@ class Unmatched:
             for survey, side in zip(surveys, matching.sides, strict=True)
         ]
         self._rivals = rivals(matching)
+        in_few_bits = {path for path, info in target_run.modules.items() if info.settings.get("dequantised")}
+        self._in_few_bits = {  # modules without a partner, and how many numbers they hold
+            site: max((record.size for (record, *_) in member.parameter_tensors.values()), default=0)
+            for site, member in surveys[1].members.items()
+            if site in in_few_bits and site in matching.sides[1].by_site and not matching.has_partner(1, site)
+        }
         self._scaled = ScaledResults(matching, bound)
 
     def sites(self) -> list[LeftOver]:
@@ -141,6 +149,11 @@ class Unmatched:
         for record in records:
             if record.digest and record.key.site in left and record.key.slot.startswith("output"):
                 by_digest.setdefault(record.digest, record)
+        made = {
+            record.digest: record
+            for record in archives[1 - i].records
+            if is_telling(record) and record.key.slot.startswith("output")
+        }
         places = {place_of(record) for record in records if record.key.text in linked}
         steps = {record.key.step for record in archives[1 - i].records}
         for record in records:
@@ -163,6 +176,9 @@ class Unmatched:
                 yield record, (f"the {SIDE_NAMES[1 - i]} has no step {key.step}", True)
             elif place in places:
                 yield record, (f"the {SIDE_NAMES[1 - i]} has fewer calls", False)
+            elif key.slot.startswith("input.") and is_telling(record) and record.digest in made:
+                other = fold(place_of(made[record.digest]))[0]
+                yield record, (f"it holds what {other} of the {SIDE_NAMES[1 - i]} gave", True)
             elif contested.get(place):
                 yield record, (_could_be(contested[place]), False)
             elif key.slot.startswith("grad_"):
@@ -189,6 +205,7 @@ class Unmatched:
         side = matching.sides[i]
         rivals = dict.fromkeys(self._rivals[i].get(site, ()))
         options = [other for other in rivals if other not in matching.partner[1 - i]]
+        options = options or self._unpaired_weights(i, site)
         if options:
             return _could_be(options), False
         group = side.groups[side.group_of[site]] if site in side.group_of else ()
@@ -220,6 +237,23 @@ class Unmatched:
         elif side.by_site[site][0].slot and matching.is_confirmed(i, site):
             return "it has no values to be found by, and what comes of them agrees", True
         return self._explain_by_rule(i, side.module(site))
+
+    def _unpaired_weights(self, i: int, site: str) -> list[str]:
+        """Modules of the target without a partner whose weights in few bits may be those of a module.
+
+        Nothing that lacks a partner beside such a one is explained: what comes of it may agree in spite of a
+        wrong weight, as errors of rounding are large.
+        """
+        one, other = self._matching.sides
+        shapes = (
+            self._surveys[0].members[site].parameters if i == 0 and site in self._surveys[0].members else {}
+        )
+        sizes = {math.prod(shape) for shape in shapes.values() if len(shape) > 1}
+        return [
+            theirs
+            for theirs, kept in self._in_few_bits.items()
+            if kept in sizes and one.size(site) == other.size(theirs)
+        ]
 
     def _find_left_out_head(self, site: str) -> str:
         """The part of the reference, such as `pooler`, that makes a result of the model; "" if there is none.

@@ -11,7 +11,8 @@ One pass over the records in execution order, with the calls that are under way:
 
 1. What came before in a call is bad if it differs and is no float, cannot be compared, or is of a router
    whose choices are not known to be equal; then nothing that its code makes is judged. So is a result that
-   the target lacks, unless that is explained; an argument that it lacks is no operand. Parameters that are
+   the target lacks, unless that is explained; an argument that it lacks is no operand, but with the error of
+   what holds the same before. Parameters that are
    wrong are bad for all modules around them.
 2. A tensor is judged by the innermost call whose code made it, unless another test of gains has judged it.
 3. Its error counts for all calls that are under way, out to one in which something is bad, of which calls
@@ -32,7 +33,8 @@ from tensorcap.comparison.policy import POLICY
 from tensorcap.comparison.policy_tests.context import Context, MeasuredPair, PolicyTest
 from tensorcap.comparison.tensorless_calls import GivenValues, has_all_inputs
 from tensorcap.metrics import is_routing
-from tensorcap.runs import Call, enclosing_sites, is_parameter
+from tensorcap.runs import Call, Contents, contents_of, enclosing_sites, is_parameter, is_telling
+from tensorcap.wording import number_and_limit
 from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.records import Record
 from tensorcap_formats.run_info import RunInfo
@@ -91,6 +93,7 @@ class _Trace:
         self._judged = {gain.pair.key for gain in context.gain_log.gains}
         self._under_way: dict[tuple[int, int, str], _CallUnderWay] = {}
         self._kept: dict[tuple[int, str], float] = {}  # the largest error in a call of an earlier step
+        self._known: dict[Contents, float] = {}  # the error of the first tensor that holds something
         self._with_wrong_parameters: set[str] = set()
         self._parameters: dict[str, list[Pair]] = {}
         self._values = GivenValues(context.reference, context.target)
@@ -117,7 +120,14 @@ class _Trace:
             if pair is not None and error is not None and self._is_judged(pair, call, maker):
                 assert maker is not None
                 yield record.key.text, _judge(pair, error, maker)
-            self._note(record, call, error)
+            self._note(record, call, self._error_of_equal(record) if error is None else error)
+            if error is not None and math.isfinite(error) and is_telling(record):
+                self._known.setdefault(contents_of(record), error)
+
+    def _error_of_equal(self, record: Record) -> float | None:
+        """The error of what an argument is that the target lacks, if it was recorded before; None if not."""
+        is_known = self._context.reference.trusts_digests and is_telling(record)
+        return self._known.get(contents_of(record)) if is_known else None
 
     def _is_judged(self, pair: MeasuredPair, call: Call, maker: _CallUnderWay | None) -> bool:
         """Whether the code between modules made a tensor, and all that it had is known and right."""
@@ -180,13 +190,13 @@ class _Trace:
         if error is None:
             return
         rank, step, site, _ = call.place
-        pair = self._context.pairs[record.key.text] if math.isfinite(error) else None
+        pair = self._context.pairs.get(record.key.text) if math.isfinite(error) else None
         for around in (site, *enclosing_sites(site)):
             state = self._under_way.get((rank, step, around))
             if state is None or (around != ROOT_SITE and state.call.end < record.order):
                 continue
             state.worst = max(state.worst, error)
-            if pair is not None and pair.is_inexact:
+            if pair is not None and pair.is_compared and pair.is_inexact:
                 term = error * (_rms(record) or 0.0)
                 state.terms[record.size] = max(state.terms.get(record.size, 0.0), term)
                 state.least_elements = min(state.least_elements, pair.elements)
@@ -226,9 +236,10 @@ def _judge(pair: MeasuredPair, error: float, maker: _CallUnderWay) -> Finding:
     inputs = maker.error_of_operands(pair.reference)
     limits = POLICY.sampled(POLICY.code_gain, min(pair.elements, maker.least_elements))
     gain = error / math.hypot(inputs, 2 * pair.precision.of_module(maker.call.site).rounding)
+    shown, limit = number_and_limit(gain, limits.green, 3)
     text = (
         f"error at most {inputs:.2g} in all that the code of {maker.call.site} had, {error:.2g} in what it "
-        f"made: gain {gain:.3g}, at most {limits.green:.3g}"
+        f"made: gain {shown}, at most {limit}"
     )
     return limits.finding("code_gain", gain, text)
 

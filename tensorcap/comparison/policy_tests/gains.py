@@ -27,6 +27,7 @@ from tensorcap.comparison.policy_tests.context import Context, Gain, MeasuredPai
 from tensorcap.comparison.robust_errors import RobustError
 from tensorcap.metrics import is_routing
 from tensorcap.runs import Call, contents_of
+from tensorcap.wording import number_and_limit
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.records import Record
 
@@ -313,11 +314,13 @@ def judge_gain(
     gains = POLICY.sampled(POLICY.core_gain if is_core else POLICY.leaf_gain, elements)
     if not precision.is_wide:
         gain = output / math.hypot(inputs, 2 * precision.rounding)
-        text = f"error {inputs:.2g} in, {output:.2g} out: gain {gain:.3g}, at most {gains.green:.3g}"
+        shown, limit = number_and_limit(gain, gains.green, 3)
+        text = f"error {inputs:.2g} in, {output:.2g} out: gain {shown}, at most {limit}"
         return gains.finding(test, gain, text)
     limits = POLICY.in_proportion(POLICY.wide_own, precision)
     own = math.sqrt(max(0.0, output**2 - (gains.green * inputs) ** 2))
-    text = f"error {inputs:.2g} in, {output:.2g} out: {own:.2g} of its own, at most {limits.green:.2g}"
+    shown, limit = number_and_limit(own, limits.green)
+    text = f"error {inputs:.2g} in, {output:.2g} out: {shown} of its own, at most {limit}"
     return limits.finding(test, own, text)
 
 
@@ -343,10 +346,8 @@ def judge_tail(
     limits = POLICY.core_tail if is_core or has_channels else POLICY.leaf_tail
     limits = POLICY.sampled(limits, count_tail(elements))
     gain = output / math.hypot(inputs, 2 * precision.rounding)
-    text = (
-        f"the worst rows are off by {inputs:.2g} in, {output:.2g} out: gain {gain:.3g}, "
-        f"at most {limits.green:.3g}"
-    )
+    shown, limit = number_and_limit(gain, limits.green, 3)
+    text = f"the worst rows are off by {inputs:.2g} in, {output:.2g} out: gain {shown}, at most {limit}"
     return limits.finding("attention_gain_tail" if is_core else "gain_tail", gain, text)
 
 
@@ -361,9 +362,9 @@ def judge_worst_row(inputs: Array, outputs: Array, precision: Precision) -> Find
     gains = outputs / np.hypot(inputs, 2 * precision.rounding)
     worst = int(gains.argmax())
     gain, limits = float(gains[worst]), POLICY.expert_row
+    shown, limit = number_and_limit(gain, limits.green, 3)
     text = (
-        f"one row is off by {inputs[worst]:.2g} in, {outputs[worst]:.2g} out: gain {gain:.3g}, "
-        f"at most {limits.green:g}"
+        f"one row is off by {inputs[worst]:.2g} in, {outputs[worst]:.2g} out: gain {shown}, at most {limit}"
     )
     return limits.finding("attention_gain_tail", gain, text)
 

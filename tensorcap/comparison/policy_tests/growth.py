@@ -6,12 +6,19 @@ rounding a block with a margin; of float32 runs, in which the order of accumulat
 behind routers that chose other experts in earlier steps (`Policy.routing_growth`). Behind one that did so in
 the same step the median is that of tokens, also if their rows are too short for row metrics. Alone it is no
 more than `suspect` in low precision: a correct run of a chaotic model exceeds it.
+
+Of a target with weights in few bits it is known what each module rounds off. Errors that know nothing of each
+other add in squares, so that the limit is no more than `Policy.summed` times the root of the sum of the
+squares of all that was rounded up to there (POL-665).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from tensorcap.comparison.pair import Finding
 from tensorcap.comparison.policy import POLICY, Limits, Precision
@@ -19,6 +26,10 @@ from tensorcap.comparison.policy_tests.context import Context, PolicyTest
 from tensorcap.comparison.policy_tests.op_gains import cancellation_scale
 from tensorcap.comparison.robust_errors import has_measured_rows
 from tensorcap.runs import is_gradient, is_inner
+from tensorcap.wording import number_and_limit
+from tensorcap_formats.records import Record
+
+_OF_ZEROS: Final = 1.0  # row error of zeros: farther off is what has nothing to do with the reference
 
 
 class GrowthTest(PolicyTest):
@@ -46,6 +57,7 @@ class WideErrorTest(PolicyTest):
 
 def _total_errors(context: Context, *, is_wide: bool) -> Iterator[tuple[str, Finding]]:
     """Judge tensors by `wide_error`, or by `growth`, which also judges rows of other experts if wide."""
+    roundings = None if is_wide else _SummedRoundings(context)
     for pair, error in context.open_results():
         record, precision = pair.reference, pair.precision
         has_other_rows = context.after_flips.has_other_rows(record)
@@ -60,16 +72,66 @@ def _total_errors(context: Context, *, is_wide: bool) -> Iterator[tuple[str, Fin
         if not is_wide and context.after_flips.is_in_later_step(record):
             times = max(times, POLICY.routing_growth)
         depth, elements = context.calls.depth(record), pair.elements
-        finding = judge_total_error(scaled, depth, precision, elements=elements, times=times)
+        summed = None if roundings is None or not precision.weights else roundings.up_to(record)
+        finding = judge_total_error(scaled, depth, precision, elements=elements, times=times, summed=summed)
         is_green = finding.status == "within-rounding"
         if not is_green and context.after_flips.is_in_step(record) and not has_measured_rows(pair):
             typical = min(error, context.robust_errors.typical(pair)) * cancellation_scale(context, pair)
-            finding = judge_total_error(typical, depth, precision, elements=elements, times=times)
+            finding = judge_total_error(
+                typical, depth, precision, elements=elements, times=times, summed=summed
+            )
         yield pair.key, finding
 
 
+class _SummedRoundings:
+    """What the modules of a target with weights in few bits round off together, up to a place of the run.
+
+    Args:
+        context: What the test may look at.
+    """
+
+    def __init__(self, context: Context) -> None:
+        runs = context.runs_precision
+        own = {} if runs is None or not context.reference.is_ordered else runs.own_roundings
+        steps: dict[int, list[tuple[int, float]]] = {}
+        seen: set[tuple[object, ...]] = set()
+        for record in context.reference.records:
+            key = record.key
+            call = key.rank, key.step, key.site, key.call
+            if key.slot.startswith("output") and key.site in own and call not in seen:
+                seen.add(call)
+                steps.setdefault(key.step, []).append((record.order, own[key.site] ** 2))
+        called = {site for _, _, site, _ in seen}
+        self._elsewhere = sum(rounding**2 for site, rounding in own.items() if site not in called)
+        self._is_known = bool(own)
+        self._orders: Mapping[int, Sequence[int]]
+        self._squares: Mapping[int, Sequence[float]]
+        self._orders = {step: [order for order, _ in sorted(made)] for step, made in steps.items()}
+        self._squares = {
+            step: list(itertools.accumulate((square for _, square in sorted(made)), initial=0.0))
+            for step, made in steps.items()
+        }
+
+    def up_to(self, record: Record) -> float | None:
+        """Return the root of the sum of squares of what was rounded before a record; None if not known.
+
+        What is rounded somewhere that the reference has no results of counts everywhere.
+        """
+        if not self._is_known:
+            return None
+        step = record.key.step
+        count = bisect_right(self._orders.get(step, ()), record.order)
+        return math.sqrt(self._elsewhere + (self._squares[step][count] if count else 0.0))
+
+
 def judge_total_error(
-    error: float, depth: int, precision: Precision, *, elements: int, times: float = 1.0
+    error: float,
+    depth: int,
+    precision: Precision,
+    *,
+    elements: int,
+    times: float = 1.0,
+    summed: float | None = None,
 ) -> Finding:
     """Judge the whole error of a record: `growth`, or `wide_error` of float32 and wider.
 
@@ -79,18 +141,26 @@ def judge_total_error(
         precision: The precision of the pair.
         elements: Count of elements that the error is taken over.
         times: What limits are multiplied by: `Policy.rough`, `Policy.routing_growth`.
+        summed: What modules with weights in few bits rounded off up to there, no unit; None if not known.
     """
     if precision.is_wide:
         limits = POLICY.in_proportion(POLICY.wide_total, precision).scaled(times)
-        text = f"row error {error:.2g}, {precision.text} runs agree within {limits.green:.2g}"
+        shown, most = number_and_limit(error, limits.green)
+        text = f"row error {shown}, {precision.text} runs agree within {most}"
         return limits.finding("wide_error", error, text)
-    limit = times * POLICY.envelope_at(depth, precision) * POLICY.widened_by(elements)
-    text = f"row error {error:.2g}, at most {limit:.2g} expected at depth {depth} in {precision.text}"
+    allowed = POLICY.envelope_at(depth, precision)
+    if summed is not None:
+        allowed = min(allowed, POLICY.summed * max(summed, precision.rounding))
+    limit = times * allowed * POLICY.widened_by(elements)
+    limit = min(limit, _OF_ZEROS) if precision.weights else limit
+    shown, most = number_and_limit(error, limit)
+    text = f"row error {shown}, at most {most} expected at depth {depth} in {precision.text}"
     return Limits(limit, math.inf).finding("growth", error, text)
 
 
 def _judge_other_experts(error: float) -> Finding:
     """Judge the whole error of a record whose typical row had other experts, by that of two unlike rows."""
     limit = math.sqrt(2)
-    text = f"row error {error:.2g}, where most rows had other experts: at most {limit:.2g}"
+    shown, most = number_and_limit(error, limit)
+    text = f"row error {shown}, where most rows had other experts: at most {most}"
     return Limits(limit, math.inf).finding("growth", error, text)

@@ -15,6 +15,7 @@ from typing import Final
 from tensorcap.comparison.pair import Finding, Pair
 from tensorcap.comparison.policy_tests.context import Context, Gain, MeasuredPair, PolicyTest
 from tensorcap.comparison.policy_tests.gains import RobustVerdict, judge_gain, judge_tail, least_elements
+from tensorcap.runs import rms_of
 from tensorcap_formats.keys import module_of
 
 # Ops that hand the relative error of a tensor on as it is, or less, or a few times as large
@@ -30,6 +31,7 @@ _PLAIN: Final = frozenset((
     "_scaled_dot_product_attention_math", "scaled_dot_product_attention",
 ))
 # fmt: on
+_PRODUCTS: Final = frozenset(("mm", "bmm", "matmul"))
 # Errors add up as they are, not in proportion
 _SUMS: Final = frozenset(("add", "sub", "rsub", "cat", "stack"))
 _CENTRED: Final = frozenset(("native_layer_norm", "native_group_norm"))
@@ -75,7 +77,11 @@ def _gain_of_op(context: Context, pair: MeasuredPair) -> Gain | None:
     sources = _sources(context, place)
     if output is None or not sources or not pair.is_inexact:
         return None
-    shares = _shares(sources, pair) if name in _SUMS else [1.0] * len(sources)
+    shares: list[float] | None = [1.0] * len(sources)
+    if name in _SUMS:
+        shares = _shares(sources, pair)
+    elif name in _PRODUCTS and len(sources) == 2:
+        shares = [_cancellation_of_product(sources[0], sources[1], pair)] * 2
     errors = context.known_errors(sources)
     if shares is None or errors is None:
         return None
@@ -106,6 +112,22 @@ def _sources(context: Context, place: str) -> list[Pair] | None:
 
 def _together(errors: Sequence[float], shares: Sequence[float]) -> float:
     return math.hypot(*(error * share for error, share in zip(errors, shares, strict=True)))
+
+
+def _cancellation_of_product(one: Pair, other: Pair, result: Pair) -> float:
+    """How much larger the terms of a product of two activations are than their sums, at least 1.
+
+    Independent terms a b, of which k are added up, make a result of the size a b sqrt(k), and so they do of
+    their errors. k follows from the sizes: (B m k) (B k n) / (B m n) = B k².
+    """
+    records = [pair.reference for pair in (one, other, result)]
+    sizes = [rms_of(record) for record in records if record is not None]
+    if len(sizes) < 3 or not all(sizes) or result.reference is None or len(result.reference.shape) < 2:
+        return 1.0
+    batch = math.prod(result.reference.shape[:-2])
+    counts = [record.size for record in records if record is not None]
+    terms = math.sqrt(counts[0] * counts[1] / (counts[2] * batch))
+    return max(1.0, sizes[0] * sizes[1] * math.sqrt(terms) / sizes[2])
 
 
 def _shares(sources: Sequence[Pair], result: Pair) -> list[float] | None:

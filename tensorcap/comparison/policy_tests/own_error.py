@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from tensorcap.comparison.pair import Finding
 from tensorcap.comparison.policy import POLICY, Limits, Precision
 from tensorcap.comparison.policy_tests.context import Context, PolicyTest
+from tensorcap.wording import number_and_limit
 
 
 class OwnErrorTest(PolicyTest):
@@ -56,8 +57,10 @@ def judge_own_error(
     test = "own_error_leaf" if is_leaf else "own_error_composite"
     if precision.is_wide:
         limits = POLICY.in_proportion(POLICY.wide_own, precision)
-        return limits.finding(test, error, f"error {error:.2g} of its own{where}, at most {limits.green:.2g}")
+        shown, limit = number_and_limit(error, limits.green)
+        return limits.finding(test, error, f"error {shown} of its own{where}, at most {limit}")
     limits = POLICY.sampled(limits or (POLICY.leaf_own if is_leaf else POLICY.composite_own), elements)
     own = error / precision.rounding
-    text = f"error {error:.2g} of its own{where}: {own:.3g} roundings, at most {limits.green:.3g}"
+    shown, limit = number_and_limit(own, limits.green, 3)
+    text = f"error {error:.2g} of its own{where}: {shown} roundings, at most {limit}"
     return limits.finding(test, own, text)

@@ -44,6 +44,7 @@ from tensorcap.comparison.policy import POLICY, Limits, Precision
 from tensorcap.comparison.policy_tests.context import Context, MeasuredPair, PolicyTest
 from tensorcap.comparison.robust_errors import first_rows, interpolation_error, sample
 from tensorcap.runs import Call, Core, contents_of, enclosing_sites, is_telling
+from tensorcap.wording import number_and_limit
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, decode
 from tensorcap_formats.keys import escape
@@ -445,5 +446,6 @@ def _noise(record: Record) -> float:
 def _judge(pair: MeasuredPair, precision: Precision, made: _Recomputed, limits: Limits) -> Finding:
     """Judge what a module adds itself in roundings of its own precision."""
     limits = POLICY.sampled(limits, pair.elements).scaled(precision.rounding)
-    text = f"off by {made.own_error:.2g} from the {made.formula} in the target, at most {limits.green:.2g}"
+    shown, limit = number_and_limit(made.own_error, limits.green)
+    text = f"off by {shown} from the {made.formula} in the target, at most {limit}"
     return limits.finding("recomputed", made.own_error, text)

@@ -15,6 +15,7 @@ import numpy as np
 
 from tensorcap.comparison.exact import parameter_rounding
 from tensorcap.comparison.other_weights import OtherWeights
+from tensorcap.comparison.policy import POLICY
 from tensorcap.comparison.preflight.item import Item, UnknownError, common_modules, make_item
 from tensorcap.comparison.preflight.weights import (
     Weight,
@@ -25,8 +26,10 @@ from tensorcap.comparison.preflight.weights import (
     values_text,
     weights_of,
 )
-from tensorcap.comparison.quantised_layers import QuantisedLayers, judge_quantised_weight
+from tensorcap.comparison.quantised_layers import QuantisedLayers
+from tensorcap.comparison.record_index import RecordIndex
 from tensorcap.comparison.weight_grids import find_weight_grid
+from tensorcap.comparison.weight_judge import PackedWeights, judge_by_values
 from tensorcap.metrics import measure
 from tensorcap.wording import FEW, conjugated, counted, some
 from tensorcap_formats.archive import Archive
@@ -49,6 +52,60 @@ _SUBTREE: Final = 3  # parameters: fewer are no part of a model that was never l
 class _WeightPair(NamedTuple):
     reference: Weight
     target: Weight
+
+
+class _Values:
+    """The values of weights of both runs, as far as the archives hold them.
+
+    Attributes:
+        reference: The trusted archive.
+        target: The archive under test.
+        layers: Its quantised layers, as far as they were measured.
+    """
+
+    def __init__(self, reference: Archive, target: Archive, layers: QuantisedLayers) -> None:
+        self.reference, self.target, self.layers = reference, target, layers
+        self._packed = PackedWeights(RecordIndex(target))
+        self._precision = POLICY.precision_of_runs(reference.info, target.info)
+
+    def error(self, pair: _WeightPair) -> float | None:
+        """The error relative to the norm of the values, 0 within rounding; None if not both hold them."""
+        ours, theirs = pair.reference.record, pair.target.record
+        if not (ours and theirs and ours.stored and theirs.stored):
+            return None
+        tolerance = parameter_rounding(ours, theirs)
+        try:
+            difference = measure(self.reference, ours, self.target, theirs, tolerance=tolerance)
+        except OSError:  # the comparison says so
+            return None
+        if not (difference.mismatches or difference.mask_mismatches):
+            return 0.0
+        return difference.relative_frobenius or math.inf
+
+    def grid(self, pair: _WeightPair) -> str:
+        """The numbers that the target's values are the reference's rounded to; "" if there are none.
+
+        Raises:
+            OSError, ReadError: One of the two cannot be read.
+        """
+        ours, theirs = pair.reference.record, pair.target.record
+        if ours is not None and theirs is not None and ours.key == theirs.key:
+            measured = self.layers.rounded_to.get(ours.key.text)
+            if measured is not None:
+                return measured
+        return self.grid_of(ours, theirs)
+
+    def grid_of(self, ours: Record | None, theirs: Record | None) -> str:
+        """As `grid`, of any weight of the reference, by values alone."""
+        if ours is None or theirs is None or {ours.dtype.kind, theirs.dtype.kind} != {"float"}:
+            return ""
+        quantised = judge_by_values(self._packed, self.reference, ours, theirs, self._precision)
+        if quantised is not None:
+            return quantised.rounded_to
+        sides = self.reference.load(ours), self.target.load(theirs)
+        ours_values, theirs_values = (side.astype(np.float64) for side in sides)
+        grid = find_weight_grid(ours_values, theirs_values, UNIT_ROUNDOFFS[theirs.dtype.name])
+        return "" if grid is None else grid.text
 
 
 @dataclass(slots=True)
@@ -81,7 +138,7 @@ def compare_parameters(reference: Archive, target: Archive, layers: QuantisedLay
         layers: Its quantised layers, as far as they were measured.
     """
     yield from _renamed_items(target)
-    yield from _compare_weights(reference, target, "parameters", layers)
+    yield from _compare_weights(_Values(reference, target, layers), "parameters")
 
 
 def _renamed_items(target: Archive) -> Iterator[Item]:
@@ -124,12 +181,10 @@ def compare_buffers(reference: Archive, target: Archive) -> Iterator[Item]:
             "from_pretrained(dtype=…) does not."
         )
         yield make_item("buffers", name, ours_dtype, theirs_dtype, text, explains=True)
-    yield from _compare_weights(reference, target, "buffers", QuantisedLayers())
+    yield from _compare_weights(_Values(reference, target, QuantisedLayers()), "buffers")
 
 
-def _compare_weights(
-    reference: Archive, target: Archive, kind: WeightKind, layers: QuantisedLayers
-) -> Iterator[Item]:
+def _compare_weights(values: _Values, kind: WeightKind) -> Iterator[Item]:
     """Compare the weights of one kind.
 
     1. Weights of one module and name are a pair; of the others those of equal bits. If a mapping gave the
@@ -141,8 +196,8 @@ def _compare_weights(
     Raises:
         UnknownError: Not all were compared by value; all items were yielded before.
     """
-    ours, theirs = weights_of(reference, kind), weights_of(target, kind)
-    is_mapped = _has_renamed_modules(target)
+    ours, theirs = weights_of(values.reference, kind), weights_of(values.target, kind)
+    is_mapped = _has_renamed_modules(values.target)
     pairs, renamed = _pair_weights(ours, theirs, bits_first=is_mapped)
     taken = {id(weight) for pair in (*pairs, *renamed) for weight in pair}
     only_ours, only_theirs = (
@@ -156,13 +211,12 @@ def _compare_weights(
         if pair.reference.site in unlike_sites:
             outcome.open["{} of modules that the mapping pairs, with weights of other names or shapes"] += 1
         else:
-            _judge(reference, target, pair, layers, outcome)
+            _judge(values, pair, outcome)
     for pair in outcome.reshaped:
         one, other = (None if weight.info.shape is None else list(weight.info.shape) for weight in pair)
         yield make_item(kind, pair.reference.text, one, other, "Its shapes differ.", explains=True)
     if outcome.other:
-        held = _Held(reference, target, layers)
-        yield _other_item(kind, outcome.other, pairs, ours.values(), theirs.values(), held)
+        yield _other_item(kind, outcome.other, pairs, ours.values(), theirs.values(), _Held(values))
     for grid, on_grid in outcome.on_grid.items():
         yield _grid_item(kind, grid, on_grid)
     if outcome.quantised:
@@ -228,9 +282,7 @@ def _unlike_sites(ours: Iterable[Weight], theirs: Iterable[Weight]) -> set[str]:
     return {site for site, named in shapes[0].items() if named != shapes[1].get(site)}
 
 
-def _judge(
-    reference: Archive, target: Archive, pair: _WeightPair, layers: QuantisedLayers, outcome: _Outcome
-) -> None:
+def _judge(values: _Values, pair: _WeightPair, outcome: _Outcome) -> None:
     """Add a pair to what became of all pairs."""
     ours, theirs = (weight.info for weight in pair)
     likeness = compare_contents(ours, theirs)
@@ -243,15 +295,15 @@ def _judge(
             outcome.open[_LAYOUT] += 1
         else:
             outcome.reshaped.append(pair)
-    elif (error := _measured_error(reference, target, pair)) is not None:
-        grid = _grid_text(reference, target, pair, layers) if error > 0 else ""
+    elif (error := values.error(pair)) is not None:
+        grid = values.grid(pair) if error > 0 else ""
         if grid:
             outcome.on_grid.setdefault(grid, []).append(pair)
         elif error > 0:
             outcome.other.append((error, pair))
     elif likeness == "other":
         outcome.other.append((None, pair))
-    elif likeness == "moved" and _is_one_class(reference, target, pair):
+    elif likeness == "moved" and _is_one_class(values.reference, values.target, pair):
         outcome.moved.append(pair)
     elif likeness == "moved":
         outcome.open[_LAYOUT] += 1
@@ -266,36 +318,6 @@ def _is_one_class(reference: Archive, target: Archive, pair: _WeightPair) -> boo
     modules = reference.info.modules.get(pair.reference.site), target.info.modules.get(pair.target.site)
     names = [module.class_name if module else "" for module in modules]
     return names[0] == names[1]
-
-
-def _measured_error(reference: Archive, target: Archive, pair: _WeightPair) -> float | None:
-    """The error relative to the norm of the values, 0 within rounding; None if not both sides hold them."""
-    ours, theirs = pair.reference.record, pair.target.record
-    if not (ours and theirs and ours.stored and theirs.stored):
-        return None
-    try:
-        difference = measure(reference, ours, target, theirs, tolerance=parameter_rounding(ours, theirs))
-    except OSError:  # the comparison says so
-        return None
-    if not (difference.mismatches or difference.mask_mismatches):
-        return 0.0
-    return difference.relative_frobenius or math.inf
-
-
-def _grid_text(reference: Archive, target: Archive, pair: _WeightPair, layers: QuantisedLayers) -> str:
-    """The numbers that the target's values are the reference's rounded to; "" if there are none."""
-    ours, theirs = pair.reference.record, pair.target.record
-    if ours is None or theirs is None or {ours.dtype.kind, theirs.dtype.kind} != {"float"}:
-        return ""
-    if ours.key == theirs.key and ours.key.text in layers.rounded_to:
-        return layers.rounded_to[ours.key.text]
-    quantised = judge_quantised_weight(reference, ours, target, theirs)
-    if quantised is not None:
-        return quantised.rounded_to
-    sides = reference.load(ours), target.load(theirs)
-    ours_values, theirs_values = (side.astype(np.float64) for side in sides)
-    grid = find_weight_grid(ours_values, theirs_values, UNIT_ROUNDOFFS[theirs.dtype.name])
-    return "" if grid is None else grid.text
 
 
 def _grid_item(kind: WeightKind, grid: str, pairs: Sequence[_WeightPair]) -> Item:
@@ -359,14 +381,14 @@ def _place_text(unlike: Sequence[_WeightPair], pairs: Sequence[_WeightPair]) -> 
 class _Held:
     """Which weights of the reference a target holds in the place of others, with rounding."""
 
-    def __init__(self, reference: Archive, target: Archive, layers: QuantisedLayers) -> None:
-        self._reference, self._target, self._layers = reference, target, layers
-        self._others = OtherWeights(reference)
+    def __init__(self, values: _Values) -> None:
+        self._values = values
+        self._others = OtherWeights(values.reference)
 
     def text(self, pair: _WeightPair) -> str:
         """What the target holds in the place of a weight, as the end of a sentence; "" if nothing."""
         ours, theirs = pair.reference.record, pair.target.record
-        judged = self._layers.weights.get(ours.key.text) if ours is not None else None
+        judged = self._values.layers.weights.get(ours.key.text) if ours is not None else None
         if judged is not None:
             return _HELD.format(judged.mistake.held) + ", rounded" if judged.mistake.held else ""
         if ours is None or theirs is None or not theirs.stored or ours.shape != theirs.shape:
@@ -375,17 +397,13 @@ class _Held:
             return ""
 
         def error(record: Record) -> float | None:
-            return _measured_error(self._reference, self._target, other(record))
-
-        def other(record: Record) -> _WeightPair:
-            return _WeightPair(replace(pair.reference, record=record), pair.target)
+            return self._values.error(_WeightPair(replace(pair.reference, record=record), pair.target))
 
         def is_held(record: Record) -> bool:
-            archives = self._reference, self._target
-            return error(record) == 0 or _grid_text(*archives, other(record), QuantisedLayers()) != ""
+            return error(record) == 0 or self._values.grid_of(record, theirs) != ""
 
         try:
-            record = self._others.find(ours, self._target, theirs, is_held)
+            record = self._others.find(ours, self._values.target, theirs, is_held)
         except (OSError, ReadError):  # the comparison says so
             record = None
         if record is None:

@@ -29,6 +29,7 @@ class Core:
         is_causal: Whether a token sees none behind it.
         window: How many tokens a token sees, itself included; 0 for all.
         softcap: Of the scores, 0 for none.
+        is_capped_first: Whether they are capped before they are scaled.
         key_heads: The head of keys that each head looks at; empty if each is repeated for its neighbours.
         value_heads: The head of values, likewise.
         ahead: How many tokens behind it a causal token sees nevertheless.
@@ -56,6 +57,7 @@ class Core:
     positions: int = 0
     first_channel: int = 0
     key_tokens: int = 0
+    is_capped_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class Parts:
         bias: Added to the scores, (batch, head, query, key).
         sinks: The score of a sink for each head.
         tables: Other angles, by what they are.
+        others: What other layers see, as `mask`, and their angles, None if these are the own ones; by the
+            sites that have both, with a comma between them.
         gains: Factors of `q` and `k` after the rotation, in their shapes.
         bare: `q` and `k` as they were before their norm.
         added: Biases of the projections of `q`, `k` and `v`, by name, in shapes that fit these.
@@ -87,6 +91,7 @@ class Parts:
     bias: Values | None = None
     sinks: Values | None = None
     tables: Mapping[str, Values] = field(default_factory=dict)
+    others: Mapping[str, tuple[Values, Values | None]] = field(default_factory=dict)
     gains: Mapping[str, Values] = field(default_factory=dict)
     bare: Mapping[str, Values] = field(default_factory=dict)
     added: Mapping[str, Values] = field(default_factory=dict)
@@ -155,6 +160,7 @@ class Parts:
             mask=kept(self.mask),
             bias=kept(self.bias),
             tables={name: table[batches] for name, table in self.tables.items()},
+            others={},
             gains={name: gain[batches] for name, gain in self.gains.items()},
             bare={name: bare[batches] for name, bare in self.bare.items()},
         )
@@ -209,9 +215,11 @@ class Parts:
         if "k" in self.gains:
             k = k * self.gains["k"][:, of_keys]
         k = np.roll(k, core.key_tokens, 2) if core.key_tokens else k
-        scores = q @ np.swapaxes(k, -1, -2)[:, each] * core.scale
+        first, last = (1.0, core.scale) if core.is_capped_first else (core.scale, 1.0)
+        scores = q @ np.swapaxes(k, -1, -2)[:, each] * first
         if core.softcap:
             scores = core.softcap * np.tanh(scores / core.softcap)
+        scores = scores * last
         if self.bias is not None and core.has_bias:
             bias = self.bias if self.bias.shape[1] == 1 else self.bias[:, heads]
             scores = scores + bias[:, :, queries]

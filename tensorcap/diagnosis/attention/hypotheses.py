@@ -24,6 +24,7 @@ _CLEAR: Final = 0.05  # share of the error; if each variant leaves more, somethi
 _HINTS: Final = {
     "attention-scale": "The scale of scores: 1/sqrt(head_dim), one of the configuration, or applied twice.",
     "attention-mask": "The mask: causal or not, the length of the window, or off by one; padding.",
+    "layer-schedule": "Which layers do what is a schedule: shifted, or this layer is taken for another.",
     "attention-bias": "The bias of positions: left out in this layer, times a factor, of other heads.",
     "attention-sinks": "Sinks do not take part in the softmax, or are other ones.",
     "attention-softcap": "The soft cap of scores is missing, or another one.",

@@ -13,6 +13,7 @@ from tensorcap.diagnosis.attention.readings import LAYOUTS, read_layout
 from tensorcap.diagnosis.attention.rotary import read_angles
 from tensorcap.diagnosis.context import values_of
 from tensorcap.diagnosis.values import Values
+from tensorcap.wording import name_pattern
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import module_of
 from tensorcap_formats.records import Record
@@ -154,6 +155,7 @@ def _complete(theirs: Parts | None, ours: Parts) -> Parts:
         bias=ours.bias if theirs.bias is None else theirs.bias,
         sinks=ours.sinks,
         tables=ours.tables,
+        others=ours.others,
     )
 
 
@@ -214,6 +216,7 @@ def _collect(site: _Site, layout: str, other: Parts | None = None) -> Parts | No
         bias,
         _read_sinks(site),
         tables=tables,
+        others=_read_others(site, mask, scores, angles),
         bare={name: x for name, x in bare.items() if x.shape == {"q": q, "k": k}[name].shape},
         added=_read_added(site, own),
         layout=layout,
@@ -362,6 +365,39 @@ def _read_other_tables(
         if other is not None and not np.array_equal(other, angles):
             tables += 1
             yield f"the angles of {record.key.site}", other
+
+
+def _read_others(
+    site: _Site, mask: Record | None, scores: tuple[int, ...], angles: Values | None
+) -> dict[str, tuple[Values, Values | None]]:
+    """What other layers see by masks that are not this one's, and their angles if these are not, by sites."""
+    if mask is None:
+        return {}
+    pattern, step = name_pattern(site.parent), site.record.key.step
+    found: dict[tuple[str, str], tuple[list[str], Values, Values | None]] = {}
+    for record in site.archive.records:
+        place = record.key.site
+        if record.key.slot != mask.key.slot or record.key.step != step or not record.stored:
+            continue
+        if record.digest == mask.digest or record.shape != mask.shape or name_pattern(place) != pattern:
+            continue
+        slots = [f"input.position_embeddings.{number}" for number in (0, 1)]
+        texts = [replace(record.key, slot=slot).text for slot in slots]
+        sides = [site.archive.get(text) for text in texts if text in site.archive]
+        digest = sides[0].digest if sides else ""
+        if (record.digest, digest) in found:
+            found[record.digest, digest][0].append(place)
+            continue
+        visible, added = _read_mask(site.archive, record, scores)
+        if visible is None or added is not None or len(found) >= _MOST_TABLES:
+            continue
+        arguments = {side.key.slot.removeprefix("input."): side for side in sides}
+        theirs = None if angles is None else _read_angles(site, arguments)
+        is_own = theirs is None or angles is None or np.array_equal(theirs, angles)
+        is_fitting = is_own or (theirs is not None and angles is not None and theirs.shape == angles.shape)
+        if is_fitting:
+            found[record.digest, digest] = [place], visible, None if is_own else theirs
+    return {",".join(sites): (visible, other) for sites, visible, other in found.values()}
 
 
 def _join(before: Values | None, after: Values | None) -> Values | None:

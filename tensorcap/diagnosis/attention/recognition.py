@@ -136,6 +136,9 @@ def recognise(context: PairContext) -> Attention | None:
                 reference, target = (side.reshape(*r.shape[:2], count, dims) for side in (r, t))
             rows = np.ones((len(r), queries), np.bool_)
             rows = rows if ours.mask is None else np.asarray(ours.mask[:, 0].any(axis=-1))
+            if context.uncounted is not None and not gives_shares:
+                counted = ~context.uncounted.all(axis=-1)
+                rows = rows & counted if (rows & counted).any() else rows
             is_one = ours is theirs
             ours = replace(ours, gives_shares=gives_shares)
             theirs = ours if is_one else replace(theirs, gives_shares=gives_shares)

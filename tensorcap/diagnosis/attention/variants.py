@@ -13,6 +13,7 @@ from tensorcap.diagnosis.attention.readings import drop_biases, rearrange, rerea
 from tensorcap.diagnosis.attention.rotary import list_tables, turn_pairs
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.values import Values
+from tensorcap.wording import joined_name
 
 _MOST_POSITIONS: Final = 8  # by which queries and keys may stand apart, besides their number
 _EVEN_GAIN: Final = 1e-2  # by which a factor of a norm may differ between tokens
@@ -53,6 +54,7 @@ def list_variants(usual: Core, parts: Parts, ours: Parts, context: PairContext) 
         context: For numbers of the configuration.
     """
     yield from _rotate_otherwise(usual, parts)
+    yield from _do_as_others(usual, parts)
     yield from _see_otherwise(usual, parts, context)
     yield from _add_otherwise(usual, parts, context)
     if 1 < parts.k.shape[1] < parts.q.shape[1]:
@@ -89,6 +91,21 @@ def _rotate_otherwise(usual: Core, parts: Parts) -> Iterator[Variant]:
         core = replace(usual, table=name, first_channel=start)
         text = f"the target rotates {name}" if "channels" in name else f"the target rotates by {name}"
         yield Variant("attention-rotation", text, replace(parts, tables={name: table}), core)
+
+
+def _do_as_others(usual: Core, parts: Parts) -> Iterator[Variant]:
+    """See what another layer sees, and rotate as that does."""
+    for names, (visible, angles) in parts.others.items():
+        sites = names.split(",")
+        where = joined_name(sites) if len(sites) > 1 else sites[0]
+        core = replace(usual, mask="whole", is_causal=False, window=0, ahead=0)
+        facts = {"as": sites}
+        text = f"the target sees what {where} sees"
+        yield Variant("attention-mask", text, replace(parts, mask=visible), core, facts=facts)
+        if angles is not None:
+            other = replace(parts, mask=visible, angles=angles)
+            text += ", and rotates as that does"
+            yield Variant("layer-schedule", text, other, core, facts=facts)
 
 
 def _see_otherwise(usual: Core, parts: Parts, context: PairContext) -> Iterator[Variant]:
@@ -158,6 +175,9 @@ def _add_otherwise(usual: Core, parts: Parts, context: PairContext) -> Iterator[
         for text, sinks in ways.items():
             yield Variant("attention-sinks", text, replace(parts, sinks=sinks), usual)
     cap = 0.0 if usual.softcap else context.config_number("attn_logit_softcapping") or 0.0
+    if usual.softcap and usual.scale != 1:
+        text = f"the target caps scores at {usual.softcap:g} before it scales them, the reference behind that"
+        yield Variant("attention-softcap", text, parts, replace(usual, is_capped_first=True))
     if cap != usual.softcap:
         text = f"the target caps scores at {cap:g}" if cap else "the target has no soft cap of scores"
         yield Variant("attention-softcap", text, parts, replace(usual, softcap=cap))
