@@ -103,11 +103,10 @@ class OpenReplay:
             call = adapter.rerun(self.workload, substitution, module, self.run.get(produced.text).key)
         except Exception:  # a value that does not fit, or whatever a module that is no plain Python runs into
             return None
-        gathers = self.run.gathers if isinstance(self.run, GatheredArchive) else {}
-        if call is None or produced.text not in gathers:
+        if call is None or not isinstance(self.run, GatheredArchive) or produced.text not in self.run.gathers:
             return call
-        shape = self.run.source.get(produced.text).shape
-        return GatheredCall(call, gathers[produced.text], shape)
+        (whole,) = self.run.sources[produced.text]
+        return GatheredCall(call, self.run.gathers[produced.text], whole.shape)
 
 
 def replay_within(

@@ -69,8 +69,8 @@ class TestUndoneDifferences:
         keys, out = RNG.normal(size=(2, 2, 4, 16)).astype(np.float32)
         noisy = out.copy()
         noisy[1, 2:] += 1
-        run = {"modules": [{"path": p} for p in ("", "block", "block.k")], "dtype": "float32"}
-        run["scope"] = {"inputs": True}
+        modules = [{"path": path} for path in ("", "block", "block.k")]
+        run = {"modules": modules, "dtype": "float32", "scope": {"inputs": True}}
 
         def tensors(shift: float, made: Any) -> dict[str, Any]:
             return {

@@ -83,13 +83,18 @@ def reference() -> Workload:
     return Workload(Model().eval(), {"input_ids": ids, "attention_mask": mask})
 
 
-def port(act: nn.Module | None = None) -> Workload:
+def port_inputs() -> dict[str, Tensor]:
+    """The same two, the second padded on the right."""
     ids, mask = (one.clone() for one in fed())
     ids[1], mask[1] = ids[1].roll(-PADDED), mask[1].roll(-PADDED)
+    return {"ids": ids, "pad": mask}
+
+
+def port(act: nn.Module | None = None, inputs: dict[str, Tensor] | None = None) -> Workload:
     made: Any = Port().eval()
     if act is not None:
         made.h[1].act = act
-    return Workload(made, {"ids": ids, "pad": mask})
+    return Workload(made, port_inputs() if inputs is None else inputs)
 
 
 def captured(folder: Path, target: Workload) -> tuple[Path, Path]:
@@ -111,9 +116,14 @@ def test_padding_on_the_other_side_is_no_difference(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["replay", "injection", "map"])
 def test_padding_on_the_other_side_accuses_nobody(tmp_path: Path, way: str) -> None:
     paths = captured(tmp_path, port())
-    models = {"target_model": port()} if way == "injection" else {"reference_model": reference()}
+    is_injected = way == "injection"
     (tmp_path / "map.toml").write_text('[tokens]\nstep = "match_tokens"\n')
-    found = localize(*paths, **models, mapping=tmp_path / "map.toml" if way == "map" else None)
+    found = localize(
+        *paths,
+        reference_model=None if is_injected else reference(),
+        target_model=port() if is_injected else None,
+        mapping=tmp_path / "map.toml" if way == "map" else None,
+    )
     assert [suspect.module for suspect in found.suspects] == []
     assert found.exit_status == 0
 
@@ -129,17 +139,16 @@ def test_a_mistake_is_found_by_the_tokens_that_both_have(tmp_path: Path) -> None
 
 @pytest.mark.spec("ALN-320")
 def test_other_sequences_on_the_other_side_are_a_difference(tmp_path: Path) -> None:
-    target = port()
-    target.inputs["ids"][1, 0] += 1
-    comparison = compare(*captured(tmp_path, target))
+    inputs = port_inputs()
+    inputs["ids"][1, 0] += 1
+    comparison = compare(*captured(tmp_path, port(inputs=inputs)))
     assert comparison.exit_status == 1
 
 
 @pytest.mark.spec("ALN-41")
 def test_a_padded_row_alone_under_other_names_is_that_row(tmp_path: Path) -> None:
-    target = port()
-    ids, mask = (one[1:, : LENGTH - PADDED] for one in target.inputs.values())
-    paths = captured(tmp_path, Workload(target.model, {"ids": ids, "pad": mask}))
+    alone = {name: one[1:, : LENGTH - PADDED] for name, one in port_inputs().items()}
+    paths = captured(tmp_path, port(inputs=alone))
     comparison = compare(*paths)
     assert comparison.exit_status == 0
     assert comparison.mapping is not None
