@@ -11,6 +11,7 @@ from tensorcap.alignment.match.fingerprints import (
     NearestFingerprints,
 )
 from tensorcap.alignment.names import Index, Member, Survey, are_equal, collect_site_templates
+from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
 
@@ -48,6 +49,9 @@ class Side:
             for record in template.members[index].arguments.values():
                 if record.digest:
                     self._consumers[record.digest].append(site)
+        self._producers: dict[str, list[str]] = defaultdict(list)
+        for site in self.by_site:
+            self._producers[self.result(site).digest].append(site)
         self.fingerprints: dict[str, Fingerprint] = {}
         for site in self.by_site:
             fingerprint = fingerprints.joint_fingerprint(_distinct(self.records(site)))
@@ -68,6 +72,11 @@ class Side:
     def module(self, site: str) -> str:
         """The name of the module that gave a result."""
         return self.result(site).key.site
+
+    @property
+    def modules(self) -> set[str]:
+        """The modules that gave a result, without the model itself."""
+        return {site for site in self.by_site if site == self.module(site) and site != ROOT_SITE}
 
     def member(self, site: str) -> Member:
         """A site as its site template has it."""
@@ -100,6 +109,10 @@ class Side:
     def consumers_of(self, record: Record) -> list[str]:
         """The sites that were given the values of a record."""
         return self._consumers.get(record.digest, [])
+
+    def sites_with(self, digest: str) -> list[str]:
+        """The sites whose result has a digest."""
+        return self._producers.get(digest, []) if digest else []
 
     def fingerprint_of(self, record: Record) -> Fingerprint | None:
         """The fingerprint of a record; None if it proves nothing, or values are not to be used."""
