@@ -35,12 +35,14 @@ from tensorcap.alignment.mapping import (
 )
 from tensorcap.alignment.order import Order, order_between
 from tensorcap.alignment.resolution import resolve
+from tensorcap.alignment.tokens import Gather
 from tensorcap.alignment.views import (
     GatheredArchive,
     MappedArchive,
     OrderedArchive,
     ReversedArchive,
     as_seen,
+    in_whole_tensors,
     is_elsewhere,
 )
 
@@ -51,6 +53,7 @@ __all__ = [
     "Coverage",
     "CutArchive",
     "Entry",
+    "Gather",
     "GatheredArchive",
     "LeftOver",
     "Link",
@@ -70,6 +73,7 @@ __all__ = [
     "fitting",
     "in_own_steps",
     "in_reference_layout",
+    "in_whole_tensors",
     "is_elsewhere",
     "joined_steps_of",
     "map_text",

@@ -34,7 +34,7 @@ from tensorcap.alignment.names import Rules, exported_wrapper, graph_rules, name
 from tensorcap.alignment.printed import as_printed
 from tensorcap.alignment.resolution import ResolvedMapping, resolve, resolve_fitting
 from tensorcap.alignment.step_order import in_thread_order
-from tensorcap.alignment.tokens import TokenAlignment
+from tensorcap.alignment.tokens import TokenAlignment, rule_of_other_padding
 from tensorcap.alignment.views import GatheredArchive, MappedArchive, OrderedArchive, apply_mapping
 from tensorcap.runs import ArchiveSummary, PartialArchive, is_inner
 from tensorcap_formats.archive import Archive
@@ -133,7 +133,8 @@ def align(
 ) -> Aligned:
     """Find which records of two archives belong together, and check it; no tensor is compared.
 
-    1. What only one run has, rows of a batch and words of a vocabulary, is cut off (ALN-41, ALN-42).
+    1. What only one run has, rows of a batch and words of a vocabulary, is cut off (ALN-41, ALN-42). Tokens
+       whose padding lies elsewhere are matched (ALN-320).
     2. The entries of a given mapping are resolved; if it only says how tokens are matched, it has entries for
        all equal keys, or a mapping is computed if those leave modules of both sides without a partner.
     3. A mapping is computed for the sites that they leave, unless `by` is `none`.
@@ -165,6 +166,8 @@ def align(
             trusted, tested = at_modules(trusted, tested)
         if not _says_which_part(written):
             trusted, tested = in_common(trusted, tested)
+        if mapping is None:
+            written = replace(written, tokens=rule_of_other_padding(trusted, tested))
         if by is None and written.tokens is not None and not written.entries:
             by = "all" if both_lack_partners(trusted, tested) else "none"
             written = replace(written, entries=_equal_keys(trusted, tested)) if by == "none" else written
@@ -177,10 +180,14 @@ def align(
         if mapping is None and by == "all":
             resolved = _with_numbered_children(resolved)
         rest = _without(trusted, resolved.links, 0), _without(tested, resolved.links, 1)
+        if mapping is not None and written.tokens is not None:
+            rest = in_common(*rest)  # pairs are found in what both have, whatever is compared of them
         computed = match_tokens(propose(*rest, rules=rules, by=by, read_values=read_values))
         if by != "names":
             computed = pair_moved_results(*rest, computed) or computed
-        if resolved.alignment.entries or mapping is not None:  # its tokens count for computed entries, too
+        if (
+            resolved.alignment.entries or mapping is not None or written.tokens is not None
+        ):  # its tokens count for computed entries, too
             computed = resolve(_join(resolved.alignment, computed.alignment), trusted, tested)
         return Aligned.of(computed, path=path)
 
@@ -260,7 +267,8 @@ def sides(
     2. A mapping that is given. Else what only one run has is cut off, rows of a batch and words of a
        vocabulary (ALN-41, ALN-42).
     3. The mapping that the target was injected through (INJ-23).
-    4. A mapping that is computed because modules lack a partner, see `compute_if_needed`. Its entries of
+    4. A mapping of the tokens if padding lies at other places (ALN-320).
+       A mapping that is computed because modules lack a partner, see `compute_if_needed`. Its entries of
        equal names move elements only if the whole target has that layout.
     5. Equal keys: a rule for runs without an axis for rows, packed ones, ones of last tokens, or ones in
        another layout throughout (ALN-39, ALN-40, ALN-43).
@@ -324,6 +332,9 @@ def _paired_sides(
     if injected is not None:
         with suppress(UsageError):  # a part of the run was recorded, which lacks what entries name
             return *apply_mapping(resolve(injected, reference, target)), None
+    if rule_of_other_padding(reference, target) is not None:
+        aligned = align(reference, target)
+        return aligned.reference, aligned.target, aligned
     resolved = _resolve_if_needed(reference, target)
     if resolved is None:
         return reference, target, None
@@ -352,7 +363,10 @@ def aligned_if_needed(
         return None
     if mapping is not None:
         return align(reference, target, mapping=mapping)
-    resolved = _resolve_if_needed(*in_common(*at_modules(*as_printed(reference, target))))
+    reference, target = in_common(*at_modules(*as_printed(reference, target)))
+    if rule_of_other_padding(reference, target) is not None:
+        return align(reference, target)
+    resolved = _resolve_if_needed(reference, target)
     return None if resolved is None else Aligned.of(resolved)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from tensorcap.alignment.choice_order import in_one_order
 from tensorcap.alignment.joined_steps import JoinedArchive, in_same_steps
 from tensorcap.alignment.layout import Shape
-from tensorcap.alignment.tokens import ROLES
+from tensorcap.alignment.tokens import ROLES, is_mask
 from tensorcap.runs import is_parameter, is_result
 from tensorcap.wording import counted, some
 from tensorcap_formats.archive import Archive
@@ -29,6 +29,7 @@ from tensorcap_formats.run_info import RunInfo, TensorInfo
 from tensorcap_formats.view import ArchiveView
 
 Part = Mapping[int, Array]  # the indices that are kept, by axis
+_Inputs = Mapping[tuple[int, str], Record]  # by step and slot
 
 _POSITION_AXES: Final = ((2, 3), (2,), (3,), (1,))  # queries and keys, behind heads, of a mask; before heads
 _MOST: Final = 1 << 24  # elements of an input or of logits that are read
@@ -314,13 +315,13 @@ def _rows_of(larger: Archive, side: str, smaller: Archive, other: str) -> CutArc
 def _find_rows(larger: Archive, smaller: Archive) -> _Rows | None:
     """Find the rows of one run's inputs that another run was fed, in every step; None if there are none.
 
-    1. Inputs pair by name, else as the only one of their kind. Floats of later steps are what runs made of
-       earlier ones, and do not count.
+    1. Inputs pair by name, else as the only one of their kind, such as a mask. Floats of later steps are what
+       runs made of earlier ones, and do not count.
     2. The sizes of the first axis that differ are those of the batch; the lengths of integers that differ
        are those with and without padding, which a mask of the larger run has to confirm.
     3. Each row of the smaller run is the first free row of the larger one whose inputs are equal in all bits.
     """
-    pairs = list(_common_inputs(_inputs(larger), _inputs(smaller)))
+    pairs = list(_common_inputs((larger, smaller), (_inputs(larger), _inputs(smaller))))
     if not pairs or any(record.size > _MOST for pair in pairs for record in pair):
         return None
     batches = {(a.shape[0], b.shape[0]) for a, b in pairs if a.shape[0] != b.shape[0] and len(a.shape) > 1}
@@ -364,34 +365,37 @@ def _inputs(archive: Archive) -> dict[tuple[int, str], Record]:
 
 
 def _common_inputs(
-    ours: Mapping[tuple[int, str], Record], theirs: Mapping[tuple[int, str], Record]
+    archives: tuple[Archive, Archive], inputs: tuple[_Inputs, _Inputs]
 ) -> Iterator[tuple[Record, Record]]:
     """Pairs of inputs of one name; else the only ones of their step, kind and number of axes."""
+    ours, theirs = inputs
     if ours.keys() & theirs.keys():
         yield from ((record, theirs[place]) for place, record in ours.items() if place in theirs)
         return
-    kinds = [_by_kind(side.values()) for side in (ours, theirs)]
+    kinds = [_by_kind(archive, side.values()) for archive, side in zip(archives, inputs, strict=True)]
     for kind, records in kinds[0].items():
         if len(records) == len(kinds[1].get(kind, ())) == 1:
             yield records[0], kinds[1][kind][0]
 
 
-def _by_kind(records: Iterable[Record]) -> dict[tuple[object, ...], list[Record]]:
+def _by_kind(archive: Archive, records: Iterable[Record]) -> dict[tuple[object, ...], list[Record]]:
     by_kind: dict[tuple[object, ...], list[Record]] = {}
     for record in records:
-        by_kind.setdefault((record.key.step, record.dtype.kind, len(record.shape)), []).append(record)
+        kind = "mask" if is_mask(archive, record) else record.dtype.kind
+        by_kind.setdefault((record.key.step, kind, len(record.shape)), []).append(record)
     return by_kind
 
 
 def _mask_of(archive: Archive, shape: Shape) -> Array | None:
     """The mask of the tokens that a run was fed: True where one is no padding (row, position)."""
     inputs = _inputs(archive)
-    for name in ROLES["mask"]:
-        record = inputs.get((0, f"input.{name}"))
-        if record is not None and record.shape == shape:
-            mask: Array = archive.load(record) != 0
-            return mask
-    return None
+    named = [inputs.get((0, f"input.{name}")) for name in ROLES["mask"]]
+    masks = [record for record in named if record is not None and record.shape == shape]
+    if not masks:
+        first = [record for (step, _), record in inputs.items() if step == 0 and record.shape == shape]
+        masks = [record for record in first if is_mask(archive, record)]
+        masks = masks if len(masks) == 1 else []
+    return None if not masks else np.asarray(archive.load(masks[0]) != 0)
 
 
 def _is_padding_cut(mask: Array, positions: range, *, is_told: bool) -> bool:

@@ -1,8 +1,9 @@
 """Views of two archives through a resolved mapping.
 
 `MappedArchive` is the target under the reference's keys and in its layouts, `GatheredArchive` the reference
-reduced to the tokens that both sides have, `OrderedArchive` the reference in the target's order,
-`ReversedArchive` the reference as the target would have it.
+reduced to the tokens that both sides have, `WholeTensors` the target in the places that these have in the
+reference, `OrderedArchive` the reference in the target's order, `ReversedArchive` the reference as the target
+would have it.
 """
 
 from __future__ import annotations
@@ -349,12 +350,13 @@ class ReversedArchive(ArchiveView):
         self._why: dict[tuple[object, ...], str] = {}
         sources: dict[str, Sequence[Record]] = {}
         all_links = list(links)
+        moved = _moved_grids(all_links)
         linked_targets = {record.key.text for link in all_links for record in link.target}
         references = {record.key.text: record for record in reference.records}
         records: list[Record] = []
         for link in sorted(all_links, key=lambda link: (not link.is_renaming, len(link.target))):
             free_parts = [p for p, r in enumerate(link.target) if r.key.text not in self._links]
-            reason = self._why_not(link) if free_parts else ""
+            reason = (self._why_not(link) or _why_moved(link, moved)) if free_parts else ""
             for part in free_parts:
                 partner, text = link.target[part], link.target[part].key.text
                 if reason:
@@ -524,6 +526,87 @@ def as_seen(view: Archive, run: Archive) -> Archive:
     if isinstance(view, GatheredArchive):
         return GatheredArchive(run, view.links) if view.gathers else run
     return view.of_run(run) if isinstance(view, (CutArchive, JoinedArchive, SortedChoices)) else run
+
+
+class WholeTensors(ArchiveView):
+    """A target that is compared by tokens, in the reference's tensors: it can stand in the reference's model.
+
+    Tokens that both sides have are in the reference's places, all else is the reference's own. If they lie at
+    other places of the target, a tensor with tokens that was not reduced to them, such as an attention mask,
+    is left out; so is one row that stands for all.
+
+    Args:
+        target: The target, as it is compared with `gathered`; the caller closes it.
+        gathered: The reference in the tokens that both sides have.
+    """
+
+    def __init__(self, target: Archive, gathered: GatheredArchive) -> None:
+        self._gathered = gathered
+        moved = _moved_grids(gathered.links)
+        records = []
+        for record in target.records:
+            gather = gathered.gathers.get(record.key.text)
+            grid = moved.get(record.key.step, ())
+            if gather is None and not (grid and _counts_tokens(record.shape, grid)):
+                records.append(record)
+            elif gather is not None and not gather.reference.is_shared:
+                (whole,) = gathered.sources[record.key.text]
+                records.append(_computed_record([record], record.key, record.dtype, whole.shape))
+        super().__init__(target, records, {record.key.text: (record,) for record in records})
+
+    def _read_flat(self, record: Record, start: int, out: Array) -> None:
+        text = record.key.text
+        gather = self._gathered.gathers.get(text)
+        if gather is None:
+            super()._read_flat(record, start, out)
+            return
+        (whole,) = self._gathered.sources[text]
+        (filled,) = self._computed(whole, lambda: [self._filled(gather, text, whole)])
+        out[:] = filled[start : start + out.size]
+
+    def _filled(self, gather: Gather, text: str, whole: Record) -> Array:
+        target = self.source.get(text)
+        rows = gather.reference.rows(self._gathered.source.load(whole)).astype(values_dtype(target))
+        rows[gather.reference_rows] = self.source.load(target)
+        return _unrowed(gather.reference, whole.shape, rows)
+
+
+def _moved_grids(links: Iterable[Link]) -> dict[int, Shape]:
+    """Rows and positions of the reference's steps whose tokens lie at other places of the target."""
+    return {
+        record.key.step: gather.reference.grid
+        for link in links
+        for record, gather in zip(link.reference, link.gathers, strict=bool(link.gathers))
+        if not gather.is_whole and not gather.is_in_place
+    }
+
+
+def _why_moved(link: Link, moved: Mapping[int, Shape]) -> str:
+    """Why a tensor cannot stand in the target, whose tokens lie at other places; "" if it can."""
+    record = link.reference[0]
+    grid = moved.get(record.key.step, ())
+    if link.gathers or not (grid and _counts_tokens(record.shape, grid)):
+        return ""
+    return f"its tokens, of {list(record.shape)}, lie at other places of the target"
+
+
+def _counts_tokens(shape: Shape, grid: Shape) -> bool:
+    """Whether a tensor of some shape may have a token along its axes, of rows and positions."""
+    return len(shape) > 1 and shape[0] in (grid[0], 1) and grid[-1] in shape[1:]
+
+
+def in_whole_tensors(target: Archive, view: Archive) -> Archive:
+    """View a target so that it can stand in the reference's model, see `WholeTensors`.
+
+    Args:
+        target: The target, as it was compared.
+        view: The reference, as it was compared.
+    """
+    while isinstance(view, ArchiveView):
+        if isinstance(view, GatheredArchive) and view.gathers:
+            return WholeTensors(target, view)
+        view = view.source
+    return target
 
 
 class OrderedArchive(ArchiveView):

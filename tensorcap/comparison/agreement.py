@@ -18,6 +18,7 @@ from tensorcap.comparison.folded_results import FoldedResults
 from tensorcap.comparison.held_values import is_held
 from tensorcap.comparison.node_flow import NodeFlow
 from tensorcap.comparison.other_operations import OtherOperations
+from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import Decision, Pair, Status, decide
 from tensorcap.comparison.pairing import Absences, Selection
 from tensorcap.comparison.ranking import error_of
@@ -68,9 +69,9 @@ def explain_by_agreement(
         pairs: Their pairs, judged.
         selection: What a user asked for; nothing explains that a required record is missing.
     """
-    judged = list(pairs)
+    judged, errors = list(pairs), _Errors(reference, target)
     while any(pair.status in (*_MISSING, *_DIFFERENT) for pair in judged):
-        more = _explained_once(reference, target, judged, selection)
+        more = _explained_once(reference, target, judged, selection, errors)
         if all(one is other for one, other in zip(judged, more, strict=True)):
             break
         judged = more  # what is explained is in the way of nothing else
@@ -78,10 +79,10 @@ def explain_by_agreement(
 
 
 def _explained_once(
-    reference: Archive, target: Archive, pairs: Sequence[Pair], selection: Selection
+    reference: Archive, target: Archive, pairs: Sequence[Pair], selection: Selection, errors: _Errors
 ) -> list[Pair]:
     """Explain what the statuses of all other pairs allow, as they are."""
-    agreement = _Agreement(reference, target, pairs)
+    agreement = _Agreement(reference, target, pairs, errors)
 
     def explained(pair: Pair) -> Pair:
         if pair.reference is None or pair.reference.key.is_bare:
@@ -98,7 +99,7 @@ def _explained_once(
         elif pair.status in _DIFFERENT and (places := agreement.other_places(pair)):
             return _named(pair, places)
         elif pair.status in _DIFFERENT and pair.is_required and not _is_of_another_layer(pair, target):
-            reason = agreement.why_different(pair)
+            reason = agreement.why_different(pair) or agreement.why_parameter_differs(pair)
         return decide(pair, Decision("agreement", "explained", reason, pair.findings)) if reason else pair
 
     return [explained(pair) for pair in pairs]
@@ -118,7 +119,7 @@ def explain_in_injected_run(
         pairs: Their pairs, judged.
         selection: What a user asked for; nothing explains that a required record is missing.
     """
-    agreement = _Agreement(reference, target, pairs)
+    agreement = _Agreement(reference, target, pairs, _Errors(reference, target))
 
     def explained(pair: Pair) -> Pair:
         if pair.reference is None or pair.status not in _MISSING or selection.is_required(pair.key):
@@ -164,6 +165,60 @@ def _is_of_another_layer(pair: Pair, target: Archive) -> bool:
     return link is not None and link.entry.evidence == "rule" and link.entry.moves_equal_names
 
 
+class _Errors:
+    """Relative errors of whole tensors, without the tokens that the masks of both runs leave out.
+
+    Args:
+        reference: The trusted archive.
+        target: The archive under test.
+    """
+
+    def __init__(self, reference: Archive, target: Archive) -> None:
+        self._archives = reference, target
+        self._known: dict[str, float] = {}  # by key text, where a mask leaves tokens out
+
+    def of(self, pair: Pair) -> float | None:
+        """The error of a pair, no unit; 0 for equal digests, None if nothing was measured."""
+        error, difference = error_of(pair), pair.difference
+        if not error or difference is None or difference.mask_mismatches:
+            return error
+        if pair.key not in self._known:
+            valid = self._of_valid(pair)
+            self._known[pair.key] = error if valid is None else valid
+        return self._known[pair.key]
+
+    def are_much_smaller(self, results: Sequence[Pair], error: float | None, factor: float) -> bool:
+        """Whether the largest error of results is that much smaller than an error; None for another shape.
+
+        What is explained has no say, and one result at least has to be green. An error counts as 1 at most:
+        one of a reference near zero has no bound, and would make any result small.
+        """
+        errors = [self.of(result) or 0.0 for result in results if result.status != "explained"]
+        largest = max(errors, default=math.inf)
+        return largest <= (_EXACT if error is None else min(error, 1.0) / factor)
+
+    @cached_property
+    def _padding(self) -> Padding:
+        return Padding(*self._archives)
+
+    def _of_valid(self, pair: Pair) -> float | None:
+        """The error without padding; None if there is none."""
+        records = pair.reference, pair.target
+        if records[0] is None or records[1] is None or records[0].shape != records[1].shape:
+            return None
+        left_out = self._padding.left_out(records[0])
+        if left_out is None or left_out.all():
+            return None
+        ours, theirs = (
+            archive.load(record).astype(np.float64)[~left_out]
+            for archive, record in zip(self._archives, records, strict=True)
+            if record is not None
+        )
+        is_finite = np.isfinite(ours) & np.isfinite(theirs)
+        size = float(np.linalg.norm(ours[is_finite]))
+        return float(np.linalg.norm((theirs - ours)[is_finite])) / size if size else None
+
+
 class _Agreement:
     """What agrees of all that is computed from a tensor.
 
@@ -171,10 +226,11 @@ class _Agreement:
         reference: The trusted archive.
         target: The archive under test.
         pairs: All pairs, judged.
+        errors: Their errors.
     """
 
-    def __init__(self, reference: Archive, target: Archive, pairs: Sequence[Pair]) -> None:
-        self._reference, self._target = reference, target
+    def __init__(self, reference: Archive, target: Archive, pairs: Sequence[Pair], errors: _Errors) -> None:
+        self._reference, self._target, self._errors = reference, target, errors
         self._orders: dict[tuple[object, ...], ElementOrder | None] = {}  # by contents, once asked for
         self._reference_modules = reference.info.modules
         self._reference_calls = calls_of(reference)
@@ -272,7 +328,11 @@ class _Agreement:
             return why
         if not self._is_model_green(key):
             takers = self._takers_of(pair)
-            why = self._why_undone(takers, error_of(pair)) if all(map(self._hides_nothing, takers)) else ""
+            why = (
+                self._why_undone(takers, self._errors.of(pair))
+                if all(map(self._hides_nothing, takers))
+                else ""
+            )
             return why or self._why_made_otherwise(pair, takers)
         module = module_of(key.site)
         around = self._nearest(
@@ -282,17 +342,45 @@ class _Agreement:
             return ""
         if is_inner(key) and (why := self._other_operations.why(pair, around[1])):
             return why
-        error = error_of(pair)
+        error = self._errors.of(pair)
         if why := self._why_undone(self._takers_of(pair), error):
             return why
         if (later := self._agreeing_later(pair)) and all(f.test != "pass_through" for f in pair.findings):
             return f"it differs, and {later}, which holds the same in the reference, agrees"
         proof = self._nearest_green(key, around, besides=contents_of(record))
-        order = self._order_of(pair) if proof and _is_much_smaller(proof[1], error, _UNDONE) else None
+        order = (
+            self._order_of(pair)
+            if proof and self._errors.are_much_smaller(proof[1], error, _UNDONE)
+            else None
+        )
         if proof and order is not None and len(record.shape) - 1 not in order.moved:  # which is of channels
             return f"{_in_words(order)}, and what {_name(proof[0])} makes of it agrees"
-        if not is_inner(key) and _is_much_smaller(around[1], error, _UNDONE_AROUND):
+        if not is_inner(key) and self._errors.are_much_smaller(around[1], error, _UNDONE_AROUND):
             return f"it differs, and what {_name(around[0])} makes of it agrees"
+        return ""
+
+    def why_parameter_differs(self, pair: Pair) -> str:
+        """By which results a difference of a parameter is undone; "" if by none.
+
+        All results of its module, in all steps, were compared, those of the model agree, and either they
+        differ and are explained (CMP-55), as with a gain that later weights are multiplied by, or they agree
+        of arguments that differ and are explained, as of such weights.
+        """
+        record = pair.reference
+        if record is None or not is_parameter(record.key) or pair.status == "shape-mismatch":
+            return ""
+        site = record.key.site
+        results = [p for place, own in self._results.items() if place[2] == site for p in own]
+        if not results or not all(p.is_compared for p in results):
+            return ""
+        if not all(p.reference and self._is_model_green(p.reference.key) for p in results):
+            return ""
+        if all(p.status == "explained" for p in results):
+            return f"of what {_name(site)} makes of it: {results[0].reason}"
+        given = [p for p in self._pairs if p.reference and _is_argument(p.reference.key)]
+        given = [p for p in given if p.reference and p.reference.key.site == site and p.is_compared]
+        if given and all(p.status == "explained" for p in given) and _agree(results):
+            return f"what {_name(site)} is given differs, and what it makes agrees"
         return ""
 
     def _why_state_reordered(self, pair: Pair) -> str:
@@ -320,7 +408,9 @@ class _Agreement:
         if not later and self._is_ring(pair, order):
             by, later = "the step makes", [own]
         agrees = bool(later) and all(map(_agree, later))
-        agrees = agrees and _is_much_smaller([*chain.from_iterable(later)], error_of(pair), _UNDONE)
+        agrees = agrees and self._errors.are_much_smaller(
+            [*chain.from_iterable(later)], self._errors.of(pair), _UNDONE
+        )
         return f"{_in_words(order)}, and what {by} of it agrees" if agrees else ""
 
     def _is_ring(self, pair: Pair, order: ElementOrder) -> bool:
@@ -370,7 +460,7 @@ class _Agreement:
         order = self._find_order(record, tested)
         if order is None or not order.moved or not order.is_proven or order.error > limit:
             return None
-        return order if order.error <= (error_of(pair) or 0.0) / _UNDONE else None
+        return order if order.error <= (self._errors.of(pair) or 0.0) / _UNDONE else None
 
     def _find_order(self, record: Record, tested: Record) -> ElementOrder | None:
         """Find the order of elements once for all calls that are given the same, as those of a cache are."""
@@ -469,12 +559,22 @@ class _Agreement:
         return bool(own) and [result.digest for result in results] == [own]
 
     def _undo(self, takers: Sequence[Pair], error: float | None) -> bool:
-        """Whether all calls that are given a tensor that differs have results with a much smaller error."""
-        if not all(taker.status in _DIFFERENT for taker in takers):
+        """Whether all calls that are given a tensor that differs have results with a much smaller error.
+
+        Of a call whose argument the target has not, its result says it; one at least is given another tensor.
+        """
+        is_lacking = [taker.target is None for taker in takers]
+        different = [taker for taker, lacks in zip(takers, is_lacking, strict=True) if not lacks]
+        if not different or not all(taker.status in _DIFFERENT for taker in different):
             return False
         results = [self._of_call.get(p.reference.key.where, []) for p in takers if p.reference]
+        of_lacking = [of_call for of_call, lacks in zip(results, is_lacking, strict=True) if lacks]
+        if not all(result.is_compared and result.is_green for of_call in of_lacking for result in of_call):
+            return False
         every = [result for of_call in results for result in of_call]
-        return bool(every) and all(map(_agree, results)) and _is_much_smaller(every, error, _UNDONE)
+        return (
+            bool(every) and all(map(_agree, results)) and self._errors.are_much_smaller(every, error, _UNDONE)
+        )
 
     def _is_model_green(self, key: Key) -> bool:
         results = self._results.get((key.rank, key.step, ROOT_SITE), ())
@@ -712,17 +812,6 @@ def _agree(results: Sequence[Pair]) -> bool:
 def _agrees(pair: Pair) -> bool:
     """Whether nothing is wrong with a result, or what is is explained."""
     return pair.is_green or pair.status == "explained"
-
-
-def _is_much_smaller(results: Sequence[Pair], error: float | None, factor: float) -> bool:
-    """Whether the largest error of results is that much smaller than an error; None for another shape.
-
-    What is explained has no say, and one result at least has to be green. An error counts as 1 at most: one
-    of a reference near zero has no bound, and would make any result small.
-    """
-    errors = [error_of(result) or 0.0 for result in results if result.status != "explained"]
-    largest = max(errors, default=math.inf)
-    return largest <= (_EXACT if error is None else min(error, 1.0) / factor)
 
 
 def _of_any_step(key: Key) -> tuple[object, ...]:

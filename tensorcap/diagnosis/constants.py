@@ -36,6 +36,7 @@ _COUNTS: Final = {  # sizes of the configuration, and other names for each; they
     "intermediate_size": ("d_ff", "ffn_dim", "n_inner"),
     "vocab_size": (),
 }
+_NO_SCALES: Final = ("vocab_size", "intermediate_size", "num_")  # sizes that no model multiplies values by
 _PLAIN: Final = (  # constants that do not depend on the model; they come last
     (2.0, "2"),
     (0.5, "1/2"),
@@ -86,7 +87,7 @@ def name_factor(value: float, context: PairContext, tolerance: float) -> tuple[s
 
 
 def name_rounded_constant(factor: float, context: PairContext, error: float) -> tuple[str, ...]:
-    """Find settings and sizes, and roots of them, that one side alone rounds.
+    """Find settings and sizes, and roots of them, that one side alone rounds, if models scale by such.
 
     Args:
         factor: The target's values over the reference's, no unit.
@@ -98,6 +99,8 @@ def name_rounded_constant(factor: float, context: PairContext, error: float) -> 
     """
     names = []
     for number, text in (*_settings(context), *_sizes(context)):
+        if any(count in text for count in _NO_SCALES):
+            continue
         for dtype in _NARROW:
             low = float(rounded(np.array(number), dtype))
             for ratio, name in (

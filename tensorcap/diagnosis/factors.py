@@ -23,6 +23,10 @@ from tensorcap_formats.float_formats import rounded
 
 _WEIGHTS: Final = ("weight", "scale", "gamma")
 _BIASES: Final = ("bias", "beta")
+_NOTHING: Final = 1e-6  # a factor that leaves nothing of the reference
+_LOST: Final = (
+    "Nothing of the reference is left there: look at that part of the weight, and how it is loaded."
+)
 _LARGEST_FACTOR: Final = 1e6  # of a weight: beyond it the rounding of the other side decides
 _LEAST_SEQUENCES: Final = 4  # that share an offset, to be a table of positions
 _FACTOR_HINTS: Final = {
@@ -99,7 +103,7 @@ def _propose_numbers(context: PairContext) -> Iterator[Hypothesis]:
             f"the target is {slope:.6g} times the reference plus {start:.6g}",
             slope * r + start,
             parameters=2,
-            hint="Values are normalised with another mean and deviation.",
+            hint="Values are normalised with another mean and deviation." if abs(slope) > _NOTHING else _LOST,
             facts={"factor": slope, "offset": start},
         )
 

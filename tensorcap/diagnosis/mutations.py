@@ -108,6 +108,7 @@ EXTENT_TEXTS: Final = {  # by the extents of `MASK_EXTENTS`
     "longer window": "a window of one token more",
     "shorter window": "a window of one token less",
 }
+_OF_EXTENT: Final = "Look at where the mask ends: which tokens each one sees."
 
 
 @dataclass(frozen=True, slots=True)
@@ -556,7 +557,7 @@ def mutate_arguments(context: PairContext, rerun: Rerun) -> Iterator[Mutation]:
             facts = {"argument": short}
             if isinstance(edit, Absent) and _is_not_handed_on(context, rerun, name):
                 facts["not_given_to"] = rerun.site
-            yield Mutation(edit_kind, text, hint, call, facts)
+            yield Mutation(edit_kind, text, _OF_EXTENT if isinstance(edit, Masked) else hint, call, facts)
 
 
 def exchange_arguments(rerun: Rerun) -> Iterator[Mutation]:

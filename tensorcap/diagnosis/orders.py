@@ -21,6 +21,9 @@ _MOST_STARTS: Final = 65  # offsets at which a shorter axis is looked for in a l
 _SHOWN: Final = 16  # indices of an order that its text has
 _MOST_SOURCES: Final = 64  # and that its facts have
 _SAME_DISTANCE: Final = 1e-9  # two slices of distances that near, relative to their size, are equally near
+_REPEATED: Final = {
+    "batch": "What differs from sequence to sequence, as positions behind padding do, is not looked at.",
+}
 _LEAST_DISTINCT: Final = 0.5  # share of the slices that have to be taken, if some are taken repeatedly
 _LEAST_ELEMENTS: Final = 16  # distinct ones, of an order that may be any
 _MOST_ELEMENTS: Final = 1 << 20
@@ -147,7 +150,7 @@ def _propose_other_shapes(context: PairContext) -> Iterator[Hypothesis]:
     for start in dict.fromkeys((*range(min(extra + 1, _MOST_STARTS)), extra)):
         yield Hypothesis(
             "token-shift" if name == "token" else "padded",
-            f"the {side} is padded: it has {extra} {name}{'s' if extra > 1 else ''} more, {start} before and "
+            f"the {side} is padded: it has {extra} {_one_or_more(name, extra)} more, {start} before and "
             f"{extra - start} behind those that both have"
             if name != "token"
             else f"the {side} has {extra} {name}{'s' if extra > 1 else ''} more: {start} before and "
@@ -156,7 +159,7 @@ def _propose_other_shapes(context: PairContext) -> Iterator[Hypothesis]:
             _slices(longer, axis, start, start + shorter.shape[axis]),
             None,
             log_alternatives=math.log(extra + 1),
-            hint=_HINTS["token"] if name == "token" else f"The {side} is padded along its {name}s.",
+            hint=_HINTS["token"] if name == "token" else f"The {side} is padded along its {_plural(name)}.",
             facts={"axis": axis, "before": start, "behind": extra - start, "longer": side},
         )
 
@@ -205,7 +208,9 @@ def _propose_moves(context: PairContext, axis: int) -> Iterator[Hypothesis]:
                     f"repeatedly: {listed(sources, _SHOWN)}",
                     np.take(r, sources, axis),
                     log_alternatives=size * math.log(size),
-                    hint="An index is cut off, or points to the same place several times.",
+                    hint=_REPEATED.get(
+                        name, "An index is cut off, or points to the same place several times."
+                    ),
                     facts={"axis": axis, "sources": sources[:_MOST_SOURCES].tolist()},
                 )
             elif _is_cut_shift(sources):
@@ -462,6 +467,14 @@ def _slices(values: Values, axis: int, start: int, stop: int) -> Values:
     return values[(slice(None),) * axis + (slice(start, stop),)]
 
 
+def _one_or_more(name: str, count: int) -> str:
+    if name == "batch" and count == 1:
+        return "sequence"
+    return name if count == 1 else _plural(name)
+
+
 def _plural(name: str) -> str:
     """What an axis counts: `channels`, `indices of axis 1`."""
+    if name == "batch":
+        return "sequences"
     return f"indices of {name}" if name.startswith("axis ") else f"{name}s"

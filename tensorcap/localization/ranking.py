@@ -26,7 +26,7 @@ from tensorcap.localization.grouping import group_suspects, kind_of_place
 from tensorcap.localization.nonfinite import find_nonfinite_origin
 from tensorcap.localization.quantised_weights import evidence_of_weights, explain_by_weights
 from tensorcap.localization.suspect import By, Localization, Noise, Precise, Suspect, Undone, find_mistake
-from tensorcap.rerun import CallThrough, OwnError
+from tensorcap.rerun import TOO_LARGE, CallThrough, OwnError
 from tensorcap.runs import (
     Calls,
     PartialArchive,
@@ -36,7 +36,7 @@ from tensorcap.runs import (
     is_result,
     is_telling,
 )
-from tensorcap.wording import counted
+from tensorcap.wording import conjugated, counted, some
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError
 from tensorcap_formats.keys import ROOT_SITE, Key
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from tensorcap.adapters import Rerun
 
 _DIAGNOSED: Final = 3  # places, layers, and tensors of each: diagnosing takes longer than all else
+_EXPLAINS: Final = 0.5  # of its error, that a mistake leaves which explains bits alone
 _NOISE: Final = 2.0  # times what a target differs from itself: no larger error means anything
 _DONE_THERE: Final = (  # kinds by which something is done that the reference does elsewhere
     *("operations-order", "term-twice", "term-exchanged", "product-added", "activation-added"),
@@ -76,7 +77,8 @@ def rank_suspects(
        one bound of work; each suspect is given its inherited, total and run-to-run error. One with a weight
        in few bits of which a mistake is known is explained by that; one that its values do not explain by its
        parameters, if these are known not to be the same numbers. Those with one explanation are one.
-    3. Those whose error is noise come last.
+    3. Those whose error is noise come last. Who only rounds otherwise than the model does in that precision,
+       and nothing of the comparison is red for that, is named in a note (LCL-660).
     4. Around them: composites that a suspect explains, where both error curves change, the origin of values
        that are not finite; and if there is no suspect, what is wrong nevertheless.
 
@@ -106,8 +108,11 @@ def rank_suspects(
         _add_suspect(suspects, suspect)
     suspects = group_suspects([_with_ranks(suspect, free) for suspect in suspects])
     suspects.sort(key=lambda suspect: suspect.cause == NOISE_CAUSE)
+    of_rounding = [one for one in suspects if not free.exit_status and _is_of_rounding(one)]
+    suspects = [one for one in suspects if one not in of_rounding]
     own_errors = sources[0].own_errors
     notes = [note for source in sources for note in source.notes]
+    notes += _notes_of_rounding(of_rounding)
     every = [one for suspect in suspects for one in (suspect, *suspect.others)]
     notes += [text for one in every if one.examined for text in one.examined.failed]
     changes: tuple[ChangePoint, ...] = ()
@@ -337,6 +342,29 @@ def _with_ranks(suspect: Suspect, free: Comparison) -> Suspect:
     if not ranks or ranks in suspect.reason:
         return suspect
     return replace(suspect, reason=f"{suspect.reason.rstrip('.')}; {ranks}")
+
+
+def _is_of_rounding(suspect: Suspect) -> bool:
+    """Whether nothing but bits speaks against a suspect, and no mistake explains them but how it rounds."""
+    bad = {finding.test for finding in suspect.findings if finding.status in TOO_LARGE}
+    mistake = find_mistake(suspect.examined)
+    return bad == {"ulp_share"} and (
+        mistake is None
+        or mistake.kind.endswith(("precision", "rounded"))
+        or (mistake.before is not None and mistake.after > _EXPLAINS * mistake.before)
+    )
+
+
+def _notes_of_rounding(suspects: Sequence[Suspect]) -> Iterator[str]:
+    """Say who only rounds otherwise, a sentence or none."""
+    findings = [f for suspect in suspects for f in suspect.findings if f.test == "ulp_share"]
+    if findings:
+        names = some([suspect.name for suspect in suspects])
+        worst = max(findings, key=lambda finding: finding.value)
+        yield (
+            f"{names}: {conjugated(len(suspects), 'round')} otherwise than the model does in that precision "
+            f"({worst.text}). No more than rounding comes of it; nobody is accused of that."
+        )
 
 
 def _is_of_maker(diagnosis: Diagnosis) -> bool:

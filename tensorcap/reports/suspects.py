@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from tensorcap.comparison import label_of
 from tensorcap.localization import ChangePoint, Localization, NonfiniteOrigin, Operation, Suspect, line_text
 from tensorcap.wording import FEW, counted, some
+
+_SEEN: Final = 1e-6  # of a median row: below it few rows make a change, none of which is the usual one
+_WRONG: Final = ("suspect", "diverged")
 
 
 def suspect_lines(number: int, suspect: Suspect, *, show_all: bool = False) -> list[str]:
@@ -32,7 +36,7 @@ def suspect_lines(number: int, suspect: Suspect, *, show_all: bool = False) -> l
     lines = [f"{number}. {suspect.name} ({name})" if name else f"{number}. {suspect.name}"]
     if suspect.operation is not None:
         lines += _operation_lines(suspect.operation)
-    lines.append(f"error: {_errors(suspect)} (at {suspect.key})")
+    lines.append(f"{_errors(suspect)} (at {suspect.key})")
     lines.append(f"by {' and '.join(suspect.by)}: {suspect.reason}")
     mistake, examined = suspect.diagnosis, suspect.examined
     if mistake is not None:
@@ -51,9 +55,7 @@ def suspect_lines(number: int, suspect: Suspect, *, show_all: bool = False) -> l
         is_by_size = suspect.ratio is not None and suspect.cause == label_of(suspect.ratio)
         lines.append(f"{'an R of that size usually means' if is_by_size else 'root cause'}: {suspect.cause}")
     if show_all:
-        lines += [
-            f"also {other.module}: error: {_errors(other)} (at {other.key})" for other in suspect.others
-        ]
+        lines += [f"also {other.module}: {_errors(other)} (at {other.key})" for other in suspect.others]
     return lines
 
 
@@ -84,7 +86,10 @@ def _operation_lines(operation: Operation) -> Iterator[str]:
 
 
 def _errors(suspect: Suspect) -> str:
-    """The errors of a suspect that are known; its status if none is."""
+    """The errors of a suspect that are known; its status if none is.
+
+    They are those of the usual row, the median, which is said if that one is right.
+    """
     numbers = {
         "own": suspect.own,
         "inherited": suspect.inherited,
@@ -94,7 +99,16 @@ def _errors(suspect: Suspect) -> str:
     texts = [f"{what} {value:.3g}" for what, value in numbers.items() if value is not None]
     if suspect.ratio is not None:
         texts.append(f"R {suspect.ratio:.3g}")
-    return ", ".join(texts) or suspect.status
+    what = "error of the usual row" if texts and _errs_in_few_rows(suspect) else "error"
+    return f"{what}: {', '.join(texts) or suspect.status}"
+
+
+def _errs_in_few_rows(suspect: Suspect) -> bool:
+    """Whether the usual row is right, and the worst ones or one element speak against a suspect."""
+    of_rows = [f.status in _WRONG for f in suspect.findings if f.test.startswith("own_error")]
+    wrong = {finding.test for finding in suspect.findings if finding.status in _WRONG}
+    is_of_rows = bool(of_rows) and not of_rows[0] and any(of_rows)
+    return is_of_rows or (wrong == {"outlier_element"} and not any(of_rows))
 
 
 def context_lines(localization: Localization) -> Iterator[str]:
@@ -146,4 +160,5 @@ def _change_text(change: ChangePoint) -> str:
     results = counted(change.length, "result")
     is_all = change.curve == "total" and change.kind == "step"
     how = f"{results} wrong from there on" if is_all else f"{results} long"
-    return f"a {change.kind} at {change.key} to {change.value:.2g}{before}, {how}"
+    value = f"to {change.value:.2g}{before}" if change.value > _SEEN else "in few rows"
+    return f"a {change.kind} at {change.key} {value}, {how}"

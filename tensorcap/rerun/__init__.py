@@ -26,7 +26,7 @@ from tensorcap.rerun.module_replay import replay
 from tensorcap.rerun.operation_mistakes import propose_operation_mistakes
 from tensorcap.rerun.operation_replay import OperationReplay, OperationReplays
 from tensorcap.rerun.operation_values import OperationValues, is_compiled
-from tensorcap.rerun.own_errors import BAD, OwnError
+from tensorcap.rerun.own_errors import BAD, TOO_LARGE, OwnError
 from tensorcap.rerun.replay_result import Replay
 from tensorcap.rerun.replay_tests import shares_off
 from tensorcap.rerun.reverse_replay import OpenReplay, replay_within
@@ -34,6 +34,7 @@ from tensorcap.rerun.run_log import RunLog
 
 __all__ = [
     "BAD",
+    "TOO_LARGE",
     "CallThrough",
     "ComponentRun",
     "InjectedRun",

@@ -1,4 +1,7 @@
-"""A call seen through a later one that is given its result, where the target has that one's result alone."""
+"""A call seen through a later one that is given its result, where the target has that one's result alone.
+
+Or through the tokens that both sides have.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tensorcap.adapters import Argument, CallMutation, Operation, Replaced, Rerun
+from tensorcap.alignment import Gather
 from tensorcap_formats.dtypes import Array
 
 
@@ -94,6 +98,30 @@ class CallThrough:
         if mutation == CallMutation():
             self._natural, self._result = values_by_name, result
         return result
+
+
+class GatheredCall(CallThrough):
+    """A call of which the tokens count that both sides have, one after the other.
+
+    Args:
+        call: The call, which makes a tensor of the reference's shape.
+        gather: What of it counts.
+        shape: That shape.
+    """
+
+    def __init__(self, call: Rerun, gather: Gather, shape: tuple[int, ...]) -> None:
+        super().__init__(call, {"": call})
+        self._gather, self._shape = gather, shape
+
+    @property
+    def operation_count(self) -> int:
+        """As in `Rerun`."""
+        return self.outer.operation_count
+
+    def run(self, mutation: CallMutation) -> Array | None:
+        """Make the call; None if it fails, or makes a tensor of another shape."""
+        values = self.outer.run(mutation)
+        return None if values is None or values.shape != self._shape else self._gather.of_reference(values)
 
 
 def _is_same(values: Array, others: Array | None) -> bool:

@@ -72,6 +72,7 @@ class InjectionJudge:
         self._precision = POLICY.precision_of_runs(reference.info, injected.info, None)
         self._paired = {pair.key for pair in self._pairs}
         self._reference = reference
+        self._mapped = injected if isinstance(injected, MappedArchive) else None
         self._run = injected.source if isinstance(injected, MappedArchive) else injected
         self._injected = Injected(injected, reference)
         self._states = States(self._makers.writers, (reference, injected))
@@ -98,12 +99,19 @@ class InjectionJudge:
             return self._makers.own_error(
                 pair, "unjudged", (replace(mismatch_finding(pair), status="unjudged"),)
             )
+        if pair.status in BAD and self._is_of_unmatched_tokens(pair):
+            findings = tuple(replace(finding, status="unjudged") for finding in pair.findings)
+            return self._makers.own_error(pair, "unjudged", findings)
         left = tuple(one for one in left if one not in self._released)
         judged = self._status(pair, left, is_leaf=self._makers.is_leaf(key))
         inherited = self._states.inherited(pair) if pair.status in BAD else None
         if inherited is not None:
             judged = inherited.status, (inherited,)
         return None if judged is None else self._makers.own_error(pair, *judged)
+
+    def _is_of_unmatched_tokens(self, pair: Pair) -> bool:
+        """Whether a tensor has tokens that were not matched, and was compared as it is (ALN-75)."""
+        return self._mapped is not None and bool(self._mapped.doubt(both_records(pair)[1]))
 
     def _status(
         self, pair: Pair, left: Sequence[Key], *, is_leaf: bool

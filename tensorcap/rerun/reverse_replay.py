@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from tensorcap.adapters import Rerun, adapter_for
 from tensorcap.alignment import (
     NO_MAPPING,
+    GatheredArchive,
     MappingSource,
     as_seen,
     fed_in_common,
     in_own_steps,
+    in_whole_tensors,
     joined_steps_of,
     sides,
 )
@@ -29,6 +31,7 @@ from tensorcap.comparison import (
     require_readable,
 )
 from tensorcap.recording import Substitution
+from tensorcap.rerun.call_through import GatheredCall
 from tensorcap.rerun.compensation import Dependencies, Settled, settle
 from tensorcap.rerun.finite_padding import with_finite_padding
 from tensorcap.rerun.injection import open_run
@@ -62,6 +65,7 @@ class OpenReplay:
         fed: The reference in the rows that both runs were fed, whose inputs the model was given; None if
             those are all.
         producers: Who made what the target has no tensors before.
+        source: The target in the reference's whole tensors, as it stood in that model.
     """
 
     replay: Replay
@@ -71,6 +75,7 @@ class OpenReplay:
     workload: Workload
     fed: Archive | None
     producers: Producers
+    source: Archive
 
     def rerun_call(self, module: str, key: str) -> Rerun | None:
         """Run the model until a call of a module, which can then be made again.
@@ -84,7 +89,7 @@ class OpenReplay:
         """
         slots = self.run.info.injected.slots if self.run.info.injected else ()
         replaced = {(s.site, s.slot) for s in slots if s.status == "injected"}
-        keys = {r.key.text for r in self.target.records if (r.key.site, r.key.slot) in replaced}
+        keys = {r.key.text for r in self.source.records if (r.key.site, r.key.slot) in replaced}
         result = self.producers.results.get(key)
         produced = Key.parse(key) if result is None or result.key.site != module else result.key
         if not keys or produced.text not in self.run or joined_steps_of(self.run) is not None:
@@ -93,11 +98,16 @@ class OpenReplay:
         if self.workload.seed is not None:
             adapter.seed(self.workload.seed)
         try:
-            target = with_finite_padding(self.target, self.reference if self.fed is None else self.fed)
+            target = with_finite_padding(self.source, self.reference if self.fed is None else self.fed)
             substitution = Substitution(target, keys=keys, leaves_misfits=True, fed=self.fed)
-            return adapter.rerun(self.workload, substitution, module, self.run.get(produced.text).key)
+            call = adapter.rerun(self.workload, substitution, module, self.run.get(produced.text).key)
         except Exception:  # a value that does not fit, or whatever a module that is no plain Python runs into
             return None
+        gathers = self.run.gathers if isinstance(self.run, GatheredArchive) else {}
+        if call is None or produced.text not in gathers:
+            return call
+        shape = self.run.source.get(produced.text).shape
+        return GatheredCall(call, gathers[produced.text], shape)
 
 
 def replay_within(
@@ -116,7 +126,8 @@ def replay_within(
     """Replay the reference's model on the target's values; the runs stay open for as long as the stack does.
 
     Of a target that was fed some rows of a batch, or has some tokens or words of a result, the same are taken
-    of what the reference's model makes. `seen` is the reference as it was compared with a target that is a
+    of what the reference's model makes; tokens that lie elsewhere in the target are put into the reference's
+    places, without its masks. `seen` is the reference as it was compared with a target that is a
     view already.
 
     1. The model is run, in float32 at least, with the target's tensors in the place of its own.
@@ -138,12 +149,13 @@ def replay_within(
         seen = seen or trusted
         original = joined_steps_of(seen) or original
     fed, _ = fed_in_common(original, tested)
-    keys = exchangeable(tested, fed)
+    whole = in_whole_tensors(tested, seen or original)
+    keys = exchangeable(whole, fed)
     replays = _ReverseReplays(
         stack,
         original,
         tested,
-        source=with_finite_padding(tested, fed),
+        source=with_finite_padding(whole, fed),
         fed=fed,
         seen=seen or original,
         workload=reference_model if target is None else _exact(reference_model, original),
@@ -156,6 +168,7 @@ def replay_within(
         way="self" if target is None else "reverse",
         progress=progress or Silent(),
         producers=Producers() if target is None else Producers.of(fed, tested),
+        unmatched=frozenset(r.key.text for r in tested.records if r.key.text not in whole),
     )
     if target is not None:
         layers = measure_layers(seen or original, tested, precision) if free is None else free.layers
@@ -179,7 +192,7 @@ def replay_within(
         shown = _without_explained(shown, free)
     run = settled.judged.run
     fed_alone = None if fed is original else fed
-    return OpenReplay(shown, original, tested, run, replays.workload, fed_alone, replays.producers)
+    return OpenReplay(shown, original, tested, run, replays.workload, fed_alone, replays.producers, whole)
 
 
 def _without_explained(result: Replay, free: Comparison) -> Replay:
@@ -228,6 +241,7 @@ class _ReverseReplays:
         producers: Who made what the target has no tensors before.
         unpaired: Modules whose calls do not correspond to those of the reference, which nothing is said of.
         misfits: Key texts of what this model has in another shape than the reference's run, likewise.
+        unmatched: Key texts of what has tokens at other places than the reference, and is compared as it is.
     """
 
     stack: ExitStack
@@ -247,6 +261,7 @@ class _ReverseReplays:
     producers: Producers
     unpaired: tuple[str, ...] = ()
     misfits: tuple[str, ...] = ()
+    unmatched: frozenset[str] = frozenset()
 
     def judge(self, released: frozenset[str]) -> _JudgedReplay:
         """Run the model and its twin, and judge what each module made.
@@ -279,6 +294,7 @@ class _ReverseReplays:
                     result, judge_replay(self.fed, runs, self.way, self.keys, natural, released)
                 )
         result = replace(_without(result, self.unpaired, self.misfits), twin_failure=failure)
+        result = _with_unjudged(result, self.unmatched)
         given = given_unlike_on_ranks(self.seen, self.tested)
         return _JudgedReplay(_without_unlike_ranks(result, given), run)
 
@@ -313,6 +329,12 @@ def _without(result: Replay, unpaired: tuple[str, ...], misfits: tuple[str, ...]
         if own.key not in misfits and Key.parse(own.key).site not in unpaired
     )
     return replace(result, own_errors=own_errors, unpaired=unpaired, misfits=misfits)
+
+
+def _with_unjudged(result: Replay, keys: Collection[str]) -> Replay:
+    """Leave tensors of some keys unjudged that are bad."""
+    own_errors = tuple(unjudged(own) if own.is_bad and own.key in keys else own for own in result.own_errors)
+    return replace(result, own_errors=own_errors)
 
 
 def _without_unlike_ranks(result: Replay, given: Collection[str]) -> Replay:

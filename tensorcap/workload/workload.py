@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -71,10 +71,31 @@ class Workload:
 
         Returns:
             What the model, or the workload's own function, returns.
+
+        Raises:
+            UsageError: The workload's own function does not take the model and the inputs.
         """
-        run = model if self.run is None else partial(self.run, model)
         args, kwargs = self.arguments
-        return run(*args, **kwargs)
+        if self.run is None:
+            return model(*args, **kwargs)
+        _require_signature(self.run, (model, *args), kwargs)
+        return self.run(model, *args, **kwargs)
+
+
+def _require_signature(run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a function that cannot be called with some arguments, if it says what it takes."""
+    try:
+        signature = inspect.signature(run)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        inputs = ", ".join(["model", *["…"] * (len(args) - 1), *(f"{name}=…" for name in kwargs)])
+        raise UsageError(
+            f"run of a workload: {error}, expected a function that is called as run({inputs})",
+            hint="It takes the model first, then the workload's inputs.",
+        ) from None
 
 
 class StoredInput(NamedTuple):

@@ -60,6 +60,46 @@ def reason(comparison: Comparison, key: str) -> str:
     return next(pair.reason for pair in comparison.pairs if pair.key == key)
 
 
+class TestUndoneDifferences:
+    @pytest.mark.spec("CMP-55")
+    def test_what_a_mask_leaves_out_is_no_error_of_the_module_around(self, make_archive: MakeArchive) -> None:
+        """Keys without their bias, which softmax does not see, in a batch whose padding differs besides."""
+        ids, mask = np.arange(8).reshape(2, 4), np.ones((2, 4), np.int64)
+        mask[1, 2:] = 0
+        keys, out = RNG.normal(size=(2, 2, 4, 16)).astype(np.float32)
+        noisy = out.copy()
+        noisy[1, 2:] += 1
+        run = {"modules": [{"path": p} for p in ("", "block", "block.k")], "dtype": "float32"}
+        run["scope"] = {"inputs": True}
+
+        def tensors(shift: float, made: Any) -> dict[str, Any]:
+            return {
+                "0/@root/input.input_ids": ids,
+                "0/@root/input.attention_mask": mask,
+                "0/block.k/output": keys + np.float32(shift),
+                "0/block/output": made,
+                "0/@root/output": made,
+            }
+
+        found = compare(make_archive(tensors(0, out), run=run), make_archive(tensors(0.1, noisy), run=run))
+        assert statuses(found, "0/block.k/output") == ["explained"]
+        assert found.exit_status == 0
+
+    @pytest.mark.spec("CMP-280", "CMP-55")
+    @pytest.mark.parametrize("is_undone", [True, False])
+    def test_a_gain_that_later_weights_are_multiplied_by_is_explained(
+        self, run_of: Make, is_undone: bool
+    ) -> None:
+        gains = [{"0/block.norm/param.weight": np.full(16, gain, np.float32)} for gain in (1, 2)]
+        other = {**gains[1], "0/block.norm/output": 2 * HIDDEN, "0/block.attn/input.hidden": 2 * HIDDEN}
+        if not is_undone:
+            other |= {"0/block.attn.q/output": 2 * Q, "0/@root/output": LOGITS * 1.2}
+        found = compare(run_of(other=gains[0]), run_of("block.attn.q/input", other=other))
+        key = "0/block.norm/param.weight"
+        assert statuses(found, key) == ["explained" if is_undone else "diverged"]
+        assert found.exit_status == int(not is_undone)
+
+
 class TestMissing:
     @pytest.mark.spec("CMP-54")
     def test_an_argument_is_explained_if_the_results_of_its_call_agree(self, run_of: Make) -> None:

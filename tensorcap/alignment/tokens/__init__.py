@@ -7,8 +7,16 @@ Read `sequences` (what a run was fed), `token_pairs`, `axes` (where a tensor has
 
 from tensorcap.alignment.tokens.axes import TokenAxes
 from tensorcap.alignment.tokens.gathering import Gather, Gathering
-from tensorcap.alignment.tokens.sequences import ROLES, Tokens, ids_by_step, token_counters
-from tensorcap.alignment.tokens.token_pairs import LAST, TOKEN_STEPS, VALID, How, TokenAlignment, TokenRule
+from tensorcap.alignment.tokens.sequences import ROLES, Tokens, ids_by_step, is_mask, token_counters
+from tensorcap.alignment.tokens.token_pairs import (
+    LAST,
+    TOKEN_STEPS,
+    VALID,
+    How,
+    TokenAlignment,
+    TokenRule,
+    rule_of_other_padding,
+)
 
 __all__ = [
     "LAST",
@@ -23,5 +31,7 @@ __all__ = [
     "TokenRule",
     "Tokens",
     "ids_by_step",
+    "is_mask",
+    "rule_of_other_padding",
     "token_counters",
 ]

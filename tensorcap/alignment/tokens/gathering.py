@@ -43,6 +43,16 @@ class Gather:
         )
 
     @property
+    def is_in_place(self) -> bool:
+        """Whether the tokens that count lie in one step of the target, in the same places."""
+        ours, theirs = self.reference, self.target[0]
+        return (
+            len(self.target) == 1
+            and ours.grid == theirs.grid
+            and np.array_equal(ours.cells[self.reference_rows], theirs.cells[self.target_rows])
+        )
+
+    @property
     def is_whole(self) -> bool:
         """Whether all tokens of the reference's tensor count, so that it stays as it is."""
         return self._has_all and not self.reference.is_shared

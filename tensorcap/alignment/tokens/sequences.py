@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,6 +22,9 @@ ROLES: Final[Mapping[str, tuple[str, ...]]] = {  # names of the root module's in
     "starts": ("cu_seqlens", "cu_seq_lens_q", "cu_seqlens_q", "query_start_loc", "input_row_offsets"),
 }
 _SAY_WHICH: Final = ("mask", "starts")  # of the roles
+_OF_MODEL: Final = f"{ROOT_SITE}/input."
+_OF_SENTENCES: Final = ("type", "segment")  # in names of inputs that tell two sentences apart
+_MOST: Final = 1 << 24  # elements of an input that is read to know what it is
 _EMBEDDINGS: Final = ("embed_tokens", "wte", "tok_embeddings", "word_embeddings", "embed_in")
 _KEPT: Final = ("logits_to_keep", "num_logits_to_keep")  # arguments: of how many last tokens logits are made
 
@@ -237,6 +240,23 @@ class _Run:
         return UsageError(f"{self._archive.path}: {record.key.text}: {dtype} {shape}, {reason}")
 
 
+def is_mask(archive: Archive, record: Record) -> bool:
+    """Whether an input (row, position) says which tokens are no padding, by its name or its values.
+
+    Zeros and ones of two kinds of sentences are none.
+    """
+    name = record.key.slot.partition(".")[2]
+    if name in ROLES["mask"]:
+        return True
+    if any(name in names for names in ROLES.values()) or any(word in name for word in _OF_SENTENCES):
+        return False
+    is_whole = record.dtype.is_whole or record.dtype.kind == "bool"
+    if len(record.shape) != 2 or not is_whole or record.size > _MOST or not record.stored:
+        return False
+    values = archive.load(record)
+    return bool(np.isin(values, (0, 1)).all() and (values != 0).any())
+
+
 def token_counters(archive: Archive) -> list[str]:
     """`SITE/SLOT` of the inputs that say which tokens there are, beside ids: a mask, starts of sequences."""
     steps = _collect_inputs(archive, {}).values()
@@ -266,6 +286,8 @@ def _collect_inputs(archive: Archive, places: Mapping[str, str]) -> dict[int, di
         for place in [places[role]] if role in places else usual:
             for record in by_place.get(place, ()):
                 by_step.setdefault(record.key.step, {}).setdefault(role, record)
+    if "mask" not in places:
+        _add_masks(archive, by_step, by_place)
     for role, place in places.items():
         if not any(role in records for records in by_step.values()):
             raise UsageError(f"{archive.path}: has no {place!r}, which [tokens] names as the {role}")
@@ -273,6 +295,19 @@ def _collect_inputs(archive: Archive, places: Mapping[str, str]) -> dict[int, di
         for record in _find_embeddings(archive):
             by_step.setdefault(record.key.step, {}).setdefault("ids", record)
     return {step: records for step, records in sorted(by_step.items()) if "ids" in records}
+
+
+def _add_masks(
+    archive: Archive, by_step: Mapping[int, dict[str, Record]], by_place: Mapping[str, Iterable[Record]]
+) -> None:
+    """Add the mask of each step that has ids and none by a usual name: the only input that can be one."""
+    inputs = [r for place, records in by_place.items() for r in records if place.startswith(_OF_MODEL)]
+    for step, roles in by_step.items():
+        if "ids" in roles and "mask" not in roles:
+            shape = roles["ids"].shape
+            like = [r for r in inputs if r.key.step == step and r.shape == shape and is_mask(archive, r)]
+            if len(like) == 1:
+                roles["mask"] = like[0]
 
 
 def _find_embeddings(archive: Archive) -> list[Record]:

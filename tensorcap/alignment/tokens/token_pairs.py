@@ -117,6 +117,28 @@ class TokenAlignment:
         return pairs
 
 
+def rule_of_other_padding(reference: Archive, target: Archive) -> TokenRule | None:
+    """The rule for two runs that were fed the same tokens with padding at other places, as on the other side.
+
+    Returns:
+        None if nothing says so: ids and masks of both sides, of as many rows and positions.
+
+    Raises:
+        ReadError: Ids or masks cannot be read.
+    """
+    rule = TokenRule(VALID)
+    try:
+        tokens = TokenAlignment.of(reference, target, rule)
+    except UsageError:  # nothing says which tokens there are
+        return None
+    sides = tokens.reference, tokens.target
+    is_known = all(side.padding and all(one.ids is not None for one in side.sequences) for side in sides)
+    if not is_known or tokens.unequal_ids or {side.count for side in sides} != {len(tokens.pairs)}:
+        return None
+    is_moved = not np.array_equal(tokens.pairs[:, :2], tokens.pairs[:, 2:])
+    return rule if is_moved and sides[0].grids == sides[1].grids else None
+
+
 def _divided(
     reference: Tokens, target: Tokens
 ) -> tuple[tuple[TokenSequence, ...], tuple[TokenSequence, ...]]:
