@@ -103,11 +103,11 @@ class OpenReplay:
             call = adapter.rerun(self.workload, substitution, module, self.run.get(produced.text).key)
         except Exception:  # a value that does not fit, or whatever a module that is no plain Python runs into
             return None
-        gathers = self.run.gathers if isinstance(self.run, GatheredArchive) else {}
-        if call is None or produced.text not in gathers:
+        gathered = self.run if isinstance(self.run, GatheredArchive) else None
+        if call is None or gathered is None or produced.text not in gathered.gathers:
             return call
-        shape = self.run.source.get(produced.text).shape
-        return GatheredCall(call, gathers[produced.text], shape)
+        shape = gathered.source.get(produced.text).shape
+        return GatheredCall(call, gathered.gathers[produced.text], shape)
 
 
 def replay_within(
