@@ -28,6 +28,7 @@ def pair_by_contents(state: MatchState) -> None:
         templates = [side.by_site[s][0].name for side, s in zip(matching.sides, (site, other), strict=True)]
         return templates[1] in matching.template_partners.get(templates[0], ())
 
+    matching.release_refuted_contents()
     sizes = tuple({site: side.size(site) for site in side.modules} for side in matching.sides)
     known = -1
     while known != len(matching.accepted):
@@ -118,17 +119,17 @@ def _norms_behind(side: Side, weighted: Mapping[_Sizes, Sequence[str]]) -> Mappi
 
 
 def _accept(state: MatchState, pairs: Mapping[SitePair, str]) -> None:
-    """Accept pairs of free sites, of results of as many elements, that values do not refute."""
+    """Accept pairs of free sites, of results of as many elements, of whose like values refute none."""
     matching = state.matching
     places: dict[tuple[str, str, str], list[Place]] = defaultdict(list)
+    refuted: set[tuple[str, str]] = set()
     for (site, other), clue in pairs.items():
         (one, a), (two, b) = matching.sides[0].by_site[site], matching.sides[1].by_site[other]
         candidate = Candidate(one.name, two.name, ((a, b),))
-        if (
-            matching.is_free(candidate, (a, b))
-            and matching.sizes_fit(candidate, (a, b))
-            and not matching.is_refuted(candidate, (a, b))
-        ):
+        if matching.is_free(candidate, (a, b)) and matching.sizes_fit(candidate, (a, b)):
             places[one.name, two.name, clue].append((a, b))
+            if matching.is_refuted(candidate, (a, b)):
+                refuted.add((one.name, two.name))
     for (name, other_name, clue), of_pair in places.items():
-        matching.accept(Candidate(name, other_name, (), clue=clue), tuple(sorted(of_pair)))
+        if (name, other_name) not in refuted:
+            matching.accept(Candidate(name, other_name, (), clue=clue), tuple(sorted(of_pair)))

@@ -58,6 +58,7 @@ class Matching(Pairs):
         self._similarities: dict[tuple[str, str], float] = {}
         self._standings: dict[tuple[int, int], Mapping[str, int]] = {}
         self._group_by_drift()
+        self._preferred: set[tuple[str, str]] = set()  # by contents, to others of the same values
         self._same_contents = self._find_same_contents(contents or Contents())
         self._candidates = self._find_candidates()
         if canonical is not None:
@@ -139,11 +140,20 @@ class Matching(Pairs):
             candidate.places = tuple(
                 p
                 for p in candidate.places
-                if self.sizes_fit(candidate, p)
+                if self._are_as_large(candidate, p)
+                and not self._grows_apart(candidate, p)
                 and not self.contradicts(candidate, p)
                 and not self._is_another_by_contents(candidate, p)
             )
         return candidates
+
+    def _are_as_large(self, candidate: Candidate, place: Place) -> bool:
+        """Whether two members gave as many elements, without copies on further ranks where that is known."""
+        one, other = (
+            side.fingerprints.get(site)
+            for side, site in zip(self.sides, self.sites_of(candidate, place), strict=True)
+        )
+        return self.sizes_fit(candidate, place) if one is None or other is None else one.size == other.size
 
     def _find_same_contents(self, contents: Contents) -> tuple[Mapping[str, str], Mapping[str, str]]:
         """The module of the other side that holds the same parameters, of each side."""
@@ -161,8 +171,22 @@ class Matching(Pairs):
             same = self._same_contents[1 - i].get(sites[1 - i])
             group = side.group_of.get(sites[i])
             if same not in (None, sites[i]) and group is not None and side.group_of.get(same) == group:
+                self._preferred.add((str(same), sites[1]) if i == 0 else (sites[0], str(same)))
                 return True
         return False
+
+    def release_refuted_contents(self) -> None:
+        """Take modules apart that hold the same, if their values differ and what comes of them agrees.
+
+        One of them does more than the other, such as adding what it is given. It is asked only where a pair
+        with the module within that ends the other was not looked at for its sake.
+        """
+        for candidate in list(self.accepted):
+            pairs = {self.sites_of(candidate, place) for place in candidate.places}
+            refutes = (self.is_refuted(candidate, place) for place in candidate.places)
+            if not candidate.is_named and pairs <= self._preferred and all(refutes):
+                for place in candidate.places:
+                    self.release(candidate, place)
 
     def _get_candidate(
         self, candidates: dict[tuple[object, ...], Candidate], left: str, right: str

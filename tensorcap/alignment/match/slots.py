@@ -386,7 +386,9 @@ class Slots:
             return known
         shape, other = reference[0].shape, target[0].shape
         steps = plain([shape], [other])
-        return only_order(shape, other) if steps is None else steps
+        if steps is None and not self.hold_the_same(reference, target):
+            return only_order(shape, other)
+        return steps
 
     def known_layout(self, reference: Sequence[Record], target: Sequence[Record]) -> Steps | None:
         """The layout that most pairs of such shapes have; None if none is known."""
