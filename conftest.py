@@ -27,6 +27,7 @@ NEEDED_BY = {
         "tensorcap/adapters/neuron",
         "tensorcap/adapters/torch",
         "tests/alignment/ports",
+        "tests/alignment/test_contents.py",
         "tests/alignment/test_layers_apart.py",
         "tests/alignment/test_mistakes.py",
         "tests/alignment/test_traps.py",

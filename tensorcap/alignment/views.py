@@ -28,9 +28,17 @@ from tensorcap.runs import BESIDE_WEIGHT, is_fact, is_parameter
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array, DType, dtype_of
 from tensorcap_formats.errors import ReadError, UsageError
-from tensorcap_formats.keys import ROOT_SITE, Key, inner_site, module_of, module_path, module_site
+from tensorcap_formats.keys import (
+    ROOT_SITE,
+    Key,
+    inner_site,
+    module_of,
+    module_path,
+    module_site,
+    unescape,
+)
 from tensorcap_formats.records import Record
-from tensorcap_formats.run_info import RunInfo
+from tensorcap_formats.run_info import ModuleInfo, RunInfo
 from tensorcap_formats.view import ArchiveView
 
 UNMAPPED = "unmapped"  # stands before the site of a record that nothing was mapped to
@@ -49,6 +57,8 @@ class MappedArchive(ArchiveView):
         map_path: The map file that it was read from, or what else it is called; "" if it was computed.
         left_over: What the mapping says has no counterpart.
         names: The reference's names of the target's sites, of those that are one of its.
+        parts: The reference's modules whose weights in few bits are parts of one of the target's, which has
+            no calls of their own.
     """
 
     def __init__(
@@ -70,7 +80,9 @@ class MappedArchive(ArchiveView):
         self.names = names = _names(links, target)
         self.links: dict[str, Link] = {}
         self._parts: dict[str, int] = {}
-        records, sources = self._linked(links)
+        self._of_parts = tuple(_fused_in_few_bits(links, target))
+        self.parts = frozenset(record.key.site for link in self._of_parts for record in link.reference)
+        records, sources = self._linked((*links, *_links_beside(self._of_parts, target)))
         taken = set(sources)
         used = {source.key.text for behind in sources.values() for source in behind}
         beside = dict(self._kept_beside())
@@ -97,8 +109,11 @@ class MappedArchive(ArchiveView):
         return replace(
             info,
             modules={
-                site if site == ROOT_SITE else names.get(site, site): module  # the model stays the model
-                for site, module in info.modules.items()
+                **{
+                    site if site == ROOT_SITE else names.get(site, site): module  # the model stays the model
+                    for site, module in info.modules.items()
+                },
+                **_modules_of_parts(info, self._of_parts),
             },
             points=tuple(replace(point, site=names.get(point.site, point.site)) for point in info.points),
         )
@@ -130,8 +145,7 @@ class MappedArchive(ArchiveView):
             if link.is_renaming and is_parameter(link.target[0].key):
                 for theirs, ours in zip(link.target, link.reference, strict=True):
                     for end in BESIDE_WEIGHT:
-                        own = replace(theirs.key, slot=theirs.key.slot + end)
-                        yield own.text, replace(ours.key, slot=ours.key.slot + end)
+                        yield _beside(theirs.key, end).text, _beside(ours.key, end)
 
     def remark(self, record: Record) -> str:
         """What is to be known of the tensors behind it, and of what the link does to them."""
@@ -154,6 +168,58 @@ class MappedArchive(ArchiveView):
         except UsageError as error:
             raise ReadError(f"{self.path}: {text}: {error}", hint=error.hint) from None
         out[:] = tensors[self._parts[text]][start : start + out.size]
+
+
+def _fused_in_few_bits(links: Sequence[Link], target: Archive) -> Iterator[Link]:
+    """Yield the links that divide a weight in few bits, with its steps beside it, among modules."""
+    for link in links:
+        if len(link.target) == 1 and len({record.key.site for record in link.reference}) > 1:
+            key = link.target[0].key
+            if is_parameter(key) and any(_beside(key, end).text in target for end in BESIDE_WEIGHT):
+                yield link
+
+
+def _links_beside(links: Iterable[Link], target: Archive) -> Iterator[Link]:
+    """Yield links that divide the steps and zero points of such weights, or hand them on if all share one."""
+    for link in links:
+        for end in BESIDE_WEIGHT:
+            key = _beside(link.target[0].key, end)
+            if key.text not in target:
+                continue
+            held = target.get(key.text)
+            reference = tuple(replace(record, key=_beside(record.key, end)) for record in link.reference)
+            if not held.shape or held.shape[0] == 1:
+                whole = (held,) * len(reference)
+                yield replace(link, reference=reference, target=whole, layout=Layout(()), remark="")
+                continue
+            divided = replace(link, reference=reference, target=(held,), remark="")
+            try:
+                is_whole = len(divided.shapes) == len(reference)
+            except UsageError:  # steps that go by the size of the weight
+                continue
+            if is_whole:
+                yield divided
+
+
+def _modules_of_parts(info: RunInfo, links: Iterable[Link]) -> dict[str, ModuleInfo]:
+    """The modules of the reference that hold a part of such weights, as the module that holds the whole."""
+    parts: dict[str, ModuleInfo] = {}
+    for link in links:
+        whole = info.modules.get(link.target[0].key.site)
+        for record, shape in zip(link.reference, link.shapes, strict=True):
+            site, name = record.key.site, unescape(record.key.slot.partition(".")[2])
+            held = None if whole is None else whole.parameters.get(name)
+            if whole is None or held is None:
+                continue
+            part = parts.get(site, replace(whole, parameters={}, buffers={}))
+            tensor = replace(held, shape=shape, digest="", statistics=None)
+            parts[site] = replace(part, parameters={**part.parameters, name: tensor})
+    return parts
+
+
+def _beside(key: Key, end: str) -> Key:
+    """The key of what is kept beside a weight in few bits."""
+    return replace(key, slot=key.slot + end)
 
 
 def _computed_record(sources: Sequence[Record], key: Key, dtype: DType, shape: Shape) -> Record:

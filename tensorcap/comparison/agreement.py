@@ -731,6 +731,8 @@ class _Agreement:
         tested, trusted = self._target.info.modules.get(key.site), self._classes.get(key.site, "")
         if tested is None or self._absences.is_never_called(key) or self.why_not_captured(key):
             return True
+        if isinstance(self._target, MappedArchive) and key.site in self._target.parts:
+            return True
         if trusted and tested.short_class not in ("", trusted):
             return True
         calls, of_reference = (calls.get(key.site) for calls in self._calls)

@@ -395,6 +395,7 @@ def _is_repeated(
         _has_equal_values(target, tested, other, padding)
         or _is_rounded(target, tested, other, steps)
         or arguments.are(tested, target, other)
+        or arguments.are(other, target, tested)
         for other in reversed(others)
     )
 

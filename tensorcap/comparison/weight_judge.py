@@ -209,9 +209,9 @@ class PackedWeights:
         return QuantisedWeight(number, rounding, mistake)
 
     def _holder_of_numbers(self, record: Record, numbers: Array) -> Record | None:
-        """The last other parameter of a slot and a shape that has the same numbers."""
+        """The last other parameter of a slot and a shape with the same numbers, if these are not all one."""
         target, holder = self.index.archive, None
-        for other in self._parameters():
+        for other in self._parameters() if np.ptp(numbers) else ():
             if other.key.slot == record.key.slot and other.key != record.key and other.shape == record.shape:
                 held, steps = floats_of(target, other), self._beside(other, "step")
                 if held is None or steps is None or steps.ndim != held.ndim:

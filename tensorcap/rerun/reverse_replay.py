@@ -103,10 +103,11 @@ class OpenReplay:
             call = adapter.rerun(self.workload, substitution, module, self.run.get(produced.text).key)
         except Exception:  # a value that does not fit, or whatever a module that is no plain Python runs into
             return None
-        if call is None or not isinstance(self.run, GatheredArchive) or produced.text not in self.run.gathers:
+        gathered = self.run if isinstance(self.run, GatheredArchive) else None
+        if call is None or gathered is None or produced.text not in gathered.gathers:
             return call
-        (whole,) = self.run.sources[produced.text]
-        return GatheredCall(call, self.run.gathers[produced.text], whole.shape)
+        shape = gathered.source.get(produced.text).shape
+        return GatheredCall(call, gathered.gathers[produced.text], shape)
 
 
 def replay_within(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensorcap.alignment import resolve
+from tensorcap.alignment import Alignment, Entry, resolve
 from tensorcap.alignment.match import propose
 from tensorcap.comparison import compare
 from tensorcap_formats.archive import Archive
@@ -155,3 +155,34 @@ def test_weights_in_few_bits_that_are_all_transposed_are_a_layout(tmp_path: Path
     found = compare(reference, target)
     shapes = {pair.status for pair in found.pairs if pair.key.endswith("param.weight")}
     assert shapes == ({"within-rounding"} if noise < 1 else {"shape-mismatch"})
+
+
+@pytest.mark.spec("ALN-336")
+@pytest.mark.parametrize("has_rows", [True, False], ids=["a-step-a-row", "one-step"])
+@pytest.mark.parametrize("times", [1.0, 1.3], ids=["right", "a-row-in-another-step"])
+def test_parts_of_a_fused_weight_are_in_few_bits(tmp_path: Path, *, has_rows: bool, times: float) -> None:
+    weights = {site: RNG.standard_normal((24, 16)).astype(np.float32) for site in ("q", "k")}
+    fused = np.concatenate(list(weights.values())).astype(np.float64)
+    steps = np.abs(fused).max(axis=1 if has_rows else None, keepdims=True) / 127
+    rounded = np.rint(fused / steps) * steps
+    rounded[30] *= times  # a row of k
+    held = {"shape": [48, 16], "dtype": "float32"}
+    settings = {"dequantised": ["weight"], "numbers": {"weight": "int8"}}
+    modules = [{"path": "qk", "class": "Linear", "parameters": {"weight": held}, "settings": settings}]
+    ours = {f"0/{site}/param.weight": weight for site, weight in weights.items()}
+    theirs = {"0/qk/param.weight": rounded.astype(np.float32), "0/qk/param.weight_step": steps}
+    trusted = [
+        {"path": site, "class": "Linear", "parameters": {"weight": {"shape": [24, 16], "dtype": "float32"}}}
+        for site in weights
+    ]
+    mapping = Alignment(
+        (Entry(("q/param.weight", "k/param.weight"), ("qk/param.weight",), steps=("split 0 24,24",)),)
+    )
+    run = {"dtype": "float32", "modules": modules}
+    with (
+        new_archive(tmp_path / "ref.h5", ours, run={"dtype": "float32", "modules": trusted}) as reference,
+        new_archive(tmp_path / "tgt.h5", theirs, run=run) as target,
+    ):
+        found = {pair.key: pair.status for pair in compare(reference, target, mapping=mapping).pairs}
+    assert found["0/q/param.weight"] == "within-rounding"
+    assert (found["0/k/param.weight"] == "within-rounding") is (times == 1)

@@ -85,7 +85,7 @@ class TestUndoneDifferences:
         assert statuses(found, "0/block.k/output") == ["explained"]
         assert found.exit_status == 0
 
-    @pytest.mark.spec("CMP-280", "CMP-55")
+    @pytest.mark.spec("CMP-281", "CMP-55")
     @pytest.mark.parametrize("is_undone", [True, False])
     def test_a_gain_that_later_weights_are_multiplied_by_is_explained(
         self, run_of: Make, is_undone: bool

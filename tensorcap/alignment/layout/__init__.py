@@ -9,7 +9,13 @@ from tensorcap.alignment.layout.axis_patterns import Shape
 from tensorcap.alignment.layout.dims import Dims, steps_between, token_dims
 from tensorcap.alignment.layout.fits import CLOSE, Fit, find_layout, residual
 from tensorcap.alignment.layout.layout import Layout, parse_step
-from tensorcap.alignment.layout.layout_candidates import LayoutChoice, candidates, fits_shapes, plain
+from tensorcap.alignment.layout.layout_candidates import (
+    LayoutChoice,
+    candidates,
+    fits_shapes,
+    only_order,
+    plain,
+)
 from tensorcap.alignment.layout.multi_tensor_steps import Sum
 
 __all__ = [
@@ -23,6 +29,7 @@ __all__ = [
     "candidates",
     "find_layout",
     "fits_shapes",
+    "only_order",
     "parse_step",
     "plain",
     "residual",

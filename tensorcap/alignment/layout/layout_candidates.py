@@ -31,6 +31,12 @@ def plain(reference: Sequence[Shape], target: Sequence[Shape]) -> Steps | None:
     return next((steps for steps in layouts if not Layout.parse(steps).moves), None)
 
 
+def only_order(reference: Shape, target: Shape) -> Steps | None:
+    """Steps that put the axes of a tensor in another order, if one order alone fits; else None."""
+    orders = [*_permuted(target, reference)] if max(len(reference), len(target)) <= _AXES else []
+    return orders[0] if len(orders) == 1 else None
+
+
 def candidates(reference: Sequence[Shape], target: Sequence[Shape]) -> Iterator[LayoutChoice]:
     """Steps that these shapes allow, the plainest first, with the order in which the reference's come out."""
     if len(reference) == len(target) == 1:

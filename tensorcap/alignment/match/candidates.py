@@ -34,6 +34,7 @@ class Candidate:
         is_by_rule: Whether they are so by rules only.
         role: What the names of both say that they are, as a query; "" if that is not what pairs them.
         is_placed: Whether their place between others is what speaks for them.
+        clue: What else speaks for it, in words; "" if nothing does.
         has_equal_parameters: Whether its modules alone hold these parameters, bit for bit or rounded.
         because: What speaks for it, in words, if it is none of the above.
         is_tied: Whether others have equal values, so that only the order of results decides.
@@ -48,6 +49,7 @@ class Candidate:
     is_by_rule: bool = False
     role: str = ""
     is_placed: bool = False
+    clue: str = ""
     has_equal_parameters: bool = False
     because: str = ""
     is_tied: bool = False
@@ -160,6 +162,19 @@ class Fusion:
             for parts, whole in self.places.values()
             for each in (*((part, site) for site in parts), (1 - part, whole))
         }
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedWeights:
+    """A module of the reference that is one with the norm behind it in the target.
+
+    Attributes:
+        site: The module.
+        target: The target's, which has the result of that norm.
+    """
+
+    site: str
+    target: str
 
 
 def shift_between(a: Index, b: Index) -> Index | Place:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import string
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from tensorcap.alignment.layout import CLOSE, Fit
+from tensorcap.alignment.links import place_of
 from tensorcap.alignment.mapping import Entry, Evidence, LeftOver, Values, unexplained
-from tensorcap.alignment.match.candidates import Candidate, Fusion, Place, Placed
+from tensorcap.alignment.match.candidates import Candidate, FoldedWeights, Fusion, Place, Placed
 from tensorcap.alignment.match.fusion import tensors_of
 from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.member_layouts import fit_members
@@ -41,11 +43,13 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Written:
         lambda pair: find_placed(slots, pair),
         first=map(candidate.places.index, _best_places(candidate)),
         is_usual=lambda layout: not layout.fit.steps,
+        is_borne_out=lambda i: matching.agrees_around(matching.sites_of(candidate, candidate.places[i])[0]),
     )
     place, records = candidate.places[layouts.number], pairs[layouts.number]
     fit = layouts.layout.fit if layouts.layout else None
     is_lost = fit is not None and _is_in_another_order(candidate, place, fit)
-    lack = describe_lack(fit, is_lost=is_lost) if fit is None or not fit.is_sure or is_lost else ""
+    is_doubtful = is_lost or slots.is_laid_out_otherwise(fit, *records)
+    lack = describe_lack(fit, is_lost=is_lost) if fit is None or not fit.is_sure or is_doubtful else ""
     usual = slots.usual_layout(*records) if lack else None
     if lack and usual is None and not (candidate.is_named and fit is None):
         names = f"{candidate.reference} and {candidate.target}"
@@ -64,6 +68,10 @@ def entries_of_pair(slots: Slots, candidate: Candidate) -> Written:
         members, own_arguments = matching.members_of(candidate, place), arguments.get(place, ())
         if members[0].site in slots.covered:
             continue
+        for own in own_arguments:
+            argument = members[0].arguments[own.reference.removeprefix("input.")]
+            partner = members[1].arguments[own.target.removeprefix("input.")]
+            slots.note_given(argument, partner, own.steps)
         own_steps = slots.steps_of_member(steps, *pair)
         is_whole = bool(reference.slot) == bool(target.slot) and slots.is_whole(
             candidate, place, own_steps, own_arguments
@@ -174,6 +182,37 @@ def entries_of_handed_on(slots: Slots, candidate: Candidate, argument: str) -> l
     return write_entries(templates, candidate.places, ends, fit.steps, "values", reason)
 
 
+def entries_of_folded(slots: Slots, folded: FoldedWeights) -> list[Entry]:
+    """Write what a module was given whose weights the target has with a norm's; none if that is paired."""
+    one, other = (
+        side.member(s) for side, s in zip(slots.matching.sides, (folded.site, folded.target), strict=True)
+    )
+    if len(one.arguments) != 1 or len(other.arguments) != 1:
+        return []
+    (name, record), (other_name, target) = *one.arguments.items(), *other.arguments.items()
+    found = slots.find_steps(record, target, is_wrong=True)
+    if found is None:
+        return []
+    slots.note_given(record, target, found[0])
+    if any(place == place_of(target) for place, _ in slots.given.values()):
+        return []
+    reason = (
+        f"what modules of the same weights were given, which the target has with those of a norm{found[1]}"
+    )
+    places = f"{one.site}/input.{name}", f"{other.site}/input.{other_name}"
+    return [Entry((places[0],), (places[1],), {}, found[0], "structure", reason)]
+
+
+def entries_of_given(slots: Slots) -> list[Entry]:
+    """Write results that the target has as an argument alone, which `Slots.note_given` noted."""
+    side = slots.matching.sides[0]
+    reason = "what the target hands on: the reference gives it to the partner of the module that takes it"
+    return [
+        Entry((place_of(side.result(site)),), (place,), {}, steps, "structure", reason)
+        for site, (place, steps) in slots.given.items()
+    ]
+
+
 def _is_in_another_order(candidate: Candidate, place: Place, fit: Fit) -> bool:
     """Whether two tensors have equal fingerprints, and no layout makes one of the other."""
     agreement = candidate.agreeing.get(place)
@@ -226,28 +265,54 @@ def entries_of_fusion(slots: Slots, fusion: Fusion, *, slot_pair: SlotPair | Non
 
 
 def _parts_arguments(slots: Slots, fusion: Fusion) -> list[Entry]:
-    """Write entries of the arguments of parts, which are those of their whole."""
+    """Write entries of the arguments of parts, which are those of their whole.
+
+    Where results differ, arguments may, too: those are paired that have equal values in other layers, or are
+    the only ones.
+    """
     part_side, whole_side = slots.matching.sides_of_fusion(is_split=fusion.is_split)
     whole = whole_side.templates[fusion.whole]
-    by_slots: dict[tuple[str, str, str, tuple[str, ...]], list[Index]] = defaultdict(list)
-    for index, (sites, whole_site) in sorted(fusion.places.items()):
-        used: set[str] = set()  # arguments of a whole of the reference
-        for name, site in zip(fusion.parts, sites, strict=True):
-            one, other = fusion.turned((part_side.member(site), whole_side.member(whole_site)))
-            for argument, partner in slots.near_arguments(one, other):
-                fit = slots.find_steps(one.arguments[argument], other.arguments[partner])
-                if fit is not None and argument not in used:
-                    by_slots[name, argument, partner, fit[0]].append(index)
-                    used |= set() if fusion.is_split else {argument}
+    members = {
+        (index, name): fusion.turned((part_side.member(site), whole_side.member(whole_site)))
+        for index, (sites, whole_site) in sorted(fusion.places.items())
+        for name, site in zip(fusion.parts, sites, strict=True)
+    }
+    near = {key: slots.near_arguments(*both) for key, both in members.items()}
+    known = {(name, *pair) for (_, name), pairs in near.items() for pair in pairs}
+    by_slots: dict[tuple[str, str, str, tuple[str, ...], str], list[Index]] = defaultdict(list)
+    used: set[tuple[Index, str]] = set()  # arguments of a whole of the reference
+    for (index, name), (one, other) in members.items():
+        reason, pairs = "what both sides were given", near[index, name]
+        is_wrong = not (pairs or fusion.is_sum) and _is_fusion_wrong(slots, fusion, index)
+        if is_wrong:
+            lone = [*itertools.product(one.arguments, other.arguments)]
+            pairs = [(a, b) for a, b in lone if (name, a, b) in known] or (lone if len(lone) == 1 else [])
+            reason = "what both sides were given, by other layers, or as their only argument"
+        for argument, partner in pairs:
+            if one.arguments[argument].size != other.arguments[partner].size or (index, argument) in used:
+                continue
+            fit = slots.find_steps(one.arguments[argument], other.arguments[partner], is_wrong=is_wrong)
+            if fit is not None:
+                by_slots[name, argument, partner, fit[0], reason + fit[1]].append(index)
+                used |= set() if fusion.is_split else {(index, argument)}
     entries = []
-    for (name, argument, partner, steps), numbers in by_slots.items():
+    for (name, argument, partner, steps, reason), numbers in by_slots.items():
         part_name = pattern(part_side.templates[name], _VARIABLES, fusion.shift)
         whole_name = pattern(whole, _VARIABLES, (0,) * whole.rank)
         left, right = fusion.turned((part_name, whole_name))
         for _, variables in _boxes(numbers):
             places = (f"{left}/input.{argument}",), (f"{right}/input.{partner}",)
-            entries.append(Entry(*places, variables, steps, "values", "what both sides were given"))
+            evidence: Evidence = "values" if reason == "what both sides were given" else "structure"
+            entries.append(Entry(*places, variables, steps, evidence, reason))
     return entries
+
+
+def _is_fusion_wrong(slots: Slots, fusion: Fusion, index: Index) -> bool:
+    """Whether parts and whole of a place are known to have other values."""
+    one, other = slots.matching.sides
+    records, others = tensors_of(slots.matching, fusion, index, None)
+    known = one.joint_fingerprint_of(records), other.joint_fingerprint_of(others)
+    return slots.matching.is_near(*known, min(record.order for record in records)) is False
 
 
 def _listed(template: SiteTemplate, fusion: Fusion, indices: Sequence[Sequence[int]]) -> list[str]:

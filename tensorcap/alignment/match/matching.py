@@ -22,6 +22,7 @@ from tensorcap.alignment.match.candidates import (
     shifted_places,
     template_similarity,
 )
+from tensorcap.alignment.match.contents import Contents
 from tensorcap.alignment.match.fingerprints import Agreement, agreements
 from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.pairs import Pairs
@@ -41,7 +42,13 @@ class Matching(Pairs):
     """
 
     def __init__(
-        self, reference: Side, target: Side, canonical: Canonical | None, *, is_ordered: bool = True
+        self,
+        reference: Side,
+        target: Side,
+        canonical: Canonical | None,
+        *,
+        is_ordered: bool = True,
+        contents: Contents | None = None,
     ) -> None:
         super().__init__(reference, target, is_ordered=is_ordered)
         self.contested: list[Candidate] = []
@@ -51,6 +58,8 @@ class Matching(Pairs):
         self._similarities: dict[tuple[str, str], float] = {}
         self._standings: dict[tuple[int, int], Mapping[str, int]] = {}
         self._group_by_drift()
+        self._preferred: set[tuple[str, str]] = set()  # by contents, to others of the same values
+        self._same_contents = self._find_same_contents(contents or Contents())
         self._candidates = self._find_candidates()
         if canonical is not None:
             self._add_names(canonical)
@@ -131,9 +140,53 @@ class Matching(Pairs):
             candidate.places = tuple(
                 p
                 for p in candidate.places
-                if not self.contradicts(candidate, p) and not self._grows_apart(candidate, p)
+                if self._are_as_large(candidate, p)
+                and not self._grows_apart(candidate, p)
+                and not self.contradicts(candidate, p)
+                and not self._is_another_by_contents(candidate, p)
             )
         return candidates
+
+    def _are_as_large(self, candidate: Candidate, place: Place) -> bool:
+        """Whether two members gave as many elements, without copies on further ranks where that is known."""
+        one, other = (
+            side.fingerprints.get(site)
+            for side, site in zip(self.sides, self.sites_of(candidate, place), strict=True)
+        )
+        return self.sizes_fit(candidate, place) if one is None or other is None else one.size == other.size
+
+    def _find_same_contents(self, contents: Contents) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """The module of the other side that holds the same parameters, of each side."""
+        sizes = tuple({site: side.size(site) for site in side.modules} for side in self.sides)
+        pairs = [*contents.pairs((), sizes, is_certain=True)]
+        return dict(pairs), {b: a for a, b in pairs}
+
+    def _is_another_by_contents(self, candidate: Candidate, place: Place) -> bool:
+        """Whether one of two members holds what another one holds that has the same values as its partner.
+
+        An attention with matrices of its own is that of the reference, and not the projection it ends with.
+        """
+        sites = self.sites_of(candidate, place)
+        for i, side in enumerate(self.sides):
+            same = self._same_contents[1 - i].get(sites[1 - i])
+            group = side.group_of.get(sites[i])
+            if same not in (None, sites[i]) and group is not None and side.group_of.get(same) == group:
+                self._preferred.add((str(same), sites[1]) if i == 0 else (sites[0], str(same)))
+                return True
+        return False
+
+    def release_refuted_contents(self) -> None:
+        """Take modules apart that hold the same, if their values differ and what comes of them agrees.
+
+        One of them does more than the other, such as adding what it is given. It is asked only where a pair
+        with the module within that ends the other was not looked at for its sake.
+        """
+        for candidate in list(self.accepted):
+            pairs = {self.sites_of(candidate, place) for place in candidate.places}
+            refutes = (self.is_refuted(candidate, place) for place in candidate.places)
+            if not candidate.is_named and pairs <= self._preferred and all(refutes):
+                for place in candidate.places:
+                    self.release(candidate, place)
 
     def _get_candidate(
         self, candidates: dict[tuple[object, ...], Candidate], left: str, right: str
@@ -338,7 +391,7 @@ class Matching(Pairs):
         partners = [
             self.partner[1][site]
             for digest in other.operands.get(other.module(right), ())
-            for site in other.makers_of(digest)
+            for site in other.sites_with(digest)
             if site in self.partner[1]
         ]
         outside = [site for site in partners if not one.module(site).startswith(f"{module}.")]

@@ -61,13 +61,15 @@ def fit_members(
     *,
     first: Iterable[int],
     is_usual: Callable[[Placed], bool],
+    is_borne_out: Callable[[int], bool] = lambda _: False,
 ) -> MemberLayouts:
-    """Find the layout that most members of a pair have.
+    """Find the layout that most members of a pair have, or those of which what is computed agrees.
 
     1. A layout is found on the members that agree best: the first that is proven, or else the last tried.
     2. It is measured on all members. One that holds the same values in another order, by its statistics, and
        does not agree after these steps, has a layout of its own if one is proven for it.
-    3. Each member that agrees after a layout votes for it. The layout with the most votes is taken; of
+    3. Each member that agrees after a layout votes for it. If what is computed of voters for one of several
+       agrees, it alone counts, as others may be the mistake. The layout with the most votes is taken; of
        several the usual one, else the first.
 
     Args:
@@ -76,6 +78,7 @@ def fit_members(
         search: Finds the best layout of one member.
         first: The members that it is found on.
         is_usual: Whether a layout is the one that names, or other modules, lead one to expect.
+        is_borne_out: Whether what is computed of a member's tensors agrees.
     """
     for number in first:
         layout = search(pairs[number])
@@ -95,8 +98,9 @@ def fit_members(
         if own is not None:
             known.setdefault(own.key, own)
             votes.setdefault(own.key, []).append(i)
-    most = max(map(len, votes.values()))
-    best = [key for key, numbers in votes.items() if len(numbers) == most]
+    borne_out = [key for key, numbers in votes.items() if len(votes) > 1 and any(map(is_borne_out, numbers))]
+    most = max(len(votes[key]) for key in borne_out or votes)
+    best = [key for key in borne_out or votes if len(votes[key]) == most]
     chosen = next((key for key in best if is_usual(known[key])), best[0])
     if known[chosen] is not layout:
         number, residuals = votes[chosen][0], _residuals(slots, known[chosen], pairs)

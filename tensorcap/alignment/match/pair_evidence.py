@@ -260,6 +260,8 @@ class PairEvidence:
         if agreements:
             worst, other = max(a.distance for a in agreements), min(a.other for a in agreements)
             reasons.append(_count_text(len(agreements), len(candidate.places), worst, other))
+        if candidate.clue:
+            reasons.append(candidate.clue)
         if candidate.is_placed:
             reasons.append("alike, and between the same neighbours in order")
         return reasons

@@ -237,9 +237,7 @@ class Pairs:
             consumer in self.partner[side] and self._agrees(side, consumer, near) for consumer in consumers
         ):
             return True
-        around = self.sides[side].module(site).rpartition(".")[0]
-        while around and around not in self.partner[side]:
-            around = around.rpartition(".")[0]
+        around = self._around(side, site)
         if around:
             return self._agrees(side, around, near)
         if not self.is_ordered:
@@ -247,6 +245,18 @@ class Pairs:
         order = self.sides[side].order(site)
         following = [other for at, other in self._last_paired(side) if at > order]
         return bool(following) and all(self._agrees(side, other, near) for other in following)
+
+    def agrees_around(self, site: str) -> bool:
+        """Whether the nearest module around a site of the reference that has a partner agrees with it."""
+        around = self._around(0, site)
+        return bool(around) and self._agrees(0, around, self._near_before(0, self.sides[0].order(site)))
+
+    def _around(self, side: int, site: str) -> str:
+        """The nearest module around a site that has a partner, below the root; "" if there is none."""
+        around = self.sides[side].module(site).rpartition(".")[0]
+        while around and around not in self.partner[side]:
+            around = around.rpartition(".")[0]
+        return around
 
     def is_spoilt(self, side: int, site: str) -> bool:
         """Whether what comes of a site's values is known to differ, and nothing made of them agrees.

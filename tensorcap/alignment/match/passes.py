@@ -10,7 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tensorcap.alignment.match.candidates import Candidate, Fusion, Place
+from tensorcap.alignment.match.candidates import Candidate, FoldedWeights, Fusion, Place
+from tensorcap.alignment.match.contents import Contents
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.slots import Slots
 from tensorcap.alignment.names import Rules
@@ -47,6 +48,8 @@ class MatchState:
             as left over.
         handed_on: Pairs of a template of the reference and one of the target that was given its results, with
             the name of the argument.
+        contents: What the modules of both sides hold.
+        folded: Modules of the reference whose weights the target has with those of a norm behind them.
         parameters: What tells the parameters of each module of both sides that has some, by site.
         failed: Passes that ended in an exception, a sentence each; what they and others had paired stands.
     """
@@ -57,6 +60,8 @@ class MatchState:
     sums: list[Fusion] = field(default_factory=list)
     fusions: list[Fusion] = field(default_factory=list)
     handed_on: list[tuple[Candidate, str]] = field(default_factory=list)
+    folded: list[FoldedWeights] = field(default_factory=list)
+    contents: Contents = field(default_factory=Contents)
     parameters: tuple[Mapping[str, frozenset[ParameterMark]], ...] = ({}, {})
     failed: list[str] = field(default_factory=list)
 
@@ -278,7 +283,8 @@ def _accept_proven_sites(
                 side.by_site[site] for side, site in zip(matching.sides, sites, strict=True)
             )
             candidate = Candidate(one.name, other.name, ())
-            if matching.is_free(candidate, (a, b)) and matching.sizes_fit(candidate, (a, b)):
+            is_possible = matching.is_free(candidate, (a, b)) and matching.sizes_fit(candidate, (a, b))
+            if is_possible and not state.contents.differ(*sites):
                 places[one.name, other.name].append((a, b))
     for (name, other_name), of_pair in places.items():
         proven = Candidate(name, other_name, (), has_equal_parameters=True)

@@ -59,7 +59,7 @@ def pair_by_place(state: MatchState) -> None:
         is_lone = len(segment) == len(target_segment) == 1 and (low >= 0 or high < math.inf)
         if segment and target_segment and len(segment) * len(target_segment) <= _MOST:
             bonus = WEIGHTS.placement_alone if is_lone else 0.0
-            _align_segment(matching, segment, target_segment, offsets, rarity, bonus=bonus)
+            _align_segment(state, segment, target_segment, offsets, rarity, bonus=bonus)
 
 
 def complete_templates(state: MatchState) -> None:
@@ -134,7 +134,11 @@ def pair_lone_children(state: MatchState) -> None:
             for i, name in enumerate((pair.reference, pair.target))
         ]
         every = (_make_candidate(matching, *both, offsets) for both in itertools.product(free[0], free[1]))
-        candidates = [c for c in every if c is not None and c.similarity >= WEIGHTS.lone_child]
+        candidates = [
+            c
+            for c in every
+            if c is not None and c.similarity >= WEIGHTS.lone_child and not _hold_others(state, c)
+        ]
         for candidate in candidates:
             names = candidate.reference, candidate.target
             if not any((c.reference == names[0]) != (c.target == names[1]) for c in candidates):
@@ -179,7 +183,7 @@ def _score_shapes(matching: Matching) -> dict[Shape, float]:
 
 
 def _align_segment(
-    matching: Matching,
+    state: MatchState,
     templates: Sequence[SiteTemplate],
     target_templates: Sequence[SiteTemplate],
     offsets: dict[tuple[str, str], int],
@@ -188,11 +192,12 @@ def _align_segment(
     bonus: float,
 ) -> None:
     """Lay two sequences of site templates side by side, and take the pairs that leave no doubt."""
+    matching = state.matching
     candidates: dict[tuple[int, int], Candidate] = {}
     for i, template in enumerate(templates):
         for j, target_template in enumerate(target_templates):
             candidate = _make_candidate(matching, template, target_template, offsets)
-            if candidate is None:
+            if candidate is None or _hold_others(state, candidate):
                 continue
             if shape_of(template) == shape_of(target_template):
                 candidate.similarity += min(rarity[shape_of(template)], WEIGHTS.shape_most) + bonus
@@ -227,6 +232,12 @@ def _needleman_wunsch(rows: int, columns: int, scores: dict[tuple[int, int], flo
             both = table[i][j] + scores[i, j] if (i, j) in scores else -math.inf
             table[i + 1][j + 1] = max(table[i][j + 1], table[i + 1][j], both)
     return table
+
+
+def _hold_others(state: MatchState, candidate: Candidate) -> bool:
+    """Whether parameters say that two modules are not the same."""
+    sites = (state.matching.sites_of(candidate, place) for place in candidate.places)
+    return any(state.contents.differ(*pair) for pair in sites)
 
 
 def _make_candidate(

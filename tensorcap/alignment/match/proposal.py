@@ -14,6 +14,8 @@ from typing import Final, Literal
 import numpy as np
 
 from tensorcap.alignment.mapping import Alignment, Entry, LeftOver
+from tensorcap.alignment.match.content_passes import pair_by_contents, pair_by_weights
+from tensorcap.alignment.match.contents import Contents, narrow_dtype
 from tensorcap.alignment.match.derived_outputs import (
     find_handed_on,
     find_sums,
@@ -21,7 +23,13 @@ from tensorcap.alignment.match.derived_outputs import (
     fuse_sums,
     pair_scaled,
 )
-from tensorcap.alignment.match.entries import entries_of_fusion, entries_of_handed_on, entries_of_pair
+from tensorcap.alignment.match.entries import (
+    entries_of_folded,
+    entries_of_fusion,
+    entries_of_given,
+    entries_of_handed_on,
+    entries_of_pair,
+)
 from tensorcap.alignment.match.equal_contents import pair_equal_contents
 from tensorcap.alignment.match.fingerprints import Fingerprints
 from tensorcap.alignment.match.fusion_rules import (
@@ -58,7 +66,6 @@ from tensorcap_formats.errors import UsageError
 from tensorcap_formats.float_formats import rounded
 from tensorcap_formats.run_info import TensorInfo
 
-_NARROW: Final = ("bfloat16", "float16")
 By = Literal["all", "values", "names"]
 
 PASSES: Final = (
@@ -76,6 +83,8 @@ PASSES: Final = (
     Pass("parameters", pair_by_rounded_parameters),
     Pass("values", pair_numbered_operations),  # what is no module's that is paired
     Pass("parameters", pair_remaining_rounded),
+    Pass("weights", pair_by_weights),
+    Pass("contents", pair_by_contents),
     Pass("members", complete_templates),  # from here on values prove nothing: place, shapes, nesting
     Pass("placement", pair_by_place),
     Pass("fused_shapes", fuse_by_shapes),  # within modules that place has paired
@@ -137,9 +146,10 @@ def propose(
     known_rules = Rules() if by == "values" else (rules or Rules()).before(builtin_rules(reference, target))
     canonical = None if by == "values" else known_rules.canonical
     is_ordered = reference.is_ordered and target.is_ordered
-    matching = Matching(sides[0], sides[1], canonical, is_ordered=is_ordered)
+    contents = Contents.of(archives) if uses_values else Contents()
+    matching = Matching(sides[0], sides[1], canonical, is_ordered=is_ordered, contents=contents)
     slots = Slots(archives, fingerprints, matching, read_values=read_values)
-    state = MatchState(matching, slots, known_rules, parameters=_parameter_marks(archives))
+    state = MatchState(matching, slots, known_rules, contents=contents, parameters=_parameter_marks(archives))
     run_passes(PASSES, state, uses_values=uses_values, without=without)
     slots.learn()
     entries, left_over = _write_entries(state)
@@ -175,15 +185,7 @@ def _parameter_marks(archives: tuple[Archive, Archive]) -> tuple[Mapping[str, fr
     2. Of one that is rounded on one side, extremes are: rounding keeps an order, so that those of the rounded
        values are those of the others, rounded.
     """
-    dtypes = [
-        {
-            parameter.dtype
-            for module in archive.info.modules.values()
-            for parameter in module.parameters.values()
-        }
-        for archive in archives
-    ]
-    narrow = next((name for name in _NARROW if (name in dtypes[0]) != (name in dtypes[1])), "")
+    narrow = narrow_dtype(archives)
     return tuple(_marks(archive, narrow) for archive in archives)
 
 
@@ -219,6 +221,15 @@ def _write_entries(state: MatchState) -> tuple[list[Entry], list[LeftOver]]:
     entries = [entry for entries, _ in written for entry in entries]
     for candidate, argument in state.handed_on:
         entries += entries_of_handed_on(state.slots, candidate, argument)
+    given = {
+        state.matching.sites_of(candidate, place)[1]
+        for candidate, _ in state.handed_on
+        for place in candidate.places
+    }
+    for folded in state.folded:
+        if folded.target not in given:
+            entries += entries_of_folded(state.slots, folded)
+    entries += entries_of_given(state.slots)
     return entries, [left for _, unsure in written for left in unsure]
 
 

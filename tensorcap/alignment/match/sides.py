@@ -12,6 +12,7 @@ from tensorcap.alignment.match.fingerprints import (
     NearestFingerprints,
 )
 from tensorcap.alignment.names import Index, Member, Survey, are_equal, collect_site_templates
+from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.records import Record
 from tensorcap_formats.statistics import Statistics
 
@@ -80,6 +81,11 @@ class Side:
         """The name of the module that gave a result."""
         return self.result(site).key.site
 
+    @property
+    def modules(self) -> set[str]:
+        """The modules that gave a result, without the model itself."""
+        return {site for site in self.by_site if site == self.module(site) and site != ROOT_SITE}
+
     def member(self, site: str) -> Member:
         """A site as its site template has it."""
         template, index = self.by_site[site]
@@ -112,9 +118,9 @@ class Side:
         """The sites that were given the values of a record."""
         return self._consumers.get(record.digest, [])
 
-    def makers_of(self, digest: str) -> list[str]:
-        """The sites that gave a value."""
-        return self._by_digest.get(digest, [])
+    def sites_with(self, digest: str) -> list[str]:
+        """The sites whose result has a digest."""
+        return self._by_digest.get(digest, []) if digest else []
 
     def fingerprint_of(self, record: Record) -> Fingerprint | None:
         """The fingerprint of a record; None if it proves nothing, or values are not to be used."""

@@ -16,9 +16,11 @@ from tensorcap.alignment.layout import (
     LayoutChoice,
     find_layout,
     fits_shapes,
+    only_order,
     plain,
     residual,
 )
+from tensorcap.alignment.links import place_of
 from tensorcap.alignment.mapping import Evidence
 from tensorcap.alignment.match.candidates import Candidate, Place
 from tensorcap.alignment.match.fingerprints import Fingerprints
@@ -29,10 +31,12 @@ from tensorcap.alignment.names import Member
 from tensorcap.alignment.resolution import pair_slots
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record
+from tensorcap_formats.run_info import ModuleInfo
 
 Steps = tuple[str, ...]
 SlotPair = tuple[str, str]  # slot of the reference, slot of the target
 
+_WITH: Final = "with matrices", "with weights"
 _READ: Final = 128  # members of a site template that are read: the layers of most models
 _MOST: Final = 1 << 24  # elements of them
 _UNDONE: Final = 8.0  # how much smaller a result's distance is than an argument's that it does not come from
@@ -65,6 +69,8 @@ class Slots:
         matching: What is paired.
         judge: Decides and words the evidence of pairs.
         covered: Results of the reference besides main ones that an entry of their site pairs.
+        given: Results of the reference that the target has as an argument alone, where values do not show it:
+            by site, the argument's place and its steps.
     """
 
     def __init__(
@@ -84,6 +90,7 @@ class Slots:
         self.matching = matching
         self.judge = PairEvidence(matching, shapes)
         self.covered: set[str] = set()
+        self.given: dict[str, tuple[str, Steps]] = {}
 
     def for_pairs(self, matching: Matching, shapes: Iterable[Shapes]) -> Slots:
         """Make the same for other pairs of the same archives; see `PairEvidence` for shapes."""
@@ -195,11 +202,12 @@ class Slots:
         """Whether one module only hands a result on that the other makes with weights of what it is given.
 
         Such are a dropout, which a port has no module for, and the attention before it, whose result it has.
+        So is a norm, which has no matrix, whose partner has: a convolution that it is folded into.
         """
         sites = self.matching.sites_of(candidate, place)
         modules = [side.module(site) for side, site in zip(self.matching.sides, sites, strict=True)]
         works = [known.get(module, "") for known, module in zip(self._works, modules, strict=True)]
-        return sorted(works) == ["alone", "with weights"]
+        return sorted(works) in (["alone", "with matrices"], ["alone", "with weights"], [*_WITH])
 
     @cached_property
     def _works(self) -> tuple[Mapping[str, str], ...]:
@@ -210,9 +218,10 @@ class Slots:
             around = {path: _modules_around(path) for path in infos}
             known |= dict.fromkeys(infos, "alone")
             known |= dict.fromkeys((outer for path in infos for outer in around[path]), "of modules")
-            for path, info in infos.items():
-                if info.parameters or info.buffers:
-                    known |= dict.fromkeys((path, *around[path]), "with weights")
+            for work, has in zip(reversed(_WITH), (_has_weights, _has_matrices), strict=True):
+                for path, info in infos.items():
+                    if has(info):
+                        known |= dict.fromkeys((path, *around[path]), work)
         return works
 
     def _names(self, candidate: Candidate, place: Place) -> tuple[frozenset[str], ...]:
@@ -304,9 +313,25 @@ class Slots:
             return False
         sites = self.matching.sites_of(candidate, place)
         results_are = self.matching.are_near(*sites)
+        if pair[0] != pair[1] and results_are is False and self._are_right(one, other):
+            return True
         if results_are and self._distance(one, other) <= _UNDONE * self.matching.distance_between(*sites):
             return False
         return results_are is not False if pair[0] != pair[1] else results_are is True
+
+    def _are_right(self, record: Record, other: Record) -> bool:
+        """Whether both are made or used by modules whose results agree, so that neither is wrong."""
+        return all(self._is_of_right(i, each) for i, each in enumerate((record, other)))
+
+    def _is_of_right(self, i: int, record: Record) -> bool:
+        side, partner = self.matching.sides[i], self.matching.partner[i]
+        makers = [side.module(site) for site in side.sites_with(record.digest)]
+        for site in (*makers, *side.consumers_of(record)):
+            if site in partner:
+                sites = (site, partner[site]) if i == 0 else (partner[site], site)
+                if self.matching.are_near(*sites):
+                    return True
+        return False
 
     def _distance(self, record: Record, other: Record) -> float:
         one, two = (
@@ -329,7 +354,8 @@ class Slots:
         """
         fit = self.find_layout([reference], [target])
         is_lost = self._are_near(reference, target) and fit is not None and (fit.residual or 0.0) > CLOSE
-        if fit is not None and fit.is_sure and not is_lost:
+        is_otherwise = is_wrong and self.is_laid_out_otherwise(fit, [reference], [target])
+        if fit is not None and fit.is_sure and not is_lost and not is_otherwise:
             return fit.steps, ""
         steps = self.usual_layout([reference], [target]) if is_wrong else None
         return None if steps is None else (steps, f"; but {describe_lack(fit, is_lost=bool(is_lost))}")
@@ -338,10 +364,8 @@ class Slots:
         """Count the layouts that values prove: most other tensors are laid out like them."""
         for candidate in self.matching.accepted:
             best = min(candidate.agreeing, key=lambda p: (candidate.agreeing[p].distance, p), default=None)
-            if best is None:
-                continue
-            member, target_member = self.matching.members_of(candidate, best)
-            pairs = [self.matching.records_of(candidate, best)]
+            member, target_member = self.matching.members_of(candidate, best or candidate.places[0])
+            pairs = [] if best is None else [self.matching.records_of(candidate, best)]
             pairs += [
                 ([member.arguments[a]], [target_member.arguments[b]])
                 for a, b in self.near_arguments(member, target_member)
@@ -354,7 +378,20 @@ class Slots:
                     self._usual[len(shapes[0]), len(shapes[1])][fit.steps] += 1
 
     def usual_layout(self, reference: Sequence[Record], target: Sequence[Record]) -> Steps | None:
-        """The layout that most pairs of such shapes have, or else one that moves no element."""
+        """The layout of most pairs of such shapes, or else one that moves no element, or the only order."""
+        if len(reference) != 1 or len(target) != 1:
+            return None
+        known = self.known_layout(reference, target)
+        if known is not None:
+            return known
+        shape, other = reference[0].shape, target[0].shape
+        steps = plain([shape], [other])
+        if steps is None and not self.hold_the_same(reference, target):
+            return only_order(shape, other)
+        return steps
+
+    def known_layout(self, reference: Sequence[Record], target: Sequence[Record]) -> Steps | None:
+        """The layout that most pairs of such shapes have; None if none is known."""
         if len(reference) != 1 or len(target) != 1:
             return None
         shape, other = reference[0].shape, target[0].shape
@@ -363,7 +400,15 @@ class Slots:
             for steps, count in known.items():
                 if 2 * count > sum(known.values()):
                     return steps
-        return plain([shape], [other])
+        return None
+
+    def is_laid_out_otherwise(
+        self, fit: Fit | None, reference: Sequence[Record], target: Sequence[Record]
+    ) -> bool:
+        """Whether two tensors of one shape agree in no layout, and most others of it have another one."""
+        if fit is None or fit.steps or fit.is_proven or fit.residual is None or fit.residual <= CLOSE:
+            return False
+        return self.known_layout(reference, target) not in (None, ())
 
     def steps_of_member(self, steps: Steps, reference: Sequence[Record], target: Sequence[Record]) -> Steps:
         """The layout of a member: that of most, or a certain one of its own if its shapes do not fit that."""
@@ -400,6 +445,24 @@ class Slots:
         slots = {(record.key.slot, partner.key.slot) for record, partner in pairs}
         return slots == expected and all(t.steps == steps and "but " not in t.reason for t in argument_pairs)
 
+    def note_given(self, record: Record, target: Record, steps: Steps) -> None:
+        """Note that an argument of the target is what an argument of the reference is, behind a mistake.
+
+        What first gave that in the reference, as an activation, is then what the target has as an argument,
+        if nothing else is paired with it.
+        """
+        one = self.matching.sides[0]
+        alike = one.sites_with(record.digest)
+        first = min(alike, key=lambda site: (one.order(site), site), default="")
+        is_free = not any(
+            self.matching.has_partner(0, site) or site in self.matching.handed_on for site in alike
+        )
+        if first and is_free and self._are_near(record, target) is False:
+            result = one.result(first)
+            own = steps if result.shape == record.shape else plain([result.shape], [target.shape])
+            if own is not None and not (own is not steps and steps):
+                self.given.setdefault(first, (place_of(target), own))
+
     def other_results(self, one: Member, other: Member) -> list[tuple[Record, Record]]:
         """Results of two sites, besides their main ones, that are paired with each other."""
         partner = self.matching.partner[0]
@@ -409,6 +472,15 @@ class Slots:
             for slot, site in sites
             if (theirs := site.removeprefix(f"{other.site}/")) in other.other_results
         ]
+
+
+def _has_weights(info: ModuleInfo) -> bool:
+    return bool(info.parameters or info.buffers)
+
+
+def _has_matrices(info: ModuleInfo) -> bool:
+    shapes = [tensor.shape or () for tensor in info.parameters.values()]
+    return any(sum(size > 1 for size in shape) > 1 for shape in shapes)
 
 
 def _modules_around(path: str) -> list[str]:
