@@ -1,4 +1,4 @@
-"""Ops that the target runs otherwise, in the code of a module whose results are right (CMP-230).
+"""Ops that the target runs otherwise, in the code of a module whose results are right (CMP-280).
 
 Ops are paired by their names and numbers within a module's code. Where that code is another one, as of a
 fused attention or of a partition, what stands under one name is not the same on both sides. Whether it
@@ -10,6 +10,8 @@ matters is told by the reference's data flow:
    lacks, or has otherwise itself. An op that hands an error on much smaller, as a softmax, proves nothing,
    unless the target has a tensor of another shape: that is as if it had none.
 4. What is computed of a tensor that a mapping brings into another order is in that order.
+
+A target that was compiled of the reference's program runs the same ops: there an op is itself.
 """
 
 from __future__ import annotations
@@ -61,6 +63,8 @@ class OtherOperations:
         """
         record = pair.reference
         if record is None or record.key.where not in self._flow.nodes or not self._flow.is_of_reference:
+            return ""
+        if self._target.info.operation_map:
             return ""
         place = record.key.where
         if held := self._modules.get(_contents(record), []) if self._has_digests else []:

@@ -76,7 +76,7 @@ def test_a_run_with_its_own_values_computes_the_same_bits(tmp_path: Path) -> Non
 @pytest.mark.spec("ONX-20")
 def test_rounded_values_in_another_order_have_switches(tmp_path: Path) -> None:
     """onnxruntime 1.32 ends the process where a transposition is between a `DequantizeLinear` and an `If`."""
-    step = {"step": np.float32(0.5), "zero": np.int8(0)}
+    step: dict[str, Any] = {"step": np.float32(0.5), "zero": np.int8(0)}
     nodes = [
         helper.make_node("QuantizeLinear", ["x", *step], ["/net/q"], "/net/q"),
         helper.make_node("DequantizeLinear", ["/net/q", *step], ["/net/dq"], "/net/dq"),
