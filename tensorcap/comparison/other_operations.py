@@ -11,7 +11,8 @@ matters is told by the reference's data flow:
    unless the target has a tensor of another shape: that is as if it had none.
 4. What is computed of a tensor that a mapping brings into another order is in that order.
 
-A target that was compiled of the reference's program runs the same ops: there an op is itself.
+A target that was compiled of the reference's program runs the same ops, and runs that recorded nodes of an
+exported program do: there an op is itself.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class OtherOperations:
     """
 
     def __init__(self, reference: Archive, target: Archive, pairs: Sequence[Pair], flow: NodeFlow) -> None:
-        self._target, self._flow = target, flow
+        self._reference, self._target, self._flow = reference, target, flow
         self._ops = ops_of(reference)
         self._has_digests = reference.trusts_digests
         self._pairs = pairs
@@ -64,7 +65,7 @@ class OtherOperations:
         record = pair.reference
         if record is None or record.key.where not in self._flow.nodes or not self._flow.is_of_reference:
             return ""
-        if self._target.info.operation_map:
+        if self._target.info.operation_map or self._is_of_programs:
             return ""
         place = record.key.where
         if held := self._modules.get(_contents(record), []) if self._has_digests else []:
@@ -83,6 +84,12 @@ class OtherOperations:
             return ""
         names = [unescape(end.key.rpartition("/")[0]) for end in (ends or results)]
         return f"the target computes something else here, and what comes of it agrees: {some(names, 2)}"
+
+    @cached_property
+    def _is_of_programs(self) -> bool:
+        """Whether both runs recorded nodes of exported programs."""
+        scopes = self._reference.info.scope, self._target.info.scope
+        return all(scope is not None and scope.level == "export" for scope in scopes)
 
     def _nearest(self, record: Record) -> tuple[list[Pair], bool]:
         """The nearest pairs that agree of what is computed of a result; whether any is handed on."""

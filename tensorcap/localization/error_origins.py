@@ -346,7 +346,8 @@ class ErrorOrigins:
         gap.modules[is_left_out.site if is_left_out else maker.site] = None
         if self._is_of_results and not is_argument:
             self._go_around(call, gap)
-        beside = [] if is_argument else [pair for r in call.outputs if (pair := self._known(r)) is not None]
+        others = [] if is_argument else [other for other in call.outputs if other.key != record.key]
+        beside = [pair for other in others if (pair := self._known(other)) is not None]
         if beside and all(pair.is_equal for pair in beside):  # what the call was given is right
             gap.operands.update((pair.key, pair) for pair in beside)
             return
