@@ -320,7 +320,14 @@ class Slots:
         return results_are is not False if pair[0] != pair[1] else results_are is True
 
     def _are_right(self, record: Record, other: Record) -> bool:
-        """Whether both are made or used by modules whose results agree, so that neither is wrong."""
+        """Whether both are made or used by modules whose results agree, so that neither is wrong.
+
+        Those that a pair makes are one thing, however far off.
+        """
+        one, two = self.matching.sides
+        made = set(two.sites_with(other.digest))
+        if any(self.matching.partner[0].get(site) in made for site in one.sites_with(record.digest)):
+            return False
         return all(self._is_of_right(i, each) for i, each in enumerate((record, other)))
 
     def _is_of_right(self, i: int, record: Record) -> bool:
