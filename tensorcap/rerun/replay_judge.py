@@ -59,7 +59,7 @@ from tensorcap.rerun.replay_tests import (
     shares_off,
 )
 from tensorcap.rerun.substitutes import is_slot
-from tensorcap.runs import lies_within
+from tensorcap.runs import enclosing_sites, lies_within
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
@@ -213,7 +213,7 @@ class ReplayJudge:
 
         Weights that a target folds, or makes at each call, are rounded once more.
         """
-        is_anew = self._makers.is_of_span(key) or (is_leaf and self._makes_weight(key))
+        is_anew = self._makers.is_of_span(key) or (is_leaf and self._makes_weight(key.site))
         is_anew |= self._is_folded(key) and self._makers.is_leaf(key)
         limits = Limits(_ROUNDED_ANEW, math.inf) if is_anew else POLICY.twin_ratio
         return POLICY.sampled(limits, elements).green
@@ -243,9 +243,9 @@ class ReplayJudge:
         """Whether a leaf of known kind made a tensor of what was put in its arguments' place, and alone."""
         return not self._is_folded(key) and self._makers.is_leaf(key)
 
-    def _makes_weight(self, key: Key) -> bool:
+    def _makes_weight(self, module: str) -> bool:
         """Whether the target's module makes, at each call, the weight that the reference's holds."""
-        ours, theirs = (run.info.modules.get(key.site) for run in (self._runs.exact, self._runs.target))
+        ours, theirs = (run.info.modules.get(module) for run in (self._runs.exact, self._runs.target))
         return ours is not None and theirs is not None and _has_matrix(ours) and not _has_matrix(theirs)
 
     def _noise(self, pair: Pair) -> float:
@@ -255,11 +255,22 @@ class ReplayJudge:
     def _precision_of(self, pair: Pair) -> Precision:
         """The precision of the runs, of the weights of the module that made a tensor, or of its own steps."""
         precision = POLICY.precision_of_pair(self._runs.precision, *both_records(pair))
-        quantised = self._quantised.get(self._makers.module(both_records(pair)[0].key))
+        quantised = self._weights_of(self._makers.module(both_records(pair)[0].key))
         if quantised is not None:
             precision = quantised.precision(precision)
         rounded = 0.0 if self._runs.compute_dtype else self._layers.rounded.get(pair.key, 0.0)
         return QuantisedModule(_BITS, rounded).precision(precision)
+
+    def _weights_of(self, module: str) -> QuantisedModule | None:
+        """The weights in few bits that a module of the reference computes with in the target.
+
+        Those of the nearest module around it that has some, if the target has no such module, or one without
+        the matrix: something else makes what it hands on.
+        """
+        ours, theirs = (run.info.modules.get(module) for run in (self._runs.exact, self._runs.target))
+        is_elsewhere = theirs is None or (ours is not None and _has_matrix(ours) and not _has_matrix(theirs))
+        sites = (module, *enclosing_sites(module)) if is_elsewhere else (module,)
+        return next((self._quantised[site] for site in sites if site in self._quantised), None)
 
     def _is_judged_by_twin(self, pair: Pair, *, is_leaf: bool) -> bool:
         """Whether R is judged: of leaves that are no products, and of weights that routers give.

@@ -110,6 +110,15 @@ def fused_in_int8(layer: Any) -> None:
     layer.qkv = lambda x: layer.qkv_proj(x).chunk(3, -1)
 
 
+def handed_on_in_parts(layer: Any) -> None:
+    """The parts of a fused projection are results of modules that hold nothing, in the place of q, k, v."""
+    fused_in_int8(layer)
+    layer.parts = nn.ModuleList(nn.Identity() for _ in range(3))
+    layer.qkv = lambda x: [
+        part(made) for part, made in zip(layer.parts, layer.qkv_proj(x).chunk(3, -1), strict=True)
+    ]
+
+
 def experts_in_int8(layer: Any) -> None:
     experts = zip(layer.experts.up.detach(), layer.experts.down.detach(), strict=True)
     layer.experts = nn.ModuleList(Expert(Int8Linear(up), Int8Linear(down)) for up, down in experts)
@@ -131,7 +140,7 @@ def suspects(
 
 @pytest.mark.spec("RPL-101")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("quantise", [each_in_int8, fused_in_int8, experts_in_int8])
+@pytest.mark.parametrize("quantise", [each_in_int8, fused_in_int8, handed_on_in_parts, experts_in_int8])
 def test_rounding_of_weights_accuses_nobody(
     tmp_path: Path, quantise: Callable[[Any], None], dtype: torch.dtype
 ) -> None:

@@ -486,7 +486,8 @@ def _has_weights(info: ModuleInfo) -> bool:
 
 
 def _has_matrices(info: ModuleInfo) -> bool:
-    shapes = [tensor.shape or () for tensor in info.parameters.values()]
+    held = (*info.parameters.values(), *info.buffers.values())  # weights in few bits are often buffers
+    shapes = [tensor.shape or () for tensor in held]
     return any(sum(size > 1 for size in shape) > 1 for shape in shapes)
 
 
