@@ -126,7 +126,7 @@ class Branches(nn.Module):
 def reference():
     return Workload(Branches(["first", "second"]).eval(), (torch.linspace(-1, 1, 32).reshape(4, 8),))
 
-def target():  # beta is first and called second; both are wrong, so that values do not say which is which
+def target():  # beta is first and called second; both are wrong, so that results do not say which is which
     made = Branches(["beta", "alpha"]).eval()
     ours = reference().model
     made.beta.load_state_dict(ours.first.state_dict())
@@ -168,8 +168,12 @@ def test_rules_and_maps_say_what_belongs_together(
     told = tcap_json(
         "verify", "m.py:reference", "m.py:target", option, "known.toml", "-o", "report", status=1
     )
-    blind = tcap_json("verify", "m.py:reference", "m.py:target", "-o", "blind", status=1)
-    assert {one["own"] > 0.1 for one in blind["suspects"]} == {True}  # by their order, each is the other
+    swapped = text.replace("first", "_").replace("second", "first").replace("_", "second")
+    (folder / "crossed.toml").write_text(swapped)
+    crossed = tcap_json(
+        "verify", "m.py:reference", "m.py:target", option, "crossed.toml", "-o", "crossed", status=1
+    )
+    assert {one["own"] > 0.1 for one in crossed["suspects"]} == {True}  # each is the other
     assert {one["module"] for one in told["suspects"]} == {"first", "second"}
     owns = {one["module"]: one["own"] for one in told["suspects"]}
     assert owns["first"] < 0.1 < owns["second"]
