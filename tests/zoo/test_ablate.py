@@ -105,4 +105,4 @@ def test_a_pass_counts_what_is_right_only_with_it() -> None:
 @pytest.mark.slow
 def test_a_rope_mistake_is_named_by_rotary_embeddings_alone() -> None:
     wide, _ = try_apart(["llama_rope_theta"], ["hypotheses"])
-    assert wide.named["replay"] == Naming("rope", True, {"rotary embeddings": False})
+    assert wide.named["replay"] == Naming("rope", True, {"other records": True, "rotary embeddings": False})

@@ -304,24 +304,32 @@ class _GivenValues:
 
     def __init__(self, matching: Matching, bound: float) -> None:
         self._matching, self._bound = matching, bound
+        self._records = [
+            {
+                f"{site}/{name}": record
+                for site, (template, index) in side.by_site.items()
+                for name, record in template.members[index].arguments.items()
+            }
+            for side in matching.sides
+        ]
         self._arguments = [
             NearestFingerprints(
                 {
-                    f"{site}/{name}": fingerprint
-                    for site, (template, index) in side.by_site.items()
-                    for name, record in template.members[index].arguments.items()
+                    name: fingerprint
+                    for name, record in records.items()
                     if (fingerprint := side.fingerprint_of(record)) is not None
                 }
             )
-            for side in matching.sides
+            for side, records in zip(matching.sides, self._records, strict=True)
         ]
 
     def has(self, candidate: Candidate, place: Place) -> bool:
-        """Whether modules of the other side are given what one of two members gave, so that nothing lacks."""
-        sites = self._matching.sites_of(candidate, place)
+        """Whether modules are given, behind one of two members, what the other one gave: nothing lacks."""
+        sites, sides = self._matching.sites_of(candidate, place), self._matching.sides
         return any(
-            self._arguments[1 - i].within(self._bound, side.fingerprints[site])
-            for i, (side, site) in enumerate(zip(self._matching.sides, sites, strict=True))
+            self._records[i][name].order > sides[i].order(sites[i])
+            for i in (0, 1)
+            for name in self._arguments[i].within(self._bound, sides[1 - i].fingerprints[sites[1 - i]])
         )
 
 
