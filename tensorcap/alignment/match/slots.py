@@ -486,9 +486,13 @@ def _has_weights(info: ModuleInfo) -> bool:
 
 
 def _has_matrices(info: ModuleInfo) -> bool:
-    held = (*info.parameters.values(), *info.buffers.values())  # weights in few bits are often buffers
-    shapes = [tensor.shape or () for tensor in held]
-    return any(sum(size > 1 for size in shape) > 1 for shape in shapes)
+    """Whether a module holds a matrix, as a buffer too; whole numbers are one that is packed."""
+    held = (*info.parameters.values(), *info.buffers.values())
+    return any(
+        tensor.dtype.startswith(("int", "uint")) or sum(size > 1 for size in tensor.shape or ()) > 1
+        for tensor in held
+        if tensor.shape != ()
+    )
 
 
 def _modules_around(path: str) -> list[str]:
