@@ -186,8 +186,8 @@ def propose_norms(context: PairContext) -> Iterator[Hypothesis]:
         return
     (slot, ours, theirs) = inputs[0]
     parameters = context.read_parameters()
-    weight, own_weight = _find_vector(parameters, ("weight", "scale", "gamma"), width)
-    bias, own_bias = _find_vector(parameters, ("bias", "beta"), width)
+    weight, own_weight = find_vector(parameters, ("weight", "scale", "gamma"), width)
+    bias, own_bias = find_vector(parameters, ("bias", "beta"), width)
     rows = _sample_rows(ours.reshape(-1, width))
     dtype = context.reference.dtype.name
     x, outputs = ours.reshape(-1, width)[rows], context.r.reshape(-1, width)[rows]
@@ -407,7 +407,7 @@ def _fit_sibling_weights(context: PairContext, width: int) -> Iterator[tuple[str
             yield other, fit[1]
 
 
-def _find_vector(
+def find_vector(
     parameters: dict[str, tuple[Values | None, Values | None]], names: tuple[str, ...], width: int
 ) -> tuple[Values | None, Values | None]:
     """Find a parameter with one number for each channel by its name: the reference's and the target's."""
