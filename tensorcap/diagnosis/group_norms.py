@@ -9,9 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.diagnosis.context import PairContext
+from tensorcap.diagnosis.context import BIASES, GAINS, PairContext, find_vector
 from tensorcap.diagnosis.hypothesis import Hypothesis, inherited_error
-from tensorcap.diagnosis.norms import find_vector
 from tensorcap.diagnosis.values import Values, fit_factors, relative_error
 from tensorcap_formats.float_formats import rounded
 from tensorcap_formats.keys import module_of
@@ -145,7 +144,7 @@ def _recognise(context: PairContext, x: Values, r: Values) -> tuple[_Grouping, _
     eps = settings.get("eps")
     all_eps = dict.fromkeys((*((float(eps),) if isinstance(eps, int | float) else ()), *_EPS))
     parameters = context.read_parameters()
-    sides = [find_vector(parameters, names, channels) for names in (("weight", "scale"), ("bias",))]
+    sides = [find_vector(parameters, names, channels) for names in (GAINS, BIASES)]
     sides = [(ours, ours if theirs is None else theirs) for ours, theirs in sides]
     is_known = any(ours is not None for ours, _ in sides)
     if not is_known and (r.shape[0] * r.shape[2] < _LEAST_PLACES or (len(r) == 1 and not said)):

@@ -194,9 +194,9 @@ def test_a_factor_of_one_sequence_is_no_norm(diagnosed: Diagnose, rng: np.random
 
 
 @pytest.mark.spec("DIA-603")
-@pytest.mark.parametrize(("count", "is_said"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("count", "is_said", "name"), [(1, False, "gamma"), (2, True, "weight")])
 def test_statistics_of_all_sequences_are_those_of_several(
-    diagnosed: Diagnose, rng: np.random.Generator, count: int, is_said: bool
+    diagnosed: Diagnose, rng: np.random.Generator, count: int, is_said: bool, name: str
 ) -> None:
     x, w = rng.standard_normal((count, 4, 30)), rng.standard_normal(4)
 
@@ -205,7 +205,7 @@ def test_statistics_of_all_sequences_are_those_of_several(
         y = (y - y.mean(axis=axes, keepdims=True)) / np.sqrt(y.var(axis=axes, keepdims=True) + 1e-5)
         return np.asarray(y * as_is(w)[:, None])
 
-    given = {"0/m/param.weight": w, IN: x}
+    given = {f"0/m/param.{name}": w, IN: x}
     texts = [
         e.text for e in diagnosed({**given, OUT: norm((1, 2))}, {**given, OUT: norm((0, 2))}).explanations
     ]
