@@ -238,12 +238,10 @@ class PairContext:
         """The call that made the reference; None if it cannot be made again."""
         if self.rerun is None or self.window is not None:
             return None
-        sides = self.reference_values, self.target_values
-        if self.uncounted is not None:
-            sides = np.where(self.uncounted, 0.0, sides[0]), np.where(self.uncounted, 0.0, sides[1])
         return repeat_call(
             self.rerun,
-            *sides,
+            self.reference_values,
+            self.target_values,
             target_dtype=self.target.dtype.name,
             search=self.search,
             ignored=self.uncounted,
