@@ -167,8 +167,9 @@ def _contents(record: Record | None) -> str:
 def _edit(context: PairContext, record: Record | None) -> Edit:
     if record is None:
         return Absent()
-    values = values_of(context.reference_archive, record)
-    return Replaced(values.astype(np.bool_) if record.dtype.name == "bool" else values)
+    archive = context.reference_archive
+    is_inexact = record.dtype.is_inexact  # truth values and indices stay what they are
+    return Replaced(values_of(archive, record) if is_inexact else archive.load(record))
 
 
 def _classify(rerun: Rerun, settings: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
