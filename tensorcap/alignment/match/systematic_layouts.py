@@ -19,6 +19,7 @@ import numpy as np
 from tensorcap.alignment.layout import Fit, Layout, find_layout, residual
 from tensorcap.alignment.links import place_of
 from tensorcap.alignment.mapping import Entry
+from tensorcap.alignment.match.contents import modules_in_few_bits
 from tensorcap.alignment.match.fingerprints import rounding_of, statistics_distance
 from tensorcap.alignment.resolution import ResolvedMapping
 from tensorcap.runs import is_gradient, is_inner, is_result
@@ -316,7 +317,7 @@ def _systematic(
             key = record.key
             results.setdefault((key.rank, key.step, key.call, key.site), []).append(record)
     agreeing: dict[str, bool] = {}
-    in_few_bits = {path for path, module in target.info.modules.items() if module.settings.get("dequantised")}
+    in_few_bits = modules_in_few_bits(target.info)
 
     def agrees(record: Record) -> bool:
         text = record.key.text
