@@ -250,6 +250,9 @@ def is_mask(archive: Archive, record: Record, inputs: Iterable[Record]) -> bool:
         archive: The run.
         record: The input.
         inputs: All that the model was given, its ids by a usual name or by any.
+
+    Returns:
+        False also if values cannot be read.
     """
     name = record.key.slot.partition(".")[2]
     if name in ROLES["mask"]:
@@ -259,6 +262,14 @@ def is_mask(archive: Archive, record: Record, inputs: Iterable[Record]) -> bool:
     is_whole = record.dtype.is_whole or record.dtype.kind == "bool"
     if len(record.shape) != 2 or not is_whole or record.size > _MOST or not record.stored:
         return False
+    try:
+        return _leaves_out_padding(archive, record, inputs)
+    except OSError:  # the comparison says so
+        return False
+
+
+def _leaves_out_padding(archive: Archive, record: Record, inputs: Iterable[Record]) -> bool:
+    """Whether an input is of zeros and ones, and zero where ids are one number."""
     values = archive.load(record)
     is_left_out = values == 0
     if not np.isin(values, (0, 1)).all() or is_left_out.all():
