@@ -169,6 +169,8 @@ class Matching(Pairs):
 
         An attention with matrices of its own is that of the reference, and not the projection it ends with.
         """
+        if not any(self._same_contents):
+            return False
         sites = self.sites_of(candidate, place)
         for i, side in enumerate(self.sides):
             same = self._same_contents[1 - i].get(sites[1 - i])
@@ -331,8 +333,8 @@ class Matching(Pairs):
         """
         one, other = self.sides
         own = one.result(left)
-        is_within = ":" in other.module(right) and ":" not in own.key.site
-        if candidate.is_named or not is_within or left not in one.fingerprints:
+        is_operation = ":" in other.module(right) and ":" not in own.key.site
+        if candidate.is_named or not is_operation or left not in one.fingerprints:
             return False
         alike = [site for site in one.sites_with(own.digest) if site != left]
         partners = [self.partner[0][site] for site in alike if site in self.partner[0]]
@@ -346,9 +348,10 @@ class Matching(Pairs):
         with the last of the layers.
         """
         one, other = self.sides
-        last, other_last = (self._handed_on(i, site) for i, site in enumerate((left, right)))
+        last = [] if candidate.is_named else self._handed_on(0, left)
+        other_last = self._handed_on(1, right) if last else []
         partners = [self.partner[1][site] for site in other_last if site in self.partner[1]]
-        if candidate.is_named or not last or not partners:
+        if not partners:
             return False
         theirs = [self.partner[0][site] for site in last if site in self.partner[0]]
         is_there = any(lies_within(other.module(site), other.module(right)) for site in theirs)
