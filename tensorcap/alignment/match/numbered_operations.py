@@ -42,7 +42,8 @@ def pair_numbered_operations(state: MatchState) -> None:
         sites = tuple(member.site for _, member in sorted(template.members.items()))
         is_free = any(not matching.has_partner(0, site) for site in sites)
         if template.rank == 1 and len(sites) >= _LEAST and is_free and ":" not in template.name:
-            templates.setdefault(tuple(reference.result(site).digest for site in sites), sites)
+            digests = tuple(reference.result(site).digest for site in sites)
+            templates.setdefault(digests if all(digests) else sites, sites)
     known = [sites for sites in templates.values() if all(site in reference.fingerprints for site in sites)]
     for count in sorted({len(sites) for sites in known}):
         options: dict[tuple[int, ...], list[_Sites]] = defaultdict(list)
