@@ -141,13 +141,15 @@ def test_tokens_that_are_no_padding_are_not_cut_off(tmp_path: Path, mask: Any) -
 
 
 @pytest.mark.spec("ALN-41")
-def test_zeros_and_ones_that_part_unlike_tokens_are_no_mask_of_padding(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["input_ids", "words"])
+def test_zeros_and_ones_that_part_unlike_tokens_are_no_mask_of_padding(tmp_path: Path, name: str) -> None:
     ids = np.where(np.arange(8) < 5, IDS, 1)  # padding has one number
     flags = np.where(np.arange(8) < 5, 1, 0) * MASK
 
     def flagged(ids: Any, flags: Any) -> Tensors:
         made = TABLE[ids]
-        return {"0/@root/input.input_ids": ids, "0/@root/input.flags": flags, "0/embed/output": made}
+        given = {f"0/@root/input.{name}": ids, "0/@root/input.flags": flags}
+        return {**given, "0/@root/input.token_type_ids": np.zeros_like(ids), "0/embed/output": made}
 
     padded = compared(tmp_path, flagged(ids, flags), flagged(ids[1:2, :5], flags[1:2, :5]))
     assert padded.exit_status == 0

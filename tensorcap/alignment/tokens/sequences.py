@@ -283,9 +283,9 @@ def _leaves_out_padding(archive: Archive, record: Record, inputs: Iterable[Recor
         and other.dtype.is_whole
     ]
     ids = [other for other in like if other.key.slot.partition(".")[2] in ROLES["ids"]] or like
-    if not ids or not is_left_out.any():
-        return True
-    return any(len(np.unique(archive.load(other)[is_left_out])) == 1 for other in ids)
+    numbers = [archive.load(other) for other in ids] if is_left_out.any() else []
+    numbers = [each for each in numbers if not np.isin(each, (0, 1)).all()]  # others are masks, too
+    return not numbers or any(len(np.unique(each[is_left_out])) == 1 for each in numbers)
 
 
 def token_counters(archive: Archive) -> list[str]:
