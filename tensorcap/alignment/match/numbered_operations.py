@@ -11,11 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from tensorcap.alignment.match.candidates import Candidate
 from tensorcap.alignment.match.fingerprints import agreements
 from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.matching import Matching
-from tensorcap.alignment.match.passes import MatchState
+from tensorcap.alignment.match.passes import MatchState, accept_sites
 from tensorcap.alignment.match.sides import Side
 
 _NUMBERED: Final = re.compile(r"(?P<base>[^:]*:.*?)(?:_(?P<number>[1-9]\d*))?")
@@ -55,7 +54,8 @@ def pair_numbered_operations(state: MatchState) -> None:
             fitting = [sites for sites in theirs[j] if _fits(matching, ours[i], sites)]
             if proven >= WEIGHTS.proof and fitting:
                 shape = reference.result(ours[i][0]).shape
-                _accept(matching, ours[i], max(fitting, key=lambda s: _rank(target, s, shape)))
+                chosen = max(fitting, key=lambda s: _rank(target, s, shape))
+                accept_sites(state, dict.fromkeys(zip(ours[i], chosen, strict=True), _NUMBERED_ALIKE))
 
 
 def _proofs(
@@ -116,11 +116,3 @@ def _is_free(matching: Matching, i: int, site: str) -> bool:
     """Whether no result of a site's values has a partner."""
     side = matching.sides[i]
     return not any(matching.has_partner(i, each) for each in side.groups[side.group_of[site]])
-
-
-def _accept(matching: Matching, sites: _Sites, others: _Sites) -> None:
-    reference, target = matching.sides
-    for site, other in zip(sites, others, strict=True):
-        if site not in matching.partner[0]:
-            (one, a), (two, b) = reference.by_site[site], target.by_site[other]
-            matching.accept(Candidate(one.name, two.name, (), because=_NUMBERED_ALIKE), ((a, b),))
