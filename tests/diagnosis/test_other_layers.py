@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tensorcap.adapters.torch.operation_options import find_options, run_option
 from tensorcap.localization import localize
 from tensorcap.reports.suspects import suspect_lines
 from tensorcap.session import capture_workload
@@ -256,3 +257,15 @@ def test_one_mistake_in_all_layers_is_one_suspect_though_the_target_has_results_
     (suspect,) = localize(tmp_path / "reference.h5", target, reference_model=chain()).suspects
     assert sorted(suspect.modules) == ["0", "1"]
     assert all(one.diagnosis is not None for one in (suspect, *suspect.others))
+
+
+@pytest.mark.spec("DIA-602")
+@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 4, 5, 8)], ids=["a-head", "heads", "a-batch"])
+def test_attention_of_any_number_of_axes_can_be_done_otherwise(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    name, attend_to = "scaled_dot_product_attention", functional.scaled_dot_product_attention
+    causal = [words for words in find_options(name, (x, x, x), {}, attend_to(x, x, x)) if "causal" in words]
+    assert causal == ["attention that is causal"]
+    made = run_option(name, causal[0], attend_to, (x, x, x), {})
+    seen = (x @ x.mT / 8**0.5).masked_fill(torch.ones(5, 5).triu(1) == 1, -torch.inf).softmax(-1) @ x
+    assert torch.allclose(made, seen, atol=1e-6)
