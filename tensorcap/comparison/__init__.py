@@ -24,13 +24,12 @@ from tensorcap.comparison.baseline import label_of
 from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import CALIBRATED, Calibration, kind_of
 from tensorcap.comparison.calibration_runs import Calibrated, calibrate, write_calibration
+from tensorcap.comparison.callers import Givers, called_sites, caller_of
 from tensorcap.comparison.comparison import Comparison, json_pieces
 from tensorcap.comparison.cut_values import RoundedArguments
 from tensorcap.comparison.divergence import (
     Divergence,
     Inputs,
-    called_sites,
-    caller_of,
     first_divergence,
     has_only_grown,
     is_circumstance,
@@ -126,6 +125,7 @@ __all__ = [
     "Finding",
     "FoldedResults",
     "GivenValues",
+    "Givers",
     "Injected",
     "Inputs",
     "KeyThresholds",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tensorcap.comparison.callers import Givers
 from tensorcap.comparison.pair import ABSENT, Pair
 from tensorcap.comparison.policy import POLICY
 from tensorcap.comparison.policy_tests import GROWTH_TESTS, LOCAL_TESTS
 from tensorcap.runs import (
     StateWriters,
-    enclosing_sites,
     is_gradient,
     is_inner,
     is_parameter,
@@ -21,6 +21,7 @@ from tensorcap.runs import (
 )
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
+from tensorcap_formats.records import Record
 
 _GROWN: Final = "The error grew past what is expected here; no module stands out."
 
@@ -68,11 +69,12 @@ def first_divergence(reference: Archive, pairs: Sequence[Pair]) -> Divergence | 
         return None
     pair = _first_of_least_weight(red, Inputs(reference, pairs))
     assert pair.reference is not None
-    divergence = _explained(reference, pair, pair.reference.key)
+    divergence = _explained(reference, pairs, pair, pair.reference)
     return replace(divergence, explanation=_GROWN) if divergence.is_growth else divergence
 
 
-def _explained(reference: Archive, pair: Pair, key: Key) -> Divergence:
+def _explained(reference: Archive, pairs: Sequence[Pair], pair: Pair, record: Record) -> Divergence:
+    key = record.key
     if key.is_bare:
         return Divergence(pair, key.text, "", False, "The archive has no modules, only names.")
     kind = key.slot.partition(".")[0]
@@ -94,7 +96,8 @@ def _explained(reference: Archive, pair: Pair, key: Key) -> Divergence:
     elif is_gradient(key):
         explanation = f"The way back through {module} made this gradient."
     elif kind == "input":
-        module = caller_of(key.site, called_sites(reference))
+        targets = {other.key: other.target for other in pairs if other.target is not None}
+        module = Givers(reference, targets).of(record)
         explanation = f"The code of {module} made this argument of {key.site}."
     else:
         explanation = f"{module} made this tensor."
@@ -207,18 +210,6 @@ def _fed(key: Key) -> str:
     if key.step == 0:
         return "This is an input of the run: the two runs were fed different inputs."
     return f"This is an input of step {key.step}: the code that calls the model made it."
-
-
-def caller_of(site: str, called: Collection[str]) -> str:
-    """Return the nearest module around a site that was itself called; a list of layers is not."""
-    return next((around for around in enclosing_sites(site) if around in called), ROOT_SITE)
-
-
-def called_sites(reference: Archive) -> set[str]:
-    """Return the sites of modules that were called, by a run's records and capture points."""
-    called = {record.key.site for record in reference.records}
-    called.update(point.site for point in reference.info.points if point.status != "never-called")
-    return called
 
 
 def _class_of(reference: Archive, site: str) -> str:

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from tensorcap.alignment import MappedArchive
-from tensorcap.comparison.divergence import called_sites, caller_of
+from tensorcap.comparison.callers import called_sites, caller_of
 from tensorcap.comparison.pair import SEVERITY, Decision, Finding, Pair, decide
 from tensorcap.metrics import error_along
 from tensorcap_formats.archive import Archive

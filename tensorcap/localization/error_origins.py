@@ -25,6 +25,7 @@ from tensorcap.comparison import (
     POLICY,
     Finding,
     GivenValues,
+    Givers,
     Limits,
     Pair,
     Precision,
@@ -99,6 +100,7 @@ class ErrorOrigins:
         }
         self._sites = {call.site for call in self._calls.calls}
         self._called = called_sites(reference)
+        self._givers = Givers(reference, {pair.key: pair.target for pair in pairs if pair.target is not None})
         self._parents, self._children = self._calls.callers, self._calls.called_by
         self._alike: dict[tuple[object, ...], list[Record]] = {}
         for record in sorted(self._records(), key=lambda record: record.order):
@@ -332,8 +334,7 @@ class ErrorOrigins:
         if earlier:
             known = [pair for r in earlier if (pair := self._pair_known(r)) is not None]
             if known:  # handed on by whoever hands on another one
-                maker = self._parents[call.place] if is_argument else call
-                gap.modules[maker.site if maker is not None else ROOT_SITE] = None
+                gap.modules[self._givers.of(record) if is_argument else call.site] = None
                 gap.operands[known[0].key] = known[0]
             else:
                 self._go_back(earlier[0], gap, seen, depth=depth)

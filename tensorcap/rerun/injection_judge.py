@@ -35,6 +35,7 @@ from tensorcap.rerun.own_errors import (
     both_records,
     mismatch_finding,
 )
+from tensorcap.rerun.producers import Producers
 from tensorcap.runs import Contents, contents_of, is_inner, is_parameter, is_result, is_telling
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import Key
@@ -68,7 +69,7 @@ class InjectionJudge:
         self.unjudged: list[str] = []
         both = (pair for pair in pairs if pair.reference is not None and pair.target is not None)
         self._pairs = sorted(both, key=lambda pair: both_records(pair)[0].order)
-        self._makers = Makers(reference)
+        self._makers = Makers(reference, Producers.of_arguments(reference, injected))
         self._precision = POLICY.precision_of_runs(reference.info, injected.info, None)
         self._paired = {pair.key for pair in self._pairs}
         self._reference = reference

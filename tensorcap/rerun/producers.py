@@ -12,8 +12,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tensorcap.comparison import called_sites, caller_of
-from tensorcap.runs import Calls, Contents, calls_of, contents_of, enclosing_sites, is_inner, is_telling
+from tensorcap.comparison import Givers, called_sites, caller_of
+from tensorcap.runs import (
+    Calls,
+    Contents,
+    calls_of,
+    contents_of,
+    enclosing_sites,
+    is_inner,
+    is_telling,
+)
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
@@ -26,10 +34,12 @@ class Producers:
     Attributes:
         results: The result that a tensor is which is only handed on, by the tensor's key text.
         spans: The module in which all lies that made the result of a leaf, by the result's key text.
+        givers: The module whose code gave a call an argument, by the argument's key text.
     """
 
     results: Mapping[str, Record] = field(default_factory=dict)
     spans: Mapping[str, str] = field(default_factory=dict)
+    givers: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, reference: Archive, target: Archive) -> Producers:
@@ -43,13 +53,26 @@ class Producers:
            result of a module around, with arguments before.
         3. The result of a leaf that was given what is not known is made by all that lies between: by the
            nearest module around these calls.
+        4. An argument that the module around it was given itself, where the target has no tensor for that, is
+           made by the code around that module.
 
         Args:
             reference: The trusted archive.
             target: The archive under test, under the reference's keys.
         """
         flow = _Flow.of(reference, target)
-        return cls(dict(_find_results(flow)), dict(_find_spans(flow)))
+        givers = cls.of_arguments(reference, target).givers
+        return cls(dict(_find_results(flow)), dict(_find_spans(flow)), givers)
+
+    @classmethod
+    def of_arguments(cls, reference: Archive, target: Archive) -> Producers:
+        """Find who gave calls their arguments, as in `of`; who made results is as the reference has it."""
+        targets = {record.key.text: record for record in target.records}
+        givers = Givers(reference, targets)
+        arguments = (record for call in calls_of(reference).calls for record in call.inputs)
+        return cls(
+            givers={record.key.text: givers.of(record) for record in arguments if record.key.text in targets}
+        )
 
     def site(self, key: Key, maker: str) -> str:
         """The module that made a tensor.
@@ -59,7 +82,9 @@ class Producers:
             maker: The one whose code has it.
         """
         result = self.results.get(key.text)
-        return self.spans.get(key.text, maker) if result is None else result.key.site
+        if result is not None:
+            return result.key.site
+        return self.spans.get(key.text) or self.givers.get(key.text, maker)
 
 
 @dataclass(frozen=True, slots=True)

@@ -554,3 +554,85 @@ def test_a_layer_that_keeps_its_weights_as_buffers_is_given_what_the_linear_is_g
     localized(tmp_path, reference, target.eval())
     found = align(tmp_path / "ref.h5", tmp_path / "tgt.h5").summary
     assert (found.reference.mapped, found.target.mapped) == (10, 10)
+
+
+class Inner(nn.Module):
+    """A module that hands on what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.down(torch.tanh(self.up(x)))
+        return result
+
+
+class Layer(nn.Module):
+    """A layer that gives what its norm makes, or is given besides, to modules that only hand it on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.own, self.other = nn.LayerNorm(WIDTH), Inner(), Inner()
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        result: Tensor = x + self.own(self.norm(x)) + self.other(memory)
+        return result
+
+
+class Reader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.memory = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory = self.memory(x)
+        for layer in self.layers:
+            x = layer(x, memory)
+        result: Tensor = self.head(x)
+        return result
+
+
+class FlatReader(nn.Module):
+    """A port that has the leaves alone, all of them in one function."""
+
+    def __init__(self, mistake: str) -> None:
+        super().__init__()
+        inner = Reader()
+        self.mistake, self.memory, self.head = mistake, inner.memory, inner.head
+        layers: Any = inner.layers
+        self.norms = nn.ModuleList(layer.norm for layer in layers)
+        self.own = nn.ModuleList(nn.ModuleList((layer.own.up, layer.own.down)) for layer in layers)
+        self.other = nn.ModuleList(nn.ModuleList((layer.other.up, layer.other.down)) for layer in layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory = self.memory(x)
+        for at, (norm, own, other) in enumerate(zip(self.norms, self.own, self.other, strict=True)):
+            is_wrong = at == 1
+            normed = norm(x)
+            if is_wrong and self.mistake == "layer":
+                normed = normed.sigmoid()
+            second = x if is_wrong and self.mistake == "model" else memory
+            for (up, down), given in ((own, normed), (other, second)):
+                x = x + down(torch.tanh(up(given)))
+        result: Tensor = self.head(x)
+        return result
+
+
+@pytest.mark.spec("RPL-208")
+@pytest.mark.parametrize(
+    ("mistake", "guilty"),
+    [
+        pytest.param("layer", "layers.1", id="the layer gives it to its part"),
+        pytest.param("model", "@root", id="the model gives one layer another memory than the others"),
+        pytest.param("", None, id="right"),
+    ],
+)
+def test_who_gave_an_argument_is_accused_and_not_who_hands_it_on(
+    tmp_path: Path, mistake: str, guilty: str | None
+) -> None:
+    found = localized(tmp_path, Reader().eval(), FlatReader(mistake))
+    assert [suspect.module for suspect in found.suspects[:1]] == ([guilty] if guilty else [])
