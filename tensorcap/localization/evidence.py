@@ -211,6 +211,21 @@ class GatheredEvidence:
     injection_error: UsageError | None
 
 
+@dataclass(frozen=True, slots=True)
+class ComparedRuns:
+    """Two free runs, and what speaks against modules or operations of the target.
+
+    Attributes:
+        sides: Both archives as they were compared.
+        free: Their comparison.
+        gathered: The evidence.
+    """
+
+    sides: tuple[Archive, Archive]
+    free: Comparison
+    gathered: GatheredEvidence
+
+
 def gather_evidence(
     stack: ExitStack,
     reference: Archive,
