@@ -232,6 +232,7 @@ class _Agreement:
     def __init__(self, reference: Archive, target: Archive, pairs: Sequence[Pair], errors: _Errors) -> None:
         self._reference, self._target, self._errors = reference, target, errors
         self._orders: dict[tuple[object, ...], ElementOrder | None] = {}  # by contents, once asked for
+        self._green_models: dict[_Place, bool] = {}  # by the place of the model, once asked for
         self._reference_modules = reference.info.modules
         self._reference_calls = calls_of(reference)
         self._classes = {site: module.short_class for site, module in reference.info.modules.items()}
@@ -370,18 +371,34 @@ class _Agreement:
         if record is None or not is_parameter(record.key) or pair.status == "shape-mismatch":
             return ""
         site = record.key.site
-        results = [p for place, own in self._results.items() if place[2] == site for p in own]
+        given, results = self._arguments_of_site.get(site, []), self._results_of_site.get(site, [])
         if not results or not all(p.is_compared for p in results):
             return ""
         if not all(p.reference and self._is_model_green(p.reference.key) for p in results):
             return ""
         if all(p.status == "explained" for p in results):
             return f"of what {_name(site)} makes of it: {results[0].reason}"
-        given = [p for p in self._pairs if p.reference and _is_argument(p.reference.key)]
-        given = [p for p in given if p.reference and p.reference.key.site == site and p.is_compared]
+        given = [p for p in given if p.is_compared]
         if given and all(p.status == "explained" for p in given) and _agree(results):
             return f"what {_name(site)} is given differs, and what it makes agrees"
         return ""
+
+    @cached_property
+    def _results_of_site(self) -> dict[str, list[Pair]]:
+        """Results of all calls of a module, by its site."""
+        results: dict[str, list[Pair]] = {}
+        for (_, _, site), pairs in self._results.items():
+            results.setdefault(site, []).extend(pairs)
+        return results
+
+    @cached_property
+    def _arguments_of_site(self) -> dict[str, list[Pair]]:
+        """Arguments of all calls of a module, by its site."""
+        arguments: dict[str, list[Pair]] = {}
+        for pair in self._pairs:
+            if pair.reference is not None and _is_argument(pair.reference.key):
+                arguments.setdefault(pair.reference.key.site, []).append(pair)
+        return arguments
 
     def _why_state_reordered(self, pair: Pair) -> str:
         """By which later steps it is harmless that a state is in another order (CMP-250); "" if by none.
@@ -577,8 +594,12 @@ class _Agreement:
         )
 
     def _is_model_green(self, key: Key) -> bool:
-        results = self._results.get((key.rank, key.step, ROOT_SITE), ())
-        return _agree([pair for pair in results if pair.is_green or not self.other_places(pair)])
+        place = key.rank, key.step, ROOT_SITE
+        if place not in self._green_models:
+            results = self._results.get(place, ())
+            agreeing = [pair for pair in results if pair.is_green or not self.other_places(pair)]
+            self._green_models[place] = _agree(agreeing)
+        return self._green_models[place]
 
     @cached_property
     def _agreeing(self) -> dict[tuple[object, ...], list[Pair]]:
