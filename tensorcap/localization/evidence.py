@@ -247,8 +247,9 @@ def gather_evidence(
     1. If the reference's model is known, it is replayed on the target's values.
     2. If the target's model is known, it is run on the reference's arguments, and compared.
     3. A model on which the other side's values do not fit is left out.
-    4. Without a model the comparison of the free runs gives evidence. So it does if models gave none and an
-       argument that was left in place is not known, of tensors that they could not judge for that.
+    4. Without a model the comparison of the free runs gives evidence. So it does if an argument that was left
+       in place is not known, of tensors that models could not judge for that: if these gave no evidence, or
+       within the one module that an injected run alone accuses.
     5. What ranks of the target hold unlike is evidence beside them: a replay has the tensors of one rank.
 
     Args:
@@ -318,11 +319,13 @@ def gather_evidence(
     if not sources:
         sources.append(evidence_of_archives(*compared, free))
     elif injection is not None and injection.unknown:
-        if not any(source.evidence for source in sources):
-            sources.append(_of_unjudged(evidence_of_archives(*compared, free), sources))
-        elif replay_error is not None or reference_model is None:
+        has_evidence = any(source.evidence for source in sources)
+        if not has_evidence or len(sources) == 1:
             archives = _of_unjudged(evidence_of_archives(*compared, free), sources)
-            sources = with_modules_within(sources[0], archives, injection)
+            if has_evidence:
+                sources = with_modules_within(sources[0], archives, injection)
+            else:
+                sources.append(archives)
     if sources[0].by != "archives" and (ranks := evidence_of_ranks(*compared, free)):
         sources.append(ranks)
     return GatheredEvidence(sources, injection, replay_error, injection_error)
@@ -338,21 +341,18 @@ def _of_unjudged(archives: EvidenceSource, sources: Sequence[EvidenceSource]) ->
 def with_modules_within(
     injected: EvidenceSource, archives: EvidenceSource, run: InjectedRun
 ) -> list[EvidenceSource]:
-    """Both, with the module that free runs accuse within the one that alone is accused by an injected run.
+    """Both, if free runs accuse modules within the one that alone is accused by an injected run; else that.
 
-    What that module made could not be judged in the injected run, for an argument that is not known; of what
-    lies around it is known that it is wrong (LCL-312).
+    What such a module made could not be judged in the injected run, for an argument that is not known; of
+    what lies around it is known that it is wrong (LCL-312).
     """
     modules = [one.module for one in injected.evidence]
     within = tuple(
         one
         for one in archives.evidence
-        if one.module not in modules
-        and len(modules) == 1
-        and is_within(one.module, modules[0])
-        and not set(run.unjudged).isdisjoint(one.keys)
+        if lies_within(one.module, modules[0]) and not set(run.unjudged).isdisjoint(one.keys)
     )
-    if not within:
+    if not within or len(modules) > 1:
         return [injected]
     return [replace(injected, evidence=()), replace(archives, evidence=within)]
 
@@ -483,12 +483,10 @@ def _undone_in_run(run: InjectedRun) -> set[str]:
     """
     if run.comparison.divergence is None and not any(own.is_bad for own in run.own_errors):
         return set()
-    origins, called = (
-        ErrorOrigins(run.reference, run.target, run.comparison.pairs),
-        called_sites(run.reference),
-    )
-    wrong = {own.module for own in run.own_errors if own.is_bad}
-    judged = {own.module for own in run.own_errors if own.made == "result" and own.status != "unjudged"}
+    origins = ErrorOrigins(run.reference, run.target, run.comparison.pairs)
+    called = called_sites(run.reference)
+    right = {own.module for own in run.own_errors if own.made == "result" and own.status != "unjudged"}
+    right -= {own.module for own in run.own_errors if own.is_bad}
     handed_on = {contents_of(r) for r in run.reference.records if r.key.slot.startswith("input")}
     return {
         pair.key
@@ -496,7 +494,7 @@ def _undone_in_run(run: InjectedRun) -> set[str]:
         if pair.reference is not None
         and is_result(pair.reference.key)
         and contents_of(pair.reference) not in handed_on
-        and caller_of(pair.reference.key.site, called) in judged - wrong
+        and caller_of(pair.reference.key.site, called) in right
         and origins.is_undone(pair)
     }
 
