@@ -664,7 +664,7 @@ class _Agreement:
         """The modules at which, or within which, something that is compared does not agree."""
         parts: set[_Place] = set()
         for pair in self._pairs:
-            if pair.reference is not None and pair.is_compared and not _agrees(pair):
+            if pair.reference is not None and pair.is_compared and not pair.agrees:
                 key = pair.reference.key
                 site = module_of(key.site)
                 parts |= {(key.rank, key.step, part) for part in (site, *enclosing_sites(site))}
@@ -827,12 +827,7 @@ def _agree(results: Sequence[Pair]) -> bool:
     other experts are excused: that takes a much smaller error, which is of all tokens, or a result that is
     equal.
     """
-    return bool(results) and all(map(_agrees, results))
-
-
-def _agrees(pair: Pair) -> bool:
-    """Whether nothing is wrong with a result, or what is is explained."""
-    return pair.is_green or pair.status == "explained"
+    return bool(results) and all(result.agrees for result in results)
 
 
 def _of_any_step(key: Key) -> tuple[object, ...]:

@@ -69,7 +69,7 @@ class OtherOperations:
             return ""
         place = record.key.where
         if held := self._modules.get(_contents(record), []) if self._has_digests else []:
-            agreeing = [other for other in held if other.is_green or other.status == "explained"]
+            agreeing = [other for other in held if other.agrees]
             same = "it holds what {} holds, which agrees; the target has something else under this name"
             return same.format(agreeing[0].key) if len(agreeing) == len(held) else ""
         ends, is_handed_on = self._nearest(record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,12 +15,14 @@ from tensorcap.alignment import Aligned, MappedArchive, MappingSource
 from tensorcap.comparison import (
     ABSENT,
     EVIDENCE_TESTS,
+    GREEN,
     POLICY,
     SEVERITY,
     Comparison,
     Divergence,
     Finding,
     FoldedResults,
+    Injected,
     Inputs,
     Pair,
     Status,
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
 
 RerunCall = Callable[[str, str], "Rerun | None"]
 
+_CLEARLY: Final = 8.0  # times smaller than what a difference leaves is an error that shows none, as in CMP-55
 _FAR_ABOVE: Final = 10.0  # times the total error: errors add up as roots of squares, and hardly cancel so far
 _MOST: Final = 8  # suspects by archives alone: of more, none stands out
 _UNLIKE: Final = ("unequal_copies", "unequal_since")  # findings about ranks that hold unlike tensors
@@ -371,9 +375,12 @@ def evidence_of_replay(opened_replay: OpenReplay, free: Comparison) -> EvidenceS
     origins = ErrorOrigins(reference, opened_replay.target, free.pairs) if is_partial else None
     pairs = {pair.key: pair for pair in free.pairs} if is_partial else {}
     folded = FoldedResults(opened_replay.run, opened_replay.target, ())
+    uses = _ReplayedUses(opened_replay)
     bad: dict[str, list[OwnError]] = {}
     for own in result.bad:
-        if totals.explain(own) or totals.explain_alike(own, folded):
+        if totals.explain(own):
+            continue
+        if totals.explain_alike(own, folded) and not uses.are_right(own.key):
             continue
         if totals.are_exceeded_by(own.key, own.error):
             continue
@@ -392,6 +399,31 @@ def evidence_of_replay(opened_replay: OpenReplay, free: Comparison) -> EvidenceS
         unjudged=(*result.lacking, *(own.key for own in result.unjudged), *totals.unjudged),
         notes=(*result.notes, *totals.notes),
     )
+
+
+class _ReplayedUses:
+    """What the reference's code made of the target's results, by factors and terms.
+
+    Args:
+        opened_replay: The run.
+    """
+
+    def __init__(self, opened_replay: OpenReplay) -> None:
+        reference = opened_replay.reference
+        self._injected = Injected(opened_replay.run, reference)
+        self._folded = FoldedResults(reference, opened_replay.target, ())
+        own_errors = (own for own in opened_replay.replay.own_errors if own.status in GREEN)
+        self._errors = {own.key: own.error for own in own_errors if own.error is not None}
+
+    def are_right(self, key: str) -> bool:
+        """Whether some of it is what the target makes of a result, which nothing is folded into then.
+
+        Its error has to be far smaller than what the difference of the result leaves in it.
+        """
+        if not self._injected.is_replaced(Key.parse(key)):
+            return False
+        changes = self._folded.changes_of_next(key).items()
+        return any(self._errors.get(made, math.inf) * _CLEARLY <= change for made, change in changes)
 
 
 def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
