@@ -189,10 +189,10 @@ class Padding:
         read: dict[_Place, dict[str, Array | None]] = {}
         for call in calls_of(self._archives[0]).calls:
             for record in call.inputs:
-                place = record.key.rank, record.key.step
-                is_mask = record.key.slot.rpartition(".")[2].endswith("attention_mask")
-                if call.site == ROOT_SITE or not is_mask or len(record.shape) != 2 or not record.digest:
+                is_mask = len(record.shape) == 2 and record.key.slot.endswith("attention_mask")
+                if call.site == ROOT_SITE or not is_mask or not record.digest:
                     continue
+                place = record.key.rank, record.key.step
                 known = read.setdefault(place, {})
                 if record.digest not in known:
                     if len(known) >= _MOST_MASKS:
