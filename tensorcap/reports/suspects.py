@@ -45,8 +45,8 @@ def suspect_lines(number: int, suspect: Suspect, *, show_all: bool = False) -> l
             f"of {module}: {one.text} (leaves {one.after:.2g})"
             for module, one in suspect.other_mistakes[: None if show_all else FEW]
         ]
-        if suspect.schedule or mistake.hint:
-            lines.append(suspect.schedule or mistake.hint)
+        if suspect.hint:
+            lines.append(suspect.hint)
     elif examined is not None and (examined.status == "unexplained" or suspect.tried < suspect.possible):
         lines.append(f"no hypothesis explains its values{_bound_text(suspect)}")
     if suspect.code is not None:
