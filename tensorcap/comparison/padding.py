@@ -145,13 +145,16 @@ class Padding:
         return ~kept if record.key.slot in _PADDINGS else kept
 
     def _common(self, record: Record) -> Array | None:
-        """Read an input of which both runs hold the same values; None if they do not."""
+        """Read an input of which both runs hold the same values; None if they do not, or if it is damaged."""
         reference, target = self._archives
         text = record.key.text
         other = target.get(text) if text in target else None
         if other is None or other.shape != record.shape or not (record.stored and other.stored):
             return None
-        ours, theirs = reference.load(record), target.load(other)
+        try:
+            ours, theirs = reference.load(record), target.load(other)
+        except OSError:  # the pair is unreadable
+            return None
         return ours if np.array_equal(ours, theirs) else None
 
     def _add_rows_that_see_nothing(self) -> None:
@@ -168,7 +171,10 @@ class Padding:
             if record.digest in digests or len(digests) >= _MOST_MASKS or key.text not in target:
                 continue
             digests.add(record.digest or key.text)
-            ours, theirs = (attends(a, a.get(key)) if a.get(key).stored else None for a in self._archives)
+            try:
+                ours, theirs = (attends(a, a.get(key)) if a.get(key).stored else None for a in self._archives)
+            except OSError:  # the pair is unreadable
+                ours = theirs = None
             if ours is None or theirs is None or not np.array_equal(ours, theirs):
                 seen[place] = np.ones((0, 0), bool)  # not the same on both sides
                 continue
