@@ -15,7 +15,7 @@ from tensorcap.alignment.names import read_rules
 from tensorcap.comparison import Comparison, compare, holds_packed_weights, packed_weights
 from tensorcap.comparison.preflight import Preflight, preflight
 from tensorcap.localization import (
-    GatheredEvidence,
+    ComparedRuns,
     Localization,
     Verification,
     WeightComparison,
@@ -212,22 +212,16 @@ def _verification(
 
 
 @dataclass(frozen=True, slots=True)
-class _Compared:
+class _Compared(ComparedRuns):
     """Two free runs, and what else runs showed.
 
     Attributes:
-        sides: Both archives as they were compared.
         checklist: What differs apart from tensors.
-        free: Their comparison.
-        gathered: What speaks against modules or operations.
         mapping: What belongs together, as for `inject`.
         why_not_injected: Why the target was not to be injected; "" if it was.
     """
 
-    sides: tuple[Archive, Archive]
     checklist: Preflight
-    free: Comparison
-    gathered: GatheredEvidence
     mapping: MappingSource | Aligned | None
     why_not_injected: str
 
@@ -253,11 +247,10 @@ def _compare_runs(
                 "converted from"
             )
         progress.stage("comparing")
-        operations = gather_operation_evidence(trusted, tested, reference_model, progress=progress)
-        gathered = GatheredEvidence((operations.source,), None, operations.replay_error, None)
-        checklist = preflight(*operations.sides, layers=operations.free.layers)
+        compared = gather_operation_evidence(trusted, tested, reference_model, progress=progress)
+        checklist = preflight(*compared.sides, layers=compared.free.layers)
         why_not = why_not_injectable(tested)
-        return _Compared(operations.sides, checklist, operations.free, gathered, None, why_not)
+        return _Compared(compared.sides, compared.free, compared.gathered, checklist, None, why_not)
     progress.stage("aligning")
     known = mapping
     aligned: Aligned | None
@@ -287,7 +280,7 @@ def _compare_runs(
         progress=progress,
     )
     why_not = "" if target_model is not None else _NOT_RUN
-    return _Compared((ours, theirs), checklist, free, gathered, aligned or known, why_not)
+    return _Compared((ours, theirs), free, gathered, checklist, aligned or known, why_not)
 
 
 def _open_reference(

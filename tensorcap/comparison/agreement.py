@@ -371,18 +371,34 @@ class _Agreement:
         if record is None or not is_parameter(record.key) or pair.status == "shape-mismatch":
             return ""
         site = record.key.site
-        results = [p for place, own in self._results.items() if place[2] == site for p in own]
+        given, results = self._arguments_of_site.get(site, []), self._results_of_site.get(site, [])
         if not results or not all(p.is_compared for p in results):
             return ""
         if not all(p.reference and self._is_model_green(p.reference.key) for p in results):
             return ""
         if all(p.status == "explained" for p in results):
             return f"of what {_name(site)} makes of it: {results[0].reason}"
-        given = [p for p in self._pairs if p.reference and _is_argument(p.reference.key)]
-        given = [p for p in given if p.reference and p.reference.key.site == site and p.is_compared]
+        given = [p for p in given if p.is_compared]
         if given and all(p.status == "explained" for p in given) and _agree(results):
             return f"what {_name(site)} is given differs, and what it makes agrees"
         return ""
+
+    @cached_property
+    def _results_of_site(self) -> dict[str, list[Pair]]:
+        """Results of all calls of a module, by its site."""
+        results: dict[str, list[Pair]] = {}
+        for (_, _, site), pairs in self._results.items():
+            results.setdefault(site, []).extend(pairs)
+        return results
+
+    @cached_property
+    def _arguments_of_site(self) -> dict[str, list[Pair]]:
+        """Arguments of all calls of a module, by its site."""
+        arguments: dict[str, list[Pair]] = {}
+        for pair in self._pairs:
+            if pair.reference is not None and _is_argument(pair.reference.key):
+                arguments.setdefault(pair.reference.key.site, []).append(pair)
+        return arguments
 
     def _why_state_reordered(self, pair: Pair) -> str:
         """By which later steps it is harmless that a state is in another order (CMP-250); "" if by none.
@@ -648,7 +664,7 @@ class _Agreement:
         """The modules at which, or within which, something that is compared does not agree."""
         parts: set[_Place] = set()
         for pair in self._pairs:
-            if pair.reference is not None and pair.is_compared and not _agrees(pair):
+            if pair.reference is not None and pair.is_compared and not pair.agrees:
                 key = pair.reference.key
                 site = module_of(key.site)
                 parts |= {(key.rank, key.step, part) for part in (site, *enclosing_sites(site))}
@@ -811,12 +827,7 @@ def _agree(results: Sequence[Pair]) -> bool:
     other experts are excused: that takes a much smaller error, which is of all tokens, or a result that is
     equal.
     """
-    return bool(results) and all(map(_agrees, results))
-
-
-def _agrees(pair: Pair) -> bool:
-    """Whether nothing is wrong with a result, or what is is explained."""
-    return pair.is_green or pair.status == "explained"
+    return bool(results) and all(result.agrees for result in results)
 
 
 def _of_any_step(key: Key) -> tuple[object, ...]:

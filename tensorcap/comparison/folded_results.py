@@ -145,6 +145,33 @@ class FoldedResults:
         except ReadError:
             return False
 
+    def changes_of_next(self, key: str) -> dict[str, float]:
+        """By how much the target's tensor would change what the reference's code makes of it next (CMP-260).
+
+        That is what is made of it by a factor for the whole or for each channel, plus another tensor or none.
+
+        Args:
+            key: Key text of the tensor, in both.
+
+        Returns:
+            Relative changes, no unit, by key text of what is made.
+        """
+        if key not in self._reference or key not in self._target:
+            return {}
+        record, tested = self._reference.get(key), self._target.get(key)
+        if not (_are_alike(record, tested) and record.stored and tested.stored and is_telling(record)):
+            return {}
+        try:
+            own, other = self._read(self._reference, record), self._read(self._target, tested)
+            if not (np.isfinite(own).all() and np.isfinite(other).all()):
+                return {}
+            uses = {
+                made.key.text: self._use(made, call, record, own) for call, made in self._made_next(record)
+            }
+            return {text: use.left_by(other) / use.norm for text, use in uses.items() if use is not None}
+        except ReadError:
+            return {}
+
     def _may_be_folded(self, pair: Pair, record: Record, tested: Record) -> bool:
         key = record.key
         return (

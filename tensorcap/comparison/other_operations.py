@@ -69,7 +69,7 @@ class OtherOperations:
             return ""
         place = record.key.where
         if held := self._modules.get(_contents(record), []) if self._has_digests else []:
-            agreeing = [other for other in held if other.is_green or other.status == "explained"]
+            agreeing = [other for other in held if other.agrees]
             same = "it holds what {} holds, which agrees; the target has something else under this name"
             return same.format(agreeing[0].key) if len(agreeing) == len(held) else ""
         ends, is_handed_on = self._nearest(record)
@@ -143,13 +143,19 @@ class OtherOperations:
         return after * rms_of(follower) * _UNDONE <= before * rms_of(record)
 
     def _is_of_other_order(self, place: str) -> bool:
-        """Whether a node is computed of a tensor that a mapping brings into another order."""
-        known, waiting = {place}, [place]
-        while waiting and self._in_other_order:
+        """Whether a node is computed of a tensor that a mapping brings into another order.
+
+        What agrees as it is has the reference's order, and so has what is computed of that alone.
+        """
+        known, waiting = {place}, [place] if self._in_other_order else []
+        while waiting:
             here = waiting.pop()
-            records = [pair.reference for pair in self._flow.pairs(here) if pair.reference is not None]
+            pairs = self._flow.pairs(here)
+            records = [pair.reference for pair in pairs if pair.reference is not None]
             if any(_contents(record) in self._in_other_order for record in records):
                 return True
+            if pairs and all(pair.is_compared and pair.is_green for pair in pairs):
+                continue
             fresh = [one for one in self._flow.inputs(here) if one not in known]
             known.update(fresh)
             waiting += fresh

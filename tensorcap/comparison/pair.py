@@ -237,6 +237,11 @@ class Pair:
         return self.status in GREEN
 
     @property
+    def agrees(self) -> bool:
+        """Whether nothing is wrong with it, or it is explained."""
+        return self.is_green or self.status == "explained"
+
+    @property
     def is_equal(self) -> bool:
         """Whether it is green by all of its elements, whatever experts tokens chose."""
         return self.is_green and not self.is_excused

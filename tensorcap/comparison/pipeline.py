@@ -429,8 +429,7 @@ def _agreements(pairs: Iterable[Pair]) -> dict[_Place, bool]:
         if pair.reference is not None and pair.reference.key.slot.startswith("output"):
             key = pair.reference.key
             place = key.rank, key.step, key.site
-            agrees = pair.is_green or pair.status == "explained"
-            agreements[place] = agreements.get(place, True) and agrees
+            agreements[place] = agreements.get(place, True) and pair.agrees
     return agreements
 
 

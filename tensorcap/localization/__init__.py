@@ -11,15 +11,17 @@ from tensorcap.localization.archive_bisection import Bisection, bisect_archives
 from tensorcap.localization.bisection import bisect
 from tensorcap.localization.curves import ChangePoint, Curve, CurvePoint, change_points, runs_of
 from tensorcap.localization.differing_operations import add_differing_operations
-from tensorcap.localization.evidence import Evidence, EvidenceSource, GatheredEvidence, gather_evidence
+from tensorcap.localization.evidence import (
+    ComparedRuns,
+    Evidence,
+    EvidenceSource,
+    GatheredEvidence,
+    gather_evidence,
+)
 from tensorcap.localization.live_bisection import LiveBisection, bisect_live
 from tensorcap.localization.localization import localize
 from tensorcap.localization.nonfinite import NonfiniteOrigin
-from tensorcap.localization.operations import (
-    OperationEvidence,
-    gather_operation_evidence,
-    why_not_injectable,
-)
+from tensorcap.localization.operations import gather_operation_evidence, why_not_injectable
 from tensorcap.localization.ranking import rank_suspects
 from tensorcap.localization.suspect import (
     DifferingOperations,
@@ -37,6 +39,7 @@ from tensorcap.localization.weights import WeightComparison, compare_weights
 __all__ = [
     "Bisection",
     "ChangePoint",
+    "ComparedRuns",
     "Curve",
     "CurvePoint",
     "DifferingOperations",
@@ -47,7 +50,6 @@ __all__ = [
     "Localization",
     "NonfiniteOrigin",
     "Operation",
-    "OperationEvidence",
     "Place",
     "Suspect",
     "Verification",

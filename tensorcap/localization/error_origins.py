@@ -347,22 +347,35 @@ class ErrorOrigins:
         gap.modules[is_left_out.site if is_left_out else maker.site] = None
         if self._is_of_results and not is_argument:
             self._go_around(call, gap)
-        others = [] if is_argument else [other for other in call.outputs if other.key != record.key]
-        beside = [pair for other in others if (pair := self._known(other)) is not None]
-        if beside and all(pair.is_equal for pair in beside):  # what the call was given is right
-            gap.operands.update((pair.key, pair) for pair in beside)
-            return
         before = [r for child in self._children.get(maker.place, ()) for r in child.outputs]
         before = [r for r in before if r.order < record.order and not self._is_proven(r, maker)]
         arguments = [r for r in maker.inputs if r.order < record.order and r.dtype.is_inexact]
         if any(self._known(r) is not None for r in arguments):
             arguments = [r for r in arguments if self._known(r) is not None]
+        elif not is_argument and (beside := self._made_beside(record, call)):  # what it was given is right
+            gap.operands.update((pair.key, pair) for pair in beside)
+            return
         for operand in (*before, *arguments):
             pair = self._known(operand)
             if pair is not None:
                 gap.operands[pair.key] = pair
             elif operand.dtype.is_inexact:
                 self._go_back(operand, gap, seen, depth=depth + 1)
+
+    def _made_beside(self, record: Record, call: Call) -> list[Pair]:
+        """What a call makes besides one of its results, in floats, if all that is known of it is equal.
+
+        What it hands on, or chooses in whole numbers, says nothing of its arguments.
+        """
+        pairs = [
+            pair
+            for other in call.outputs
+            if other.dtype.is_inexact
+            and other.key != record.key
+            and not any(r.order < call.start for r in self._alike.get(_contents(other), ()))
+            and (pair := self._known(other)) is not None
+        ]
+        return pairs if all(pair.is_equal for pair in pairs) else []
 
     def _go_around(self, call: Call, gap: Gap) -> None:
         """Add the code around a call whose arguments were not recorded, out to what holds a known result.

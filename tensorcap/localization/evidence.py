@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,12 +15,14 @@ from tensorcap.alignment import Aligned, MappedArchive, MappingSource
 from tensorcap.comparison import (
     ABSENT,
     EVIDENCE_TESTS,
+    GREEN,
     POLICY,
     SEVERITY,
     Comparison,
     Divergence,
     Finding,
     FoldedResults,
+    Injected,
     Inputs,
     Pair,
     Status,
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
 
 RerunCall = Callable[[str, str], "Rerun | None"]
 
+_CLEARLY: Final = 8.0  # times smaller than what a difference leaves is an error that shows none, as in CMP-55
 _FAR_ABOVE: Final = 10.0  # times the total error: errors add up as roots of squares, and hardly cancel so far
 _MOST: Final = 8  # suspects by archives alone: of more, none stands out
 _UNLIKE: Final = ("unequal_copies", "unequal_since")  # findings about ranks that hold unlike tensors
@@ -212,6 +216,21 @@ class GatheredEvidence:
     injection_error: UsageError | None
 
 
+@dataclass(frozen=True, slots=True)
+class ComparedRuns:
+    """Two free runs, and what speaks against modules or operations of the target.
+
+    Attributes:
+        sides: Both archives as they were compared.
+        free: Their comparison.
+        gathered: The evidence.
+    """
+
+    sides: tuple[Archive, Archive]
+    free: Comparison
+    gathered: GatheredEvidence
+
+
 def gather_evidence(
     stack: ExitStack,
     reference: Archive,
@@ -233,8 +252,9 @@ def gather_evidence(
     1. If the reference's model is known, it is replayed on the target's values.
     2. If the target's model is known, it is run on the reference's arguments, and compared.
     3. A model on which the other side's values do not fit is left out.
-    4. Without a model the comparison of the free runs gives evidence. So it does if models gave none and an
-       argument that was left in place is not known, of tensors that they could not judge for that.
+    4. Without a model the comparison of the free runs gives evidence. So it does if an argument that was left
+       in place is not known, of tensors that models could not judge for that: if these gave no evidence, or
+       within the one module that an injected run alone accuses.
     5. What ranks of the target hold unlike is evidence beside them: a replay has the tensors of one rank.
 
     Args:
@@ -304,11 +324,13 @@ def gather_evidence(
     if not sources:
         sources.append(evidence_of_archives(*compared, free))
     elif injection is not None and injection.unknown:
-        if not any(source.evidence for source in sources):
-            sources.append(_of_unjudged(evidence_of_archives(*compared, free), sources))
-        elif replay_error is not None or reference_model is None:
+        has_evidence = any(source.evidence for source in sources)
+        if not has_evidence or len(sources) == 1:
             archives = _of_unjudged(evidence_of_archives(*compared, free), sources)
-            sources = with_modules_within(sources[0], archives, injection)
+            if has_evidence:
+                sources = with_modules_within(sources[0], archives, injection)
+            else:
+                sources.append(archives)
     if sources[0].by != "archives" and (ranks := evidence_of_ranks(*compared, free)):
         sources.append(ranks)
     return GatheredEvidence(sources, injection, replay_error, injection_error)
@@ -324,21 +346,18 @@ def _of_unjudged(archives: EvidenceSource, sources: Sequence[EvidenceSource]) ->
 def with_modules_within(
     injected: EvidenceSource, archives: EvidenceSource, run: InjectedRun
 ) -> list[EvidenceSource]:
-    """Both, with the module that free runs accuse within the one that alone is accused by an injected run.
+    """Both, if free runs accuse modules within the one that alone is accused by an injected run; else that.
 
-    What that module made could not be judged in the injected run, for an argument that is not known; of what
-    lies around it is known that it is wrong (LCL-312).
+    What such a module made could not be judged in the injected run, for an argument that is not known; of
+    what lies around it is known that it is wrong (LCL-312).
     """
     modules = [one.module for one in injected.evidence]
     within = tuple(
         one
         for one in archives.evidence
-        if one.module not in modules
-        and len(modules) == 1
-        and is_within(one.module, modules[0])
-        and not set(run.unjudged).isdisjoint(one.keys)
+        if lies_within(one.module, modules[0]) and not set(run.unjudged).isdisjoint(one.keys)
     )
-    if not within:
+    if not within or len(modules) > 1:
         return [injected]
     return [replace(injected, evidence=()), replace(archives, evidence=within)]
 
@@ -357,9 +376,12 @@ def evidence_of_replay(opened_replay: OpenReplay, free: Comparison) -> EvidenceS
     origins = ErrorOrigins(reference, opened_replay.target, free.pairs) if is_partial else None
     pairs = {pair.key: pair for pair in free.pairs} if is_partial else {}
     folded = FoldedResults(opened_replay.run, opened_replay.target, ())
+    uses = _ReplayedUses(opened_replay)
     bad: dict[str, list[OwnError]] = {}
     for own in result.bad:
-        if totals.explain(own) or totals.explain_alike(own, folded):
+        if totals.explain(own):
+            continue
+        if totals.explain_alike(own, folded) and not uses.are_right(own.key):
             continue
         if totals.are_exceeded_by(own.key, own.error):
             continue
@@ -378,6 +400,31 @@ def evidence_of_replay(opened_replay: OpenReplay, free: Comparison) -> EvidenceS
         unjudged=(*result.lacking, *(own.key for own in result.unjudged), *totals.unjudged),
         notes=(*result.notes, *totals.notes),
     )
+
+
+class _ReplayedUses:
+    """What the reference's code made of the target's results, by factors and terms.
+
+    Args:
+        opened_replay: The run.
+    """
+
+    def __init__(self, opened_replay: OpenReplay) -> None:
+        reference = opened_replay.reference
+        self._injected = Injected(opened_replay.run, reference)
+        self._folded = FoldedResults(reference, opened_replay.target, ())
+        own_errors = (own for own in opened_replay.replay.own_errors if own.status in GREEN)
+        self._errors = {own.key: own.error for own in own_errors if own.error is not None}
+
+    def are_right(self, key: str) -> bool:
+        """Whether some of it is what the target makes of a result, which nothing is folded into then.
+
+        Its error has to be far smaller than what the difference of the result leaves in it.
+        """
+        if not self._injected.is_replaced(Key.parse(key)):
+            return False
+        changes = self._folded.changes_of_next(key).items()
+        return any(self._errors.get(made, math.inf) * _CLEARLY <= change for made, change in changes)
 
 
 def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
@@ -469,12 +516,10 @@ def _undone_in_run(run: InjectedRun) -> set[str]:
     """
     if run.comparison.divergence is None and not any(own.is_bad for own in run.own_errors):
         return set()
-    origins, called = (
-        ErrorOrigins(run.reference, run.target, run.comparison.pairs),
-        called_sites(run.reference),
-    )
-    wrong = {own.module for own in run.own_errors if own.is_bad}
-    judged = {own.module for own in run.own_errors if own.made == "result" and own.status != "unjudged"}
+    origins = ErrorOrigins(run.reference, run.target, run.comparison.pairs)
+    called = called_sites(run.reference)
+    right = {own.module for own in run.own_errors if own.made == "result" and own.status != "unjudged"}
+    right -= {own.module for own in run.own_errors if own.is_bad}
     handed_on = {contents_of(r) for r in run.reference.records if r.key.slot.startswith("input")}
     return {
         pair.key
@@ -482,7 +527,7 @@ def _undone_in_run(run: InjectedRun) -> set[str]:
         if pair.reference is not None
         and is_result(pair.reference.key)
         and contents_of(pair.reference) not in handed_on
-        and caller_of(pair.reference.key.site, called) in judged - wrong
+        and caller_of(pair.reference.key.site, called) in right
         and origins.is_undone(pair)
     }
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tensorcap.alignment import Aligned, MappingSource, aligned_sides
-from tensorcap.comparison import Comparison, compare, digest_warnings, exchanged_operations, require_readable
+from tensorcap.comparison import compare, digest_warnings, exchanged_operations, require_readable
 from tensorcap.comparison.preflight import item_text, preflight
 from tensorcap.localization.differing_operations import add_differing_operations
-from tensorcap.localization.evidence import GatheredEvidence, gather_evidence
+from tensorcap.localization.evidence import ComparedRuns, GatheredEvidence, gather_evidence
 from tensorcap.localization.operations import gather_operation_evidence, why_not_injectable
 from tensorcap.localization.ranking import noise_between, rank_suspects
 from tensorcap.localization.suspect import Localization
@@ -105,20 +105,14 @@ class _Models(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Runs:
-    """Both runs under one set of keys, their comparison, and the evidence of further runs.
+class _Runs(ComparedRuns):
+    """Both runs under one set of keys.
 
     Attributes:
-        sides: The reference and the target as they were compared.
-        free: Their comparison.
-        gathered: The evidence of replay, injection, or the archives alone.
         aligned: How keys were mapped; None if both are programs, of which operations are paired.
         remarks: What was not run and why, sentences.
     """
 
-    sides: tuple[Archive, Archive]
-    free: Comparison
-    gathered: GatheredEvidence
     aligned: Aligned | None = None
     remarks: tuple[str, ...] = ()
 
@@ -134,14 +128,13 @@ def _compare_runs(
 ) -> _Runs:
     """Compare the free runs, and gather the evidence of others: of operations if the target is compiled."""
     if is_compiled(trusted, tested):
-        operations = gather_operation_evidence(
+        runs = gather_operation_evidence(
             trusted, tested, models.reference, compute_dtype=compute_dtype, progress=progress
         )
-        require_readable(operations.free.pairs)
-        gathered = GatheredEvidence((operations.source,), None, operations.replay_error, None)
+        require_readable(runs.free.pairs)
         why_not = None if models.target is None else f"No injection: {why_not_injectable(tested)}."
         remarks = () if why_not is None else (why_not,)
-        return _Runs(operations.sides, operations.free, gathered, remarks=remarks)
+        return _Runs(runs.sides, runs.free, runs.gathered, remarks=remarks)
     ours, theirs, aligned = aligned_sides(trusted, tested, mapping)
     free = compare(ours, theirs, mapping="none", compute_dtype=compute_dtype)
     require_readable(free.pairs)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tensorcap.adapters import adapter_for
-from tensorcap.comparison import POLICY, SEVERITY, Comparison, compare
+from tensorcap.comparison import POLICY, SEVERITY, compare
 from tensorcap.diagnosis import Family
-from tensorcap.localization.evidence import Evidence, EvidenceSource, evidence_of_archives
+from tensorcap.localization.evidence import (
+    ComparedRuns,
+    Evidence,
+    EvidenceSource,
+    GatheredEvidence,
+    evidence_of_archives,
+)
 from tensorcap.localization.suspect import Operation, Place
 from tensorcap.rerun import (
     OperationReplay,
@@ -37,24 +42,6 @@ def why_not_injectable(target: Archive) -> str:
     return f"the operations of {framework} are compiled, and nothing can be put in the place of their values"
 
 
-@dataclass(frozen=True, slots=True)
-class OperationEvidence:
-    """What the operations of two runs show.
-
-    Attributes:
-        sides: Both archives as they were compared.
-        free: Their comparison.
-        source: The evidence.
-        replay_error: Why the reference's graph could not be computed on the target's values; None if it was,
-            or if its model is not at hand.
-    """
-
-    sides: tuple[Archive, Archive]
-    free: Comparison
-    source: EvidenceSource
-    replay_error: UsageError | None = None
-
-
 def gather_operation_evidence(
     reference: Archive,
     target: Archive,
@@ -62,7 +49,7 @@ def gather_operation_evidence(
     *,
     compute_dtype: str | None = None,
     progress: Progress | None = None,
-) -> OperationEvidence:
+) -> ComparedRuns:
     """Compare a compiled target with the run of the graph, and gather what speaks against operations.
 
     1. If the reference's model is known, its operations are computed on the target's values; values that the
@@ -98,7 +85,7 @@ def gather_operation_evidence(
         source = evidence_of_archives(*sides, free)
     else:
         source = evidence_of_operations(replays, result, values)
-    return OperationEvidence(sides, free, source, error)
+    return ComparedRuns(sides, free, GatheredEvidence((source,), None, error, None))
 
 
 def _without(values: OperationValues, elsewhere: Collection[str]) -> tuple[Archive, Archive]:

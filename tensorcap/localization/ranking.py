@@ -109,8 +109,10 @@ def rank_suspects(
         _add_suspect(suspects, suspect)
     suspects = group_suspects([_with_ranks(suspect, free) for suspect in suspects])
     suspects.sort(key=lambda suspect: suspect.cause == NOISE_CAUSE)
-    of_rounding = [one for one in suspects if not free.exit_status and _is_of_rounding(one)]
-    suspects = [one for one in suspects if one not in of_rounding]
+    of_rounding: list[Suspect] = []
+    if not free.exit_status:
+        of_rounding = [one for one in suspects if all(map(_is_of_rounding, (one, *one.others)))]
+        suspects = [one for one in suspects if one not in of_rounding]
     own_errors = sources[0].own_errors
     notes = [note for source in sources for note in source.notes]
     notes += _notes_of_rounding(of_rounding)
@@ -361,9 +363,10 @@ def _notes_of_rounding(suspects: Sequence[Suspect]) -> Iterator[str]:
     findings = [f for suspect in suspects for f in suspect.findings if f.test == "ulp_share"]
     if findings:
         names = some([suspect.name for suspect in suspects])
+        count = sum(len(suspect.modules) for suspect in suspects)
         worst = max(findings, key=lambda finding: finding.value)
         yield (
-            f"{names}: {conjugated(len(suspects), 'round')} otherwise than the model does in that precision "
+            f"{names}: {conjugated(count, 'round')} otherwise than the model does in that precision "
             f"({worst.text}). No more than rounding comes of it; nobody is accused of that."
         )
 

@@ -206,6 +206,12 @@ class Suspect:
             "another schedule, as one that is shifted."
         )
 
+    @property
+    def hint(self) -> str:
+        """Where to look: what its layers have in common, else as of the mistake; "" if nothing is known."""
+        mistake = self.diagnosis
+        return "" if mistake is None else self.schedule or mistake.hint
+
     def to_json(self) -> dict[str, Any]:
         """Its numbers, its reason, what explains it, and the whole diagnosis, as JSON values (LCL-20)."""
         texts = {name: one.text for name, one in self.other_mistakes}
@@ -231,7 +237,7 @@ class Suspect:
             else {
                 "kind": mistake.kind,
                 "text": mistake.text,
-                "hint": mistake.hint,
+                "hint": self.hint,
                 "before": json_value(mistake.before),
                 "after": json_value(mistake.after),
             },

@@ -47,8 +47,8 @@ def suspect_lines(number: int, suspect: Suspect, *, show_all: bool = False) -> l
         if len(shown) < len(others):
             left = counted(len(others) - len(shown), "more module", "are")
             lines.append(f"{left} explained otherwise; tcap localize --all says how")
-        if suspect.schedule or mistake.hint:
-            lines.append(suspect.schedule or mistake.hint)
+        if suspect.hint:
+            lines.append(suspect.hint)
     elif examined is not None and (examined.status == "unexplained" or suspect.tried < suspect.possible):
         lines.append(f"no hypothesis explains its values{_bound_text(suspect)}")
     if suspect.code is not None:

@@ -1,7 +1,4 @@
-"""A call seen through a later one that is given its result, where the target has that one's result alone.
-
-Or through the tokens that both sides have.
-"""
+"""Calls of which the target has something else than the result: that of a later call, or some tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +12,71 @@ from tensorcap.alignment import Gather
 from tensorcap_formats.dtypes import Array
 
 
-class CallThrough:
+class _SeenCall:
+    """A call that is mutated, of which something else than its result is seen.
+
+    Args:
+        call: The call.
+    """
+
+    def __init__(self, call: Rerun) -> None:
+        self._call = call
+
+    @property
+    def site(self) -> str:
+        """As in `Rerun`."""
+        return self._call.site
+
+    @property
+    def class_name(self) -> str:
+        """As in `Rerun`."""
+        return self._call.class_name
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """As in `Rerun`."""
+        return self._call.tensors
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """As in `Rerun`."""
+        return self._call.settings
+
+    @property
+    def arguments(self) -> Mapping[str, Argument]:
+        """As in `Rerun`."""
+        return self._call.arguments
+
+    @property
+    def results(self) -> Mapping[str, tuple[int, ...]]:
+        """As in `Rerun`."""
+        return self._call.results
+
+    @property
+    def operations(self) -> Mapping[str, Operation]:
+        """As in `Rerun`."""
+        return self._call.operations
+
+    @property
+    def operation_count(self) -> int:
+        """As in `Rerun`."""
+        return self._call.operation_count
+
+    @property
+    def alike(self) -> Sequence[Mapping[str, str]]:
+        """As in `Rerun`."""
+        return self._call.alike
+
+    def settings_of(self, site: str) -> Mapping[str, Any]:
+        """As in `Rerun`."""
+        return self._call.settings_of(site)
+
+    def read_tensor(self, name: str) -> Array:
+        """As in `Rerun`."""
+        return self._call.read_tensor(name)
+
+
+class CallThrough(_SeenCall):
     """What a call makes of what mutated calls before it made; all but its values is that of the first one.
 
     Attributes:
@@ -24,64 +85,16 @@ class CallThrough:
     """
 
     def __init__(self, outer: Rerun, inner: Mapping[str, Rerun]) -> None:
+        super().__init__(next(iter(inner.values())))
         self.outer, self.inner = outer, inner
-        self._first = next(iter(inner.values()))
         self._natural: dict[str, Array] = {}  # what the inner calls make without a mutation
         self._result: Array | None = None  # what the outer one makes of that
-
-    @property
-    def site(self) -> str:
-        """As in `Rerun`."""
-        return self._first.site
-
-    @property
-    def class_name(self) -> str:
-        """As in `Rerun`."""
-        return self._first.class_name
-
-    @property
-    def tensors(self) -> Mapping[str, tuple[int, ...]]:
-        """As in `Rerun`."""
-        return self._first.tensors
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """As in `Rerun`."""
-        return self._first.settings
-
-    @property
-    def arguments(self) -> Mapping[str, Argument]:
-        """As in `Rerun`."""
-        return self._first.arguments
-
-    @property
-    def results(self) -> Mapping[str, tuple[int, ...]]:
-        """As in `Rerun`."""
-        return self._first.results
-
-    @property
-    def operations(self) -> Mapping[str, Operation]:
-        """As in `Rerun`."""
-        return self._first.operations
 
     @property
     def operation_count(self) -> int:
         """How many operations all the calls did."""
         inner = sum(call.operation_count for call in self.inner.values())
         return inner + self.outer.operation_count
-
-    @property
-    def alike(self) -> Sequence[Mapping[str, str]]:
-        """As in `Rerun`."""
-        return self._first.alike
-
-    def settings_of(self, site: str) -> Mapping[str, Any]:
-        """As in `Rerun`."""
-        return self._first.settings_of(site)
-
-    def read_tensor(self, name: str) -> Array:
-        """As in `Rerun`."""
-        return self._first.read_tensor(name)
 
     def run(self, mutation: CallMutation) -> Array | None:
         """Make the inner calls with a mutation; the outer one of what they make, unless it is the same."""
@@ -100,7 +113,7 @@ class CallThrough:
         return result
 
 
-class GatheredCall(CallThrough):
+class GatheredCall(_SeenCall):
     """A call of which the tokens count that both sides have, one after the other.
 
     Args:
@@ -110,17 +123,12 @@ class GatheredCall(CallThrough):
     """
 
     def __init__(self, call: Rerun, gather: Gather, shape: tuple[int, ...]) -> None:
-        super().__init__(call, {"": call})
+        super().__init__(call)
         self._gather, self._shape = gather, shape
-
-    @property
-    def operation_count(self) -> int:
-        """As in `Rerun`."""
-        return self.outer.operation_count
 
     def run(self, mutation: CallMutation) -> Array | None:
         """Make the call; None if it fails, or makes a tensor of another shape."""
-        values = self.outer.run(mutation)
+        values = self._call.run(mutation)
         return None if values is None or values.shape != self._shape else self._gather.of_reference(values)
 
 

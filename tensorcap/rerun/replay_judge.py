@@ -171,11 +171,10 @@ class ReplayJudge:
             return "unjudged", tuple(replace(finding, status="unjudged") for finding in findings)
         if pair.status in ("nonfinite", "shape-mismatch"):
             return "diverged", (mismatch_finding(pair),)
-        ours, theirs = both_records(pair)
-        if self._rounded_arguments.are(theirs, self._runs.exact, ours):
+        reference, target = both_records(pair)
+        if self._rounded_arguments.are(target, self._runs.exact, reference):
             return "within-rounding", ()
         error = pair.row_error
-        reference, target = both_records(pair)
         if error is None or pair.difference is None or not reference.dtype.is_inexact:
             return (pair.status if pair.status in JUDGED else "unjudged"), pair.findings
         elements = pair.elements

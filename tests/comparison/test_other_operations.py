@@ -93,9 +93,18 @@ def test_ops_that_hold_something_else_are_explained_where_what_comes_of_them_agr
 
 
 @pytest.mark.spec("CMP-280")
-def test_ops_of_a_tensor_that_a_mapping_brings_into_another_order_are_in_that_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        pytest.param(lambda x: x, id="elements"),
+        pytest.param(lambda x: x.sort(-1)[1].float(), id="their-places-beside-what-agrees"),
+    ],
+)
+def test_ops_of_a_tensor_that_a_mapping_brings_into_another_order_are_in_that_order(
+    tmp_path: Path, numbers: Callable[[Tensor], Tensor]
+) -> None:
     def code(module: Inner, x: Tensor) -> Tensor:
-        made: Tensor = (module.queries(x) * 2).logsumexp(-1)
+        made: Tensor = (numbers(module.queries(x)) * 2).logsumexp(-1)
         return made
 
     found = compared(tmp_path, (code, code), mapping=ROWS)
@@ -111,6 +120,25 @@ def test_an_op_that_lessens_errors_hides_no_wrong_factor(tmp_path: Path) -> None
     found = compared(tmp_path, (code(0.02), code(0.01)), SMALL)
     statuses = {pair.key.rpartition(":")[2]: pair.status for pair in found.pairs}
     assert statuses["aten._softmax.default/output"] == "within-rounding"
+    assert statuses["aten.mul.Tensor/output"] == "diverged"
+    assert found.exit_status == 1
+
+
+@pytest.mark.spec("CMP-280")
+def test_an_order_that_a_sum_undoes_hides_no_wrong_factor_behind_it(tmp_path: Path) -> None:
+    """What is computed of the tensor that the mapping lays out anew agrees before the factor."""
+
+    def code(factor: float) -> Code:
+        def run(module: Inner, x: Tensor) -> Tensor:
+            total = module.queries(x).sum(-1, keepdim=True) / 1000
+            made: Tensor = ((x + total) * factor).softmax(-1)
+            return made
+
+        return run
+
+    found = compared(tmp_path, (code(0.02), code(0.01)), SMALL, mapping=ROWS)
+    statuses = {pair.key.rpartition(":")[2]: pair.status for pair in found.pairs}
+    assert statuses["aten.add.Tensor/output"] == "within-rounding"
     assert statuses["aten.mul.Tensor/output"] == "diverged"
     assert found.exit_status == 1
 

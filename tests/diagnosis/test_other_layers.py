@@ -221,7 +221,9 @@ def test_a_shifted_schedule_is_one_suspect_that_says_what_each_layer_does(tmp_pa
     assert "explained: the target is what Attention makes with" in text
     assert "of layers.3: the target is what Attention makes with" in text
     assert "does what the one 1 before it does in the reference" in text
-    assert [one.get("text", "").count("layers.{0,2}") for one in suspect.to_json()["others"]] == [1]
+    members = suspect.to_json()
+    assert "does what the one 1 before it does in the reference" in members["diagnosis"]["hint"]
+    assert [one.get("text", "").count("layers.{0,2}") for one in members["others"]] == [1]
 
 
 class Gated(nn.Module):

@@ -601,3 +601,46 @@ def test_what_a_call_was_given_is_right_if_its_other_results_are(
         pairs = compare(reference, target, mapping="none").pairs
         (made,) = [pair for pair in pairs if pair.key == "0/block/output"]
         assert ErrorOrigins(reference, target, pairs).module_of(made, pairs) == expected
+
+
+_FIRST = "0/first/output", "0/second/input.x"
+_BIAS = "0/second/input.bias", "0/second/output.1"
+
+
+@pytest.mark.spec("LCL-260")
+@pytest.mark.parametrize(
+    ("lacks", "expected"),
+    [
+        pytest.param((), "0/second/input.x", id="known-argument"),
+        pytest.param((*_FIRST, "0/second/input.bias"), "0/first/input.x", id="handed-on"),
+        pytest.param((*_FIRST, *_BIAS), "0/first/input.x", id="whole-numbers"),
+    ],
+)
+def test_what_a_call_hands_on_or_chooses_proves_nothing_of_what_else_it_was_given(
+    tmp_path: Path, lacks: tuple[str, ...], expected: str
+) -> None:
+    """A block that returns the positions' bias that it is given, or whole numbers, beside its result."""
+    x, bias, one, other = (np.random.default_rng(seed).normal(size=(8, 16)).astype("f4") for seed in range(4))
+    chosen = np.arange(32).reshape(8, 4)
+    tensors = {
+        "0/@root/input.x": x,
+        "0/@root/input.bias": bias,
+        "0/first/input.x": x,
+        "0/first/output": one,
+        "0/second/input.x": one,
+        "0/second/input.bias": bias,
+        "0/second/output.0": other,
+        "0/second/output.1": bias,
+        "0/second/output.2": chosen,
+        "0/@root/output": other,
+    }
+    for key in set(_BIAS).intersection(lacks):
+        del tensors[key]
+    wrong = ("0/first/output", "0/second/input.x", "0/second/output.0", "0/@root/output")
+    target = {key: tensor * 1.1 if key in wrong else tensor for key, tensor in tensors.items()}
+    target = {key: tensor for key, tensor in target.items() if key not in lacks}
+    paths = write_archive(tmp_path / "ref.h5", tensors), write_archive(tmp_path / "tgt.h5", target)
+    with open_archive(paths[0]) as reference, open_archive(paths[1]) as tested:
+        pairs = compare(reference, tested, mapping="none").pairs
+        (made,) = [pair for pair in pairs if pair.key == "0/second/output.0"]
+        assert expected in ErrorOrigins(reference, tested, pairs).gap(made).operands

@@ -12,7 +12,7 @@ from torch import nn
 
 from tensorcap.alignment import align, aligned_sides
 from tensorcap.comparison import compare
-from tensorcap.localization import gather_evidence
+from tensorcap.localization import gather_evidence, localize
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
 from tensorcap_formats.open import opened_both
@@ -153,6 +153,50 @@ def test_nobody_is_accused_of_a_multiplier_in_the_weights(
     assert not set(accused) & set(INNOCENT)
     assert (accused == []) is is_right
     assert all(module.startswith("layers.") for module in accused)
+
+
+class Branch(nn.Module):
+    """A residual branch whose multiplier is in its weights, behind them, or both."""
+
+    def __init__(self, *, is_folded: bool, behind: float) -> None:
+        super().__init__()
+        self.norm, self.into, self.out = norm(), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        if is_folded:
+            for one in self.out.parameters():
+                one.data *= 0.3
+        self.behind = behind
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x + self.behind * self.out(torch.tanh(self.into(self.norm(x))))
+
+
+def branches(*behind: float, is_folded: bool = True) -> Any:
+    torch.manual_seed(8)
+    return nn.Sequential(*(Branch(is_folded=is_folded, behind=one) for one in behind)).eval()
+
+
+@pytest.mark.spec("LCL-263")
+@pytest.mark.parametrize("way", ["replay", "injection", "both"])
+@pytest.mark.parametrize("wrong", [0, 2])
+def test_a_multiplier_in_the_weights_and_behind_them_is_a_mistake(
+    way: str, wrong: int, tmp_path: Path
+) -> None:
+    """Of one layer; in others the weights alone have it."""
+    x = torch.randn(2, 16, WIDTH, generator=torch.Generator().manual_seed(3))
+    behind = [1.0, 1.0, 1.0]
+    behind[wrong] = 0.3
+    reference = Workload(branches(0.3, 0.3, 0.3, is_folded=False), (x,))
+    target = Workload(branches(*behind), (x,))
+    capture_workload(reference, tmp_path / "ref.h5")
+    capture_workload(target, tmp_path / "tgt.h5")
+    found = localize(
+        tmp_path / "ref.h5",
+        tmp_path / "tgt.h5",
+        reference_model=None if way == "injection" else reference,
+        target_model=None if way == "replay" else target,
+    )
+    expected = str(wrong) if way == "injection" else f"{wrong}.out"
+    assert [suspect.module for suspect in found.suspects] == [expected]
 
 
 @pytest.mark.spec("CMP-260")

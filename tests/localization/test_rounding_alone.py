@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tensorcap.comparison import compare
-from tensorcap.localization import localize
+from tensorcap.comparison import Finding, compare
+from tensorcap.diagnosis import Diagnosis, Explanation
+from tensorcap.localization import Evidence, EvidenceSource, localize, rank_suspects
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
+from tensorcap_formats.open import open_archive
 
 WIDTH = 64
 
@@ -50,3 +52,32 @@ def test_who_only_rounds_otherwise_is_named_in_a_note_and_not_accused(tmp_path: 
     assert found.exit_status == 0
     (note,) = (note for note in found.notes if "rounds otherwise" in note or "round otherwise" in note)
     assert "nobody is accused of that" in note
+
+
+@pytest.mark.spec("LCL-660")
+@pytest.mark.parametrize(
+    ("other", "accused"), [("ulp_share", []), ("outliers", [("1", "3")])], ids=["bits", "outliers-in-one"]
+)
+def test_layers_of_one_cause_are_of_rounding_if_all_of_them_are(
+    tmp_path: Path, other: str, accused: list[tuple[str, ...]]
+) -> None:
+    x = torch.randn(2, 40, WIDTH, generator=torch.Generator().manual_seed(1))
+    capture_workload(Workload(model(), (x,)), tmp_path / "ref.h5")
+
+    def explained(module: str) -> Diagnosis:
+        key = f"0/{module}/output"
+        cause = Explanation("norm-precision", "in bfloat16", "", 0.1, 0.01, 0.02, 0, 5120, 9.0, {})
+        return Diagnosis(key, key, "explained", 0.1, 0.001, "bfloat16", 0.0, (cause,), {}, ())
+
+    tests = {"1": "ulp_share", "3": other}
+    evidence = [
+        Evidence(module, (f"0/{module}/output",), "diverged", (finding,), 0.1, None, "it is wrong")
+        for module, test in tests.items()
+        for finding in [Finding(test, 2.0, 1.0, "diverged", f"{test} 2, at most 1")]
+    ]
+    with open_archive(tmp_path / "ref.h5") as run:
+        source = EvidenceSource("replay", run, run, None, tuple(evidence))
+        found = rank_suspects(run, run, compare(run, run), [source], explain_weights=explained)
+    assert [suspect.modules for suspect in found.suspects] == accused
+    notes = [note for note in found.notes if "nobody is accused of that" in note]
+    assert [note.partition(" otherwise")[0] for note in notes] == ([] if accused else ["{1,3}: round"])

@@ -33,7 +33,7 @@ from tensorcap.comparison.policy import POLICY
 from tensorcap.comparison.policy_tests.context import Context, MeasuredPair, PolicyTest
 from tensorcap.comparison.tensorless_calls import GivenValues, has_all_inputs
 from tensorcap.metrics import is_routing
-from tensorcap.runs import Call, Contents, contents_of, enclosing_sites, is_parameter, is_telling
+from tensorcap.runs import Call, Contents, contents_of, enclosing_sites, is_parameter, is_telling, rms_of
 from tensorcap.wording import number_and_limit
 from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.records import Record
@@ -76,7 +76,7 @@ class _CallUnderWay:
 
     def error_of_operands(self, record: Record) -> float:
         """Return the relative error of what a result may have been made of, in units of the result."""
-        size = _rms(record)
+        size = rms_of(record)
         term = self.terms.get(record.size, 0.0)
         return max(self.worst, term / size) if size else self.worst
 
@@ -197,7 +197,7 @@ class _Trace:
                 continue
             state.worst = max(state.worst, error)
             if pair is not None and pair.is_compared and pair.is_inexact:
-                term = error * (_rms(record) or 0.0)
+                term = error * rms_of(record)
                 state.terms[record.size] = max(state.terms.get(record.size, 0.0), term)
                 state.least_elements = min(state.least_elements, pair.elements)
             self._kept[rank, around] = max(self._kept.get((rank, around), 0.0), error)
@@ -242,11 +242,3 @@ def _judge(pair: MeasuredPair, error: float, maker: _CallUnderWay) -> Finding:
         f"made: gain {shown}, at most {limit}"
     )
     return limits.finding("code_gain", gain, text)
-
-
-def _rms(record: Record) -> float | None:
-    """The size of a tensor's elements; None if it is not known."""
-    statistics = record.statistics
-    if statistics is None or statistics.l2 is None:
-        return None
-    return statistics.l2 / math.sqrt(max(1, record.size))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tensorcap.comparison.pair import Finding
@@ -27,6 +27,7 @@ from tensorcap.comparison.policy_tests.op_gains import cancellation_scale
 from tensorcap.comparison.robust_errors import has_measured_rows
 from tensorcap.runs import is_gradient, is_inner
 from tensorcap.wording import number_and_limit
+from tensorcap_formats.archive import Archive
 from tensorcap_formats.records import Record
 
 _OF_ZEROS: Final = 1.0  # row error of zeros: farther off is what has nothing to do with the reference
@@ -57,7 +58,7 @@ class WideErrorTest(PolicyTest):
 
 def _total_errors(context: Context, *, is_wide: bool) -> Iterator[tuple[str, Finding]]:
     """Judge tensors by `wide_error`, or by `growth`, which also judges rows of other experts if wide."""
-    roundings = None if is_wide else _SummedRoundings(context)
+    roundings = None if is_wide else _SummedRoundings.of(context)
     for pair, error in context.open_results():
         record, precision = pair.reference, pair.precision
         has_other_rows = context.after_flips.has_other_rows(record)
@@ -86,39 +87,40 @@ def _total_errors(context: Context, *, is_wide: bool) -> Iterator[tuple[str, Fin
 class _SummedRoundings:
     """What the modules of a target with weights in few bits round off together, up to a place of the run.
 
+    What is rounded somewhere that the reference has no results of counts everywhere.
+
     Args:
-        context: What the test may look at.
+        reference: The trusted archive, with an order of execution.
+        own_roundings: What each module rounds off, by its site.
     """
 
-    def __init__(self, context: Context) -> None:
-        runs = context.runs_precision
-        own = {} if runs is None or not context.reference.is_ordered else runs.own_roundings
-        steps: dict[int, list[tuple[int, float]]] = {}
-        seen: set[tuple[object, ...]] = set()
-        for record in context.reference.records:
+    def __init__(self, reference: Archive, own_roundings: Mapping[str, float]) -> None:
+        orders: dict[tuple[int, int, str, int], int] = {}  # of the first result of each call
+        for record in reference.records:
             key = record.key
-            call = key.rank, key.step, key.site, key.call
-            if key.slot.startswith("output") and key.site in own and call not in seen:
-                seen.add(call)
-                steps.setdefault(key.step, []).append((record.order, own[key.site] ** 2))
-        called = {site for _, _, site, _ in seen}
-        self._elsewhere = sum(rounding**2 for site, rounding in own.items() if site not in called)
-        self._is_known = bool(own)
-        self._orders: Mapping[int, Sequence[int]]
-        self._squares: Mapping[int, Sequence[float]]
+            if key.slot.startswith("output") and key.site in own_roundings:
+                orders.setdefault((key.rank, key.step, key.site, key.call), record.order)
+        steps: dict[int, list[tuple[int, float]]] = {}
+        for (_, step, site, _), order in orders.items():
+            steps.setdefault(step, []).append((order, own_roundings[site] ** 2))
+        called = {site for _, _, site, _ in orders}
+        self._elsewhere = sum(rho**2 for site, rho in own_roundings.items() if site not in called)
         self._orders = {step: [order for order, _ in sorted(made)] for step, made in steps.items()}
         self._squares = {
             step: list(itertools.accumulate((square for _, square in sorted(made)), initial=0.0))
             for step, made in steps.items()
         }
 
-    def up_to(self, record: Record) -> float | None:
-        """Return the root of the sum of squares of what was rounded before a record; None if not known.
-
-        What is rounded somewhere that the reference has no results of counts everywhere.
-        """
-        if not self._is_known:
+    @classmethod
+    def of(cls, context: Context) -> _SummedRoundings | None:
+        """Sum up what is known of the runs; None if nothing is, as of a target without such weights."""
+        precision = context.runs_precision
+        if precision is None or not precision.own_roundings or not context.reference.is_ordered:
             return None
+        return cls(context.reference, precision.own_roundings)
+
+    def up_to(self, record: Record) -> float:
+        """Return the root of the sum of squares of what was rounded before a record."""
         step = record.key.step
         count = bisect_right(self._orders.get(step, ()), record.order)
         return math.sqrt(self._elsewhere + (self._squares[step][count] if count else 0.0))

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from tensorcap.alignment import MappingSource, sides
 from tensorcap.comparison import Comparison, Examination, compare, exchanged_operations
 from tensorcap.localization import (
-    GatheredEvidence,
+    ComparedRuns,
     Verification,
     gather_evidence,
     gather_operation_evidence,
@@ -141,20 +141,20 @@ def source_of_archives(
     """
     with ExitStack() as stack:
         trusted, tested = stack.enter_context(opened_both(reference, target))
-        compared, free, gathered = _compared(stack, trusted, tested, mapping)
-        localization = rank_suspects(*compared, free, gathered.sources)
+        runs = _compared(stack, trusted, tested, mapping)
+        localization = rank_suspects(*runs.sides, runs.free, runs.gathered.sources)
         document = localization.to_json()
         yield ReportSource(
-            free,
-            examine(free, *compared, where="none"),
+            runs.free,
+            examine(runs.free, *runs.sides, where="none"),
             document["suspects"],
             document["by"],
             {},
-            compared,
+            runs.sides,
             (_path_text(reference), _path_text(target)),
             mapping=str(mapping) if isinstance(mapping, str | os.PathLike) else "",
             notes=localization.notes,
-            exit_status=max(free.exit_status, localization.exit_status),
+            exit_status=max(runs.free.exit_status, localization.exit_status),
         )
 
 
@@ -204,14 +204,14 @@ def source_of_folder(folder: str | os.PathLike[str]) -> Iterator[ReportSource]:
     mapping = folder / MAP if (folder / MAP).is_file() else None
     with ExitStack() as stack:
         trusted, tested = stack.enter_context(opened_both(*paths))
-        compared, free, _ = _compared(stack, trusted, tested, mapping)
+        runs = _compared(stack, trusted, tested, mapping)
         yield ReportSource(
-            free,
-            examine(free, *compared, where="none"),
+            runs.free,
+            examine(runs.free, *runs.sides, where="none"),
             suspects,
             by,
             own_errors,
-            compared,
+            runs.sides,
             (str(paths[0]), str(paths[1])),
             mapping="" if mapping is None else str(mapping),
             notes=notes,
@@ -300,15 +300,11 @@ def _document(folder: Path) -> Mapping[str, Any]:
     return document
 
 
-def _compared(
-    stack: ExitStack, trusted: Archive, tested: Archive, mapping: Any
-) -> tuple[tuple[Archive, Archive], Comparison, GatheredEvidence]:
-    """Both sides as they are compared, their comparison, and what the archives alone say."""
+def _compared(stack: ExitStack, trusted: Archive, tested: Archive, mapping: Any) -> ComparedRuns:
+    """Compare both sides, and gather what the archives alone say."""
     if is_compiled(trusted, tested):
-        operations = gather_operation_evidence(trusted, tested, None)
-        gathered = GatheredEvidence((operations.source,), None, operations.replay_error, None)
-        return operations.sides, operations.free, gathered
+        return gather_operation_evidence(trusted, tested, None)
     compared = sides(trusted, tested, mapping)
     free = compare(*compared, mapping="none")
     gathered = gather_evidence(stack, trusted, tested, free, compared=compared, mapping=mapping)
-    return compared, free, gathered
+    return ComparedRuns(compared, free, gathered)
