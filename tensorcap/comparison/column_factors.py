@@ -1,20 +1,23 @@
 """Columns of a weight that were multiplied by numbers before it was rounded, as AWQ and SmoothQuant do.
 
 The layer's input is divided by the same numbers: by the norm that makes it, or by the layer itself. Read
-`column_factors`, then `undone_by`.
+`column_factors`, then `undone_by`, and `with_whole_columns`: what is left of an input's error without them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from tensorcap.comparison.layer_products import BIAS, Product, floats_of
+from tensorcap.comparison.padding import row_metrics
+from tensorcap.comparison.pair import Pair
 from tensorcap.comparison.record_index import RecordIndex
 from tensorcap.comparison.weight_rounding import WeightNumbers
+from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.records import Record
 
@@ -29,10 +32,12 @@ class Factors:
 
     Attributes:
         factors: The numbers.
+        divisors: What columns of its input are divided by: the same, as the input itself has them.
         is_inside: Whether the layer itself divides its input by them, and not what it is given by.
     """
 
     factors: Array
+    divisors: Array
     is_inside: bool = False
 
 
@@ -45,7 +50,7 @@ def column_factors(
     products: Sequence[Product],
     inputs: Collection[Record],
 ) -> Iterator[Factors]:
-    """Yield what columns may have been multiplied by: what fits, a norm has lost, or the layer holds.
+    """Yield what columns may have been multiplied by: what a norm has lost, what fits, or the layer holds.
 
     Args:
         reference: The trusted archive's records.
@@ -62,23 +67,24 @@ def column_factors(
     columns = trusted.shape[1]
     if not products or products[0].x.shape[1] != columns:
         return
-    fitted = _fitted_factors(trusted, weight, products[0])
-    if fitted is not None:
-        yield Factors(fitted)
     for ours, theirs in _parameters_of_makers(reference, target, inputs):
         if ours.size == theirs.size == columns:
             sides = floats_of(reference.archive, ours), floats_of(target.archive, theirs)
             if sides[0] is not None and sides[1] is not None and (sides[0] * sides[1]).all():
-                yield Factors((sides[0] / sides[1]).reshape(-1))
+                lost = (sides[0] / sides[1]).reshape(-1)
+                yield Factors(lost, lost)
+    fitted = _fitted_factors(trusted, weight, products[0])
+    if fitted is not None:
+        yield fitted
     for slot, record in target.parameters(site).items():
         if record.size == columns and slot not in (BIAS, "param.weight"):
             values = floats_of(target.archive, record)
             if values is not None and values.all():
-                yield Factors(values.reshape(-1), is_inside=True)
-                yield Factors(1 / values.reshape(-1), is_inside=True)
+                for factors in (values.reshape(-1), 1 / values.reshape(-1)):
+                    yield Factors(factors, factors, is_inside=True)
 
 
-def _fitted_factors(reference: Array, weight: WeightNumbers, product: Product) -> Array | None:
+def _fitted_factors(reference: Array, weight: WeightNumbers, product: Product) -> Factors | None:
     """The numbers that columns of a weight were multiplied by before it was rounded; None if there are none.
 
     They are fitted to the weight, by least squares, and have to be those that the input's columns were
@@ -93,7 +99,9 @@ def _fitted_factors(reference: Array, weight: WeightNumbers, product: Product) -
     is_other = np.abs(factors - 1) > _ALIKE
     is_known = rest <= _LEFT * float(np.linalg.norm(product.x - product.given)) and is_other.mean() > 0.5
     is_inverse = np.abs(factors * divided - 1) <= _ALIKE
-    return factors if is_known and is_inverse.mean() >= _MOST else None
+    if not is_known or is_inverse.mean() < _MOST:
+        return None
+    return Factors(factors, np.where(is_inverse, 1 / np.where(is_inverse, divided, 1), factors))
 
 
 def _parameters_of_makers(
@@ -106,6 +114,32 @@ def _parameters_of_makers(
         yield from (
             (ours, theirs[slot]) for slot, ours in reference.parameters(site).items() if slot in theirs
         )
+
+
+def scaled_tensors(reference: RecordIndex, inputs: Iterable[Record]) -> dict[str, Record]:
+    """What a layer was given by the reference and what holds the same, by key text."""
+    return {record.key.text: record for given in inputs for record in (given, *reference.holders(given))}
+
+
+def with_whole_columns(pair: Pair, divisors: Array, reference: Archive, target: Archive) -> Pair:
+    """Return a pair with the row metrics that it has if the target's columns are not divided.
+
+    Args:
+        pair: Both sides of a tensor.
+        divisors: What the target's columns are divided by, `[columns]`; of another size it is left as it is.
+        reference: The trusted archive.
+        target: The archive under test.
+
+    Raises:
+        OSError, ReadError: One of both sides cannot be read.
+    """
+    if pair.reference is None or pair.target is None or pair.difference is None:
+        return pair
+    ours, theirs = floats_of(reference, pair.reference), floats_of(target, pair.target)
+    if ours is None or theirs is None or ours.shape != theirs.shape or ours.shape[-1:] != divisors.shape:
+        return pair
+    ours, theirs = (side.reshape(-1, divisors.size) for side in (ours, theirs))
+    return pair.with_difference(replace(pair.difference, **row_metrics(ours, theirs * divisors - ours)))
 
 
 def undone_by(
@@ -127,7 +161,7 @@ def undone_by(
         OSError, ReadError: A parameter cannot be read.
     """
     reason = f"its columns are divided by what those of the weight of {site} were multiplied by"
-    undone = {record.key.text: reason for given in inputs for record in (given, *reference.holders(given))}
+    undone = dict.fromkeys(scaled_tensors(reference, inputs), reason)
     for ours, theirs in _parameters_of_makers(reference, target, inputs):
         if ours.shape != theirs.shape or ours.size != factors.size:
             continue

@@ -33,6 +33,7 @@ from tensorcap.comparison import (
     measure_layers,
     ranks_that_add,
     require_readable,
+    with_whole_columns,
     without_estimates,
     worst_status,
 )
@@ -138,9 +139,12 @@ class ReplayJudge:
         if pair.key in self._layers.folded:
             finding = self._layers.results[pair.key].finding
             return self._makers.own_error(pair, finding.status, (finding,))
-        if pair.key in self._layers.undone:
-            return self._makers.own_error(pair, "explained", pair.findings)
         is_leaf = self._is_leaf(key)
+        if pair.key in self._layers.undone:
+            left = self._judge_whole_columns(pair, is_leaf=is_leaf)
+            if left and worst_status(left) in BAD:
+                return self._makers.own_error(pair, worst_status(left), left)
+            return self._makers.own_error(pair, "explained", pair.findings)
         ratio = None if pair.baseline is None else pair.baseline.r
         status, findings = self._status(pair, ratio, is_leaf=is_leaf)
         inherited = self._states.inherited(pair) if status in BAD else None
@@ -174,22 +178,11 @@ class ReplayJudge:
         ours, theirs = both_records(pair)
         if self._rounded_arguments.are(theirs, self._runs.exact, ours):
             return "within-rounding", ()
-        error = pair.row_error
         reference, target = both_records(pair)
-        if error is None or pair.difference is None or not reference.dtype.is_inexact:
+        if pair.row_error is None or pair.difference is None or not reference.dtype.is_inexact:
             return (pair.status if pair.status in JUDGED else "unjudged"), pair.findings
         elements = pair.elements
-        own = list(
-            judge_replayed(
-                error,
-                pair.difference.row_error_p95,
-                self._precision_of(pair),
-                is_leaf=is_leaf,
-                elements=elements,
-                is_forward=self._is_forward,
-                ranks=self._ranks_that_add.get(pair.key, 1),
-            )
-        )
+        own = list(self._judge_errors(pair, is_leaf=is_leaf))
         if ratio is not None and ratio <= self._rounds_as_much(reference.key, elements, is_leaf=is_leaf):
             own = [replace(f, status="within-rounding") for f in own]
         elif ratio is not None and math.isfinite(ratio) and self._is_judged_by_twin(pair, is_leaf=is_leaf):
@@ -207,6 +200,30 @@ class ReplayJudge:
         if not (is_precise and (self._is_forward or has_own_tensors)):
             own += self._judge_bits(pair)
         return worst_status(own), tuple(own)
+
+    def _judge_whole_columns(self, pair: Pair, *, is_leaf: bool) -> tuple[Finding, ...]:
+        """Judge what is left of an error if the target's columns are not divided, which a layer undoes."""
+        divisors = self._layers.divisors.get(pair.key)
+        if divisors is None:
+            return ()
+        whole = with_whole_columns(pair, divisors, self._runs.exact, self._runs.target)
+        return self._judge_errors(whole, is_leaf=is_leaf)
+
+    def _judge_errors(self, pair: Pair, *, is_leaf: bool) -> tuple[Finding, ...]:
+        """Judge the row errors of a pair; nothing if it has none."""
+        if pair.row_error is None or pair.difference is None:
+            return ()
+        return tuple(
+            judge_replayed(
+                pair.row_error,
+                pair.difference.row_error_p95,
+                self._precision_of(pair),
+                is_leaf=is_leaf,
+                elements=pair.elements,
+                is_forward=self._is_forward,
+                ranks=self._ranks_that_add.get(pair.key, 1),
+            )
+        )
 
     def _rounds_as_much(self, key: Key, elements: int, *, is_leaf: bool) -> float:
         """The largest R at which the model itself rounds as much as the target does.

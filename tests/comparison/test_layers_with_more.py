@@ -90,6 +90,24 @@ def test_a_norm_is_divided_by_what_columns_are_multiplied_by(
     assert status(found, "0/norm/param.weight") == ("explained" if power == 1 else "diverged")
 
 
+@pytest.mark.spec("POL-284")
+@pytest.mark.parametrize(
+    ("added", "expected"),
+    [pytest.param(0, "explained", id="right"), pytest.param(0.2, "diverged", id="and-something-is-added")],
+)
+def test_what_is_wrong_with_a_divided_input_besides_is_not_explained(
+    make_archive: MakeArchive, added: float, expected: str
+) -> None:
+    """The factors are fitted: no parameter of the norm has lost them."""
+    factors = np.exp(RNG.normal(size=128))
+    weight, steps = rounded(WEIGHT * factors)
+    x = (X + added) / factors
+    reference = layer(make_archive, X, WEIGHT, X @ WEIGHT.T)
+    found = compare(reference, layer(make_archive, x, weight, x @ weight.T, steps))
+    assert status(found, "0/proj/param.weight") == "within-rounding"
+    assert [status(found, f"0/{key}") for key in ("norm/output", "proj/input")] == [expected] * 2
+
+
 @pytest.mark.spec("POL-625")
 @pytest.mark.parametrize(
     ("is_divided", "expected"),
