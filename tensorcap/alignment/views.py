@@ -551,7 +551,8 @@ class WholeTensors(ArchiveView):
                 records.append(record)
             elif gather is not None and not gather.reference.is_shared:
                 (whole,) = gathered.sources[record.key.text]
-                records.append(_computed_record([record], record.key, record.dtype, whole.shape))
+                dtype = dtype_of(np.empty(0, values_dtype(record)))
+                records.append(_computed_record([record], record.key, dtype, whole.shape))
         super().__init__(target, records, {record.key.text: (record,) for record in records})
 
     def _read_flat(self, record: Record, start: int, out: Array) -> None:

@@ -97,6 +97,11 @@ def port(act: nn.Module | None = None, inputs: dict[str, Tensor] | None = None) 
     return Workload(made, port_inputs() if inputs is None else inputs)
 
 
+def in_bfloat16(workload: Workload) -> Workload:
+    workload.model.bfloat16()
+    return workload
+
+
 def captured(folder: Path, target: Workload) -> tuple[Path, Path]:
     paths = folder / "ref.h5", folder / "tgt.h5"
     capture_workload(reference(), paths[0])
@@ -126,6 +131,15 @@ def test_padding_on_the_other_side_accuses_nobody(tmp_path: Path, way: str) -> N
     )
     assert [suspect.module for suspect in found.suspects] == []
     assert found.exit_status == 0
+
+
+@pytest.mark.spec("ALN-320", "RPL-220")
+def test_padding_on_the_other_side_accuses_nobody_in_bfloat16(tmp_path: Path) -> None:
+    found = localize(*captured(tmp_path, in_bfloat16(port())), reference_model=reference())
+    assert [suspect.module for suspect in found.suspects] == []
+    assert found.exit_status == 0
+    spoilt = localize(*captured(tmp_path, in_bfloat16(port(nn.GELU()))), reference_model=reference())
+    assert [suspect.module for suspect in spoilt.suspects] == ["layers.1.act"]
 
 
 @pytest.mark.spec("RPL-220")
