@@ -72,11 +72,13 @@ class LayerTrial:
         product = self.product
         own = float(np.linalg.norm(product.y - product.wanted))
         limit = min(_NAMED * own, float(np.hypot(_LEFT * own, _BESIDES * self.besides)))
-        stated = replace(self, product=replace(product, x=stated_inputs(product.x, self.settings)))
-        for given in (self, stated):
-            text = given._of_own_weight(limit)
-            if text:
-                return LayerMistake(text)
+        stated = self
+        text = self._of_own_weight(limit)
+        if self.settings and not text:
+            stated = replace(self, product=replace(product, x=stated_inputs(product.x, self.settings)))
+            text = stated._of_own_weight(limit)
+        if text:
+            return LayerMistake(text)
         few, share = self._few()
         of_stated, _ = stated._few()
         found = _best(itertools.chain(_read_otherwise(of_stated), _given_otherwise(few)), limit * share)
