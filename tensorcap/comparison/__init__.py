@@ -24,7 +24,6 @@ from tensorcap.comparison.baseline import label_of
 from tensorcap.comparison.blind_spots import RunSummary
 from tensorcap.comparison.calibration import CALIBRATED, Calibration, kind_of
 from tensorcap.comparison.calibration_runs import Calibrated, calibrate, write_calibration
-from tensorcap.comparison.column_factors import with_whole_columns
 from tensorcap.comparison.comparison import Comparison, json_pieces
 from tensorcap.comparison.cut_values import RoundedArguments
 from tensorcap.comparison.divergence import (
@@ -200,7 +199,6 @@ __all__ = [
     "shade",
     "state_writer",
     "sync_points",
-    "with_whole_columns",
     "without_estimates",
     "worst",
     "worst_status",

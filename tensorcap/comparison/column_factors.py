@@ -1,20 +1,18 @@
 """Columns of a weight that were multiplied by numbers before it was rounded, as AWQ and SmoothQuant do.
 
 The layer's input is divided by the same numbers: by the norm that makes it, or by the layer itself. Read
-`column_factors`, then `undone_by`, and `with_whole_columns`: what is left of an input's error without them.
+`column_factors`, then `divided_tensors` and `divided_parameters`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from tensorcap.comparison.layer_products import BIAS, Product, floats_of
-from tensorcap.comparison.padding import row_metrics
-from tensorcap.comparison.pair import Pair
 from tensorcap.comparison.record_index import RecordIndex
 from tensorcap.comparison.weight_rounding import WeightNumbers
 from tensorcap_formats.archive import Archive
@@ -116,62 +114,65 @@ def _parameters_of_makers(
         )
 
 
-def scaled_tensors(reference: RecordIndex, inputs: Iterable[Record]) -> dict[str, Record]:
-    """What a layer was given by the reference and what holds the same, by key text."""
-    return {record.key.text: record for given in inputs for record in (given, *reference.holders(given))}
+def divided_tensors(
+    reference: RecordIndex, target: Archive, inputs: Iterable[Record], divisors: Array
+) -> Iterator[str]:
+    """Yield what a layer was given, and what holds the same in the reference, where the target divides it.
 
-
-def with_whole_columns(pair: Pair, divisors: Array, reference: Archive, target: Archive) -> Pair:
-    """Return a pair with the row metrics that it has if the target's columns are not divided.
+    Most of its elements are nearer to the reference's if its columns are multiplied again: code between a
+    norm and the layer may divide what the norm makes.
 
     Args:
-        pair: Both sides of a tensor.
-        divisors: What the target's columns are divided by, `[columns]`; of another size it is left as it is.
-        reference: The trusted archive.
-        target: The archive under test.
+        reference: The trusted archive's records.
+        target: The archive under test, under the reference's keys.
+        inputs: What the reference's layer was given.
+        divisors: What columns may be divided by, `[inputs]`; of a convolution channels, `[channels, 1, …]`.
+
+    Yields:
+        Key texts.
 
     Raises:
-        OSError, ReadError: One of both sides cannot be read.
+        OSError, ReadError: A tensor cannot be read.
     """
-    if pair.reference is None or pair.target is None or pair.difference is None:
-        return pair
-    ours, theirs = floats_of(reference, pair.reference), floats_of(target, pair.target)
-    if ours is None or theirs is None or ours.shape != theirs.shape or ours.shape[-1:] != divisors.shape:
-        return pair
-    ours, theirs = (side.reshape(-1, divisors.size) for side in (ours, theirs))
-    return pair.with_difference(replace(pair.difference, **row_metrics(ours, theirs * divisors - ours)))
+    held = {record.key.text: record for given in inputs for record in (given, *reference.holders(given))}
+    for key, ours in held.items():
+        theirs = target.get(key) if key in target else None
+        if theirs is None or theirs.shape != ours.shape or not (ours.stored and theirs.stored):
+            continue
+        if ours.shape[-divisors.ndim :][:1] != divisors.shape[:1]:
+            continue
+        x, y = (a.load(r).astype(np.float64) for a, r in ((reference.archive, ours), (target, theirs)))
+        errors, whole = np.abs(y - x), np.abs(y * divisors - x)
+        if np.count_nonzero(whole < errors) > np.count_nonzero(errors < whole):
+            yield key
 
 
-def undone_by(
-    reference: RecordIndex, target: RecordIndex, site: str, inputs: Collection[Record], factors: Array
-) -> dict[str, str]:
-    """Which tensors differ because they are made of a scaled input: it, what holds it, and what scaled it.
+def divided_parameters(
+    reference: RecordIndex, target: RecordIndex, inputs: Iterable[Record], divisors: Array
+) -> Iterator[str]:
+    """Yield the parameters that scale what a layer is given, as a norm's, where the target divides them.
 
     Args:
         reference: The trusted archive's records.
         target: Those of the archive under test, under the reference's keys.
-        site: That of the layer that is given the input.
         inputs: What the reference's layer was given.
-        factors: What columns of the input are multiplied by, `[inputs]`.
+        divisors: What columns of the input are divided by, `[inputs]`.
 
-    Returns:
-        A reason for each, by key text.
+    Yields:
+        Key texts.
 
     Raises:
         OSError, ReadError: A parameter cannot be read.
     """
-    reason = f"its columns are divided by what those of the weight of {site} were multiplied by"
-    undone = dict.fromkeys(scaled_tensors(reference, inputs), reason)
     for ours, theirs in _parameters_of_makers(reference, target, inputs):
-        if ours.shape != theirs.shape or ours.size != factors.size:
+        if ours.shape != theirs.shape or ours.size != divisors.size:
             continue
         sides = floats_of(reference.archive, ours), floats_of(target.archive, theirs)
         if sides[0] is None or sides[1] is None:
             continue
-        wanted = sides[0].reshape(-1) * factors
+        wanted = sides[0].reshape(-1) / divisors
         if np.linalg.norm(sides[1].reshape(-1) - wanted) <= _ALIKE * np.linalg.norm(wanted):
-            undone[ours.key.text] = reason
-    return undone
+            yield ours.key.text
 
 
 def columns_of_inputs(product: Product) -> str:

@@ -9,7 +9,6 @@ from typing import Final
 
 from tensorcap.comparison.blind_spots import RunSummary, summarize_runs
 from tensorcap.comparison.calibration import Calibration
-from tensorcap.comparison.column_factors import with_whole_columns
 from tensorcap.comparison.exact import judge_masks
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.near_ties import NearTies
@@ -40,7 +39,6 @@ from tensorcap.comparison.thresholds import KeyThresholds, Thresholds
 from tensorcap.metrics import Difference, LogitDifference, is_routing, logit_metrics, shared_vocabulary
 from tensorcap.runs import Calls, calls_of, is_inner, ops_of
 from tensorcap_formats.archive import Archive
-from tensorcap_formats.errors import ReadError
 
 _MOVED: Final = "experts flipped before it, so that its rows are not those of the reference"
 _WHOLE_ERRORS: Final = {"row_error_median", "row_error_p95", "relative_frobenius"}  # as `growth` limits
@@ -150,7 +148,7 @@ class PolicyJudge:
         """Judge the pairs that are `unjudged`.
 
         1. Masks of two kinds are compared as masks; rows of padding are taken out of the errors, and may be
-           NaN on one side. Errors are those without what a layer with a weight in few bits undoes.
+           NaN on one side. Errors are those without what a layer with a weight in few bits undoes (POL-284).
         2. Routers that chose other experts are found; ops behind them whose rows moved are `excluded`, and
            tokens at near ties of routers without records of their choices are taken out of the errors.
         3. Rows that other choices shuffled are aligned.
@@ -163,9 +161,7 @@ class PolicyJudge:
         if all(pair.difference is None for pair in pairs) and not any(map(self._is_open, pairs)):
             return list(pairs), RunSummary(POLICY)
         differences = [pair.difference for pair in pairs]
-        pairs, context, flips = self._without_moved_rows(
-            [self._with_whole_columns(self._without_padding(pair)) for pair in pairs]
-        )
+        pairs, context, flips = self._without_moved_rows([self._without_padding(pair) for pair in pairs])
         findings, gain_log = self._run_tests(context), context.gain_log
         after_flips = context.after_flips
         del context  # whose tables are as large as all pairs
@@ -204,7 +200,9 @@ class PolicyJudge:
         routers = find_routers(self._calls, ops, by_key)
         noise = partial(_noise, self.precision)
         flips = find_flips(*archives, routers, by_key, noise=noise)
-        near_ties = NearTies(*archives, self._calls, routers, by_key, noise=noise)
+        near_ties = NearTies(
+            *archives, self._calls, routers, by_key, noise=noise, divisors=self.layers.divisors
+        )
         pairs = [self._without_other_order(near_ties, near_ties.without(pair)) for pair in pairs]
         after_flips = StepsAfterFlips([flip for flip in flips if flip.flipped] + near_ties.flips)
         copies = copies_of(pairs, [flip.pair for flip in flips])
@@ -308,16 +306,6 @@ class PolicyJudge:
         findings = limits.judge(difference, None)
         return decide(without, Decision.of_findings("tolerance", findings, without.reason))
 
-    def _with_whole_columns(self, pair: Pair) -> Pair:
-        """Take out of the errors of a pair that columns are divided, which a layer undoes (POL-284)."""
-        divisors = self.layers.divisors.get(pair.key)
-        if divisors is None or not self._is_open(pair):
-            return pair
-        try:
-            return with_whole_columns(pair, divisors, self.reference, self.target)
-        except ReadError:  # the comparison says so
-            return pair
-
     def _judge_router(self, flips: Flips, pair: Pair) -> Finding:
         """Judge choices no better than the scores that they were made by, whose pair is given (POL-18)."""
         finding = flips.finding()
@@ -339,7 +327,7 @@ class PolicyJudge:
 
     @cached_property
     def _padding(self) -> Padding:
-        return Padding(self.reference, self.target)
+        return Padding(self.reference, self.target, self.layers.divisors)
 
     @cached_property
     def _calls(self) -> Calls:

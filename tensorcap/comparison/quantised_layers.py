@@ -16,7 +16,12 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.comparison.column_factors import column_factors, columns_of_inputs, scaled_tensors, undone_by
+from tensorcap.comparison.column_factors import (
+    column_factors,
+    columns_of_inputs,
+    divided_parameters,
+    divided_tensors,
+)
 from tensorcap.comparison.cut_values import spare_range
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.layer_errors import LayerError, input_variances, layer_error, row_error, step_error
@@ -81,7 +86,8 @@ class QuantisedLayers:
         predicted: By site, the largest error of its results that rounding predicts, relative.
         undone: Why tensors differ and nothing is wrong, by key text: columns of an input were divided by
             numbers that its layer's weight was multiplied by before it was rounded (AWQ, SmoothQuant).
-        divisors: Of these, what the columns of inputs, and of what holds the same, were divided by.
+        divisors: Of these, what the columns of inputs, and of what holds the same, were divided by, or the
+            channels of a convolution's: it broadcasts over the tensor.
         folded: Key texts of the results of such layers.
         rounded_to: What each weight is the reference's rounded to, by key text, whatever its columns were
             multiplied by: see `QuantisedWeight`.
@@ -151,7 +157,7 @@ class QuantisedLayers:
     def explain(self, pairs: Iterable[Pair]) -> list[Pair]:
         """Make `explained` what is undone by the layer that is given it; say why results are not finite.
 
-        Errors of a tensor with divided columns were judged without that (`with_whole_columns`): what is wrong
+        Errors of a tensor with divided columns were judged without that (`Padding.without`): what is wrong
         with it besides is not explained.
         """
         return [self._explained(pair) for pair in pairs]
@@ -349,8 +355,14 @@ class _Measurement:
                 for p in layer.products
             ]
             self.folded |= {product.key for product in layer.products}
-            self.undone |= undone_by(*indices, site, inputs, 1 / factors.factors)
-            self.divisors |= dict.fromkeys(scaled_tensors(self._ours, inputs), factors.divisors)
+            channels, space = layer.ours.shape[1], layer.ours.shape[2:]
+            divisors = np.median(factors.divisors.reshape(channels, -1), axis=1)
+            divisors = divisors.reshape(channels, *(1 for _ in space))
+            divided = list(divided_tensors(self._ours, self._target, inputs, divisors))
+            self.divisors |= dict.fromkeys(divided, divisors)
+            reason = f"its columns are divided by what those of the weight of {site} were multiplied by"
+            divided += divided_parameters(*indices, inputs, factors.factors)
+            self.undone |= dict.fromkeys(divided, reason)
             return
 
     def _measure_calls(self, layer: _Layer) -> None:

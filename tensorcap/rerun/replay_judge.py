@@ -33,7 +33,6 @@ from tensorcap.comparison import (
     measure_layers,
     ranks_that_add,
     require_readable,
-    with_whole_columns,
     without_estimates,
     worst_status,
 )
@@ -120,8 +119,10 @@ class ReplayJudge:
         self._quantised = (
             {} if runs.compute_dtype else quantised_sites(runs.exact, runs.target, pairs, self._layers)
         )
-        self._padding = Padding(runs.exact, runs.target)
-        self._near_ties = NearTies.of(runs.exact, runs.target, pairs, noise=self._noise)
+        self._padding = Padding(runs.exact, runs.target, self._layers.divisors)
+        self._near_ties = NearTies.of(
+            runs.exact, runs.target, pairs, noise=self._noise, divisors=self._layers.divisors
+        )
         self._arguments = Inputs(reference, pairs)
         self._states = States(self._makers.writers, (runs.exact, runs.target))
         self._ranks_that_add = ranks_that_add(runs.target)
@@ -141,7 +142,7 @@ class ReplayJudge:
             return self._makers.own_error(pair, finding.status, (finding,))
         is_leaf = self._is_leaf(key)
         if pair.key in self._layers.undone:
-            left = self._judge_whole_columns(pair, is_leaf=is_leaf)
+            left = self._judge_errors(pair, is_leaf=is_leaf) if pair.key in self._layers.divisors else ()
             if left and worst_status(left) in BAD:
                 return self._makers.own_error(pair, worst_status(left), left)
             return self._makers.own_error(pair, "explained", pair.findings)
@@ -200,14 +201,6 @@ class ReplayJudge:
         if not (is_precise and (self._is_forward or has_own_tensors)):
             own += self._judge_bits(pair)
         return worst_status(own), tuple(own)
-
-    def _judge_whole_columns(self, pair: Pair, *, is_leaf: bool) -> tuple[Finding, ...]:
-        """Judge what is left of an error if the target's columns are not divided, which a layer undoes."""
-        divisors = self._layers.divisors.get(pair.key)
-        if divisors is None:
-            return ()
-        whole = with_whole_columns(pair, divisors, self._runs.exact, self._runs.target)
-        return self._judge_errors(whole, is_leaf=is_leaf)
 
     def _judge_errors(self, pair: Pair, *, is_leaf: bool) -> tuple[Finding, ...]:
         """Judge the row errors of a pair; nothing if it has none."""

@@ -25,7 +25,8 @@ def rounded(values: Any) -> tuple[Any, Any]:
 
 def layer(make_archive: MakeArchive, x: Any, weight: Any, y: Any, steps: Any = None, **more: Any) -> Any:
     """An archive of a layer `proj` behind a norm; with steps its weight is in int8."""
-    tensors = {"0/norm/output": x, "0/proj/param.weight": weight, "0/proj/input": x, "0/proj/output": y}
+    tensors = dict(more.pop("before", {}))
+    tensors |= {"0/norm/output": x, "0/proj/param.weight": weight, "0/proj/input": x, "0/proj/output": y}
     settings = {} if steps is None else SETTINGS
     tensors |= {} if steps is None else {"0/proj/param.weight_step": steps}
     tensors |= more.pop("tensors", {})
@@ -33,6 +34,7 @@ def layer(make_archive: MakeArchive, x: Any, weight: Any, y: Any, steps: Any = N
         {"path": "", "class": "my.Net"},
         {"path": "norm", "class": "my.Norm"},
         {"path": "proj", "class": "my.Layer", "settings": settings},
+        *more.pop("modules", []),
     ]
     held = {key: np.asarray(value, np.float32) for key, value in tensors.items()}
     return make_archive(held, run={"modules": modules, "dtype": "float32"})
@@ -167,3 +169,82 @@ def test_a_relu_is_a_part_of_the_layer_before(make_archive: MakeArchive, name: s
     reference = archive(y, np.maximum(y, 0), WEIGHT)
     found = compare(reference, archive(cut, cut, weight, **SETTINGS))
     assert status(found, "0/conv/output") == expected
+
+
+@pytest.mark.spec("POL-284")
+def test_rows_of_padding_of_a_divided_input_do_not_count(make_archive: MakeArchive) -> None:
+    factors = np.exp(RNG.normal(size=128))
+    weight, steps = rounded(WEIGHT * factors)
+    mask = np.ones((2, 32), np.int64)
+    mask[:, :24] = 0
+    given = {"0/@root/input.input_ids": mask, "0/@root/input.attention_mask": mask}
+    x, other = X.reshape(2, 32, 128), X.reshape(2, 32, 128) / factors
+    other[:, :24] += 1
+    reference, target = (
+        layer(make_archive, a, w, a @ w.T, s, tensors={"0/norm/param.weight": n, **given})
+        for a, w, s, n in ((x, WEIGHT, None, NORM), (other, weight, steps, NORM / factors))
+    )
+    found = compare(reference, target)
+    assert [status(found, f"0/{key}") for key in ("norm/output", "proj/input")] == ["explained"] * 2
+
+
+@pytest.mark.spec("POL-284")
+@pytest.mark.parametrize(
+    ("factor", "expected"),
+    [pytest.param(1 + 1e-6, "within-rounding", id="right"), pytest.param(1.3, "diverged", id="too-large")],
+)
+def test_what_is_divided_behind_a_norm_says_nothing_of_the_norm(
+    make_archive: MakeArchive, factor: float, expected: str
+) -> None:
+    """In the reference the layer is given what the norm makes; in the target code between divides that."""
+    factors = np.exp(RNG.normal(size=128))
+    weight, steps = rounded(WEIGHT * factors)
+    x = X / factors
+    reference = layer(make_archive, X, WEIGHT, X @ WEIGHT.T)
+    made = {"0/norm/output": X * factor}
+    found = compare(reference, layer(make_archive, x, weight, x @ weight.T, steps, tensors=made))
+    assert status(found, "0/proj/param.weight") == "within-rounding"
+    assert status(found, "0/norm/output") == expected
+
+
+EXPERTS = [
+    {"path": "mlp", "class": "my.Experts"},
+    {
+        "path": "mlp.gate",
+        "class": "my.Gate",
+        "settings": {"num_experts": 4, "top_k": 1},
+        "parameters": {"weight": {"shape": [4, 128], "dtype": "float32"}},
+    },
+    *({"path": f"mlp.experts.{expert}", "class": "my.Expert"} for expert in range(4)),
+]
+
+
+@pytest.mark.spec("POL-284", "POL-18")
+def test_tokens_at_near_ties_of_a_divided_input_do_not_count(make_archive: MakeArchive) -> None:
+    """Ten of 64 tokens got another expert before the norm."""
+    factors = np.exp(RNG.normal(size=128))
+    weight, steps = rounded(WEIGHT * factors)
+    tied, scores = slice(3, 13), RNG.normal(size=(64, 4))
+    scores[tied] = 1, 1 - 1e-7, 0, 0
+    other_scores, other = scores.copy(), X.copy()
+    other_scores[tied] = 1 - 1e-7, 1, 0, 0
+    other[tied] = RNG.normal(size=(10, 128))
+    mixed = RNG.normal(size=X.shape)
+    reference, target = (
+        layer(
+            make_archive,
+            x,
+            w,
+            x @ w.T,
+            s,
+            before={"0/mlp/input.0": mixed, "0/mlp.gate/input.0": mixed, "0/mlp.gate/output": of_gate},
+            tensors={"0/norm/param.weight": n},
+            modules=EXPERTS,
+        )
+        for x, w, s, n, of_gate in (
+            (X, WEIGHT, None, NORM, scores),
+            (other / factors, weight, steps, NORM / factors, other_scores),
+        )
+    )
+    found = compare(reference, target)
+    assert [status(found, f"0/{key}") for key in ("norm/output", "proj/input")] == ["explained"] * 2
