@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 import numpy as np
@@ -369,7 +369,7 @@ class _Measurement:
         """Measure the own error of each call of a layer; then look for what is wrong with its weight."""
         module = self._target.info.modules.get(layer.site)
         of_bias = self._bias_error(layer.site)
-        beside = partial(self._packed.held_beside, layer.theirs)
+        beside = cache(partial(self._packed.held_beside, layer.theirs))
         errors = {
             product.key: layer_error(
                 product,
