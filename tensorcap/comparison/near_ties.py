@@ -181,7 +181,7 @@ class NearTies:
         return kept
 
     def _undecided(self, router: InlineRouter, pairs: Mapping[str, Pair]) -> _Undecided | None:
-        """Find the tokens of a router at a near tie; None if there are none.
+        """Find the tokens of a router at a near tie; None if there are none, or its scores are damaged.
 
         1. The margin of a token lies between the last score that is chosen and the first that is not.
         2. A near tie is a margin of up to `routing_margin` times the error of the scores: of their rows, or
@@ -196,7 +196,10 @@ class NearTies:
         known = next((one for one in possible if one is not None and one.is_compared), None)
         if known is None or record.size > _MOST:
             return None
-        scores = self._archives[0].load(record).astype(np.float64).reshape(-1, record.shape[-1])
+        try:
+            scores = self._archives[0].load(record).astype(np.float64).reshape(-1, record.shape[-1])
+        except OSError:  # the pair is unreadable
+            return None
         margins, choice = _margins(scores, router.chosen)
         size = np.sqrt((scores**2).mean(axis=1))
         noise, is_reordered = self._noise(known), True
