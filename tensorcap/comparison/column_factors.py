@@ -15,6 +15,7 @@ import numpy as np
 from tensorcap.comparison.layer_products import BIAS, Product, floats_of
 from tensorcap.comparison.record_index import RecordIndex
 from tensorcap.comparison.weight_rounding import WeightNumbers
+from tensorcap.runs import BESIDE_WEIGHT
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.records import Record
@@ -70,12 +71,13 @@ def column_factors(
             sides = floats_of(reference.archive, ours), floats_of(target.archive, theirs)
             if sides[0] is not None and sides[1] is not None and (sides[0] * sides[1]).all():
                 lost = (sides[0] / sides[1]).reshape(-1)
-                yield Factors(lost, lost)
+                if (lost != 1).any():
+                    yield Factors(lost, lost)
     fitted = _fitted_factors(trusted, weight, products[0])
     if fitted is not None:
         yield fitted
     for slot, record in target.parameters(site).items():
-        if record.size == columns and slot not in (BIAS, "param.weight"):
+        if record.size == columns and slot not in (BIAS, "param.weight") and not slot.endswith(BESIDE_WEIGHT):
             values = floats_of(target.archive, record)
             if values is not None and values.all():
                 for factors in (values.reshape(-1), 1 / values.reshape(-1)):

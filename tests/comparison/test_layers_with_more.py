@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 
 from tensorcap.comparison import Comparison, compare
+from tensorcap.comparison.column_factors import column_factors
+from tensorcap.comparison.layer_products import Product
+from tensorcap.comparison.record_index import RecordIndex
+from tensorcap.comparison.weight_rounding import WeightNumbers
 from tests.comparison.conftest import MakeArchive
 
 RNG = np.random.default_rng(3)
@@ -253,3 +257,21 @@ def test_tokens_at_near_ties_of_a_divided_input_do_not_count(
     found = compare(reference, target)
     assert (status(found, "0/mlp.gate/output") == "unreadable") == bool(unreadable)
     assert [status(found, f"0/{key}") for key in ("norm/output", "proj/input")] == ["explained"] * 2
+
+
+@pytest.mark.spec("POL-625")
+def test_steps_of_a_weight_and_a_norm_as_it_was_are_no_factors_of_columns(make_archive: MakeArchive) -> None:
+    """A square layer has as many steps as columns."""
+    weight, steps = rounded(RNG.normal(size=(128, 128)))
+    of_norm = {"0/norm/param.weight": NORM}
+    y = X @ weight.T
+    archive = layer(make_archive, X, weight, y, steps, tensors={**of_norm, "0/proj/buffer.smooth": NORM})
+    index = RecordIndex(archive)
+    product = Product("0/proj/output", X, y, y, np.zeros(128), X)
+    given = [archive.get("0/proj/input")]
+    numbers = WeightNumbers("int8", weight, steps)
+    found = list(column_factors(index, index, "proj", weight, numbers, [product], given))
+    smooth = NORM.astype(np.float32)
+    assert [factors.is_inside for factors in found] == [True, True]
+    for factors, wanted in zip(found, (smooth, 1 / smooth), strict=True):
+        assert factors.factors == pytest.approx(wanted, rel=1e-6)
