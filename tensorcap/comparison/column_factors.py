@@ -23,6 +23,9 @@ from tensorcap_formats.records import Record
 _ALIKE: Final = 0.1  # by which fitted factors may be off, relative
 _MOST: Final = 0.98  # of the columns have to have such factors
 _LEFT: Final = 0.5  # of how inputs differ, that factors may leave
+_CLIPPED: Final = 0.03  # by which values that are cut off a weight put its factors off, relative
+_DEVIATIONS: Final = 4.0  # standard ones, that half of the factors of a weight and an input may be apart
+_FAR: Final = 10.0  # the same, of one: of numbers that are nearly all 0 rounding is not even
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,8 @@ class Factors:
 
     Attributes:
         factors: The numbers.
-        divisors: What columns of its input are divided by: the same, as the input itself has them.
+        divisors: What columns of its input are divided by: the same, as the input itself has them if these
+            are equal but for what fits are off by.
         is_inside: Whether the layer itself divides its input by them, and not what it is given by.
     """
 
@@ -95,13 +99,21 @@ def _fitted_factors(reference: Array, weight: WeightNumbers, product: Product) -
         return None
     divided: Array = (product.x * product.given).sum(axis=0) / sizes[0]
     factors: Array = (weight.values * reference).sum(axis=0) / sizes[1]
-    rest = float(np.linalg.norm(product.x - product.given * divided))
+    left = product.x - product.given * divided
     is_other = np.abs(factors - 1) > _ALIKE
-    is_known = rest <= _LEFT * float(np.linalg.norm(product.x - product.given)) and is_other.mean() > 0.5
-    is_inverse = np.abs(factors * divided - 1) <= _ALIKE
-    if not is_known or is_inverse.mean() < _MOST:
+    differs = float(np.linalg.norm(product.x - product.given))
+    is_known = float(np.linalg.norm(left)) <= _LEFT * differs and is_other.mean() > 0.5
+    off = np.abs(factors * divided - 1)
+    if not is_known or (off <= _ALIKE).mean() < _MOST:
         return None
-    return Factors(factors, np.where(is_inverse, 1 / np.where(is_inverse, divided, 1), factors))
+    deviations = (  # of slopes fitted by least squares, relative
+        np.sqrt((weight.variances * np.square(reference)).sum(axis=0)) / sizes[1] * np.abs(divided),
+        np.sqrt(np.square(left).sum(axis=0) / len(left) / sizes[0]) * np.abs(factors),
+    )
+    deviation = np.hypot(*deviations)
+    is_same = (divided != 0) & (off <= np.maximum(_ALIKE, _FAR * deviation))
+    is_same &= np.median(off) <= max(_CLIPPED, _DEVIATIONS * float(np.median(deviation)))
+    return Factors(factors, np.where(is_same, 1 / np.where(is_same, divided, 1), factors))
 
 
 def _parameters_of_makers(

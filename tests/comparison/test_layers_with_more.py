@@ -31,7 +31,7 @@ def layer(make_archive: MakeArchive, x: Any, weight: Any, y: Any, steps: Any = N
     """An archive of a layer `proj` behind a norm; with steps its weight is in int8."""
     tensors = dict(more.pop("before", {}))
     tensors |= {"0/norm/output": x, "0/proj/param.weight": weight, "0/proj/input": x, "0/proj/output": y}
-    settings = {} if steps is None else SETTINGS
+    settings = {} if steps is None else SETTINGS | {"numbers": {"weight": more.pop("number", "int8")}}
     tensors |= {} if steps is None else {"0/proj/param.weight_step": steps}
     tensors |= more.pop("tensors", {})
     modules = [
@@ -98,16 +98,20 @@ def test_a_norm_is_divided_by_what_columns_are_multiplied_by(
 
 @pytest.mark.spec("POL-284")
 @pytest.mark.parametrize(
-    ("added", "expected"),
-    [pytest.param(0, "explained", id="right"), pytest.param(0.2, "diverged", id="and-something-is-added")],
+    ("times", "added", "expected"),
+    [
+        pytest.param(0, 0, "explained", id="right"),
+        pytest.param(0, 0.2, "diverged", id="and-something-is-added"),
+        pytest.param(0.05, 0, "diverged", id="and-each-column-is-5-percent-off"),
+    ],
 )
 def test_what_is_wrong_with_a_divided_input_besides_is_not_explained(
-    make_archive: MakeArchive, added: float, expected: str
+    make_archive: MakeArchive, times: float, added: float, expected: str
 ) -> None:
     """The factors are fitted: no parameter of the norm has lost them."""
     factors = np.exp(RNG.normal(size=128))
     weight, steps = rounded(WEIGHT * factors)
-    x = (X + added) / factors
+    x = (X * (1 + times * RNG.choice([-1, 1], size=128)) + added) / factors
     reference = layer(make_archive, X, WEIGHT, X @ WEIGHT.T)
     found = compare(reference, layer(make_archive, x, weight, x @ weight.T, steps))
     assert status(found, "0/proj/param.weight") == "within-rounding"
@@ -173,6 +177,26 @@ def test_a_relu_is_a_part_of_the_layer_before(make_archive: MakeArchive, name: s
     reference = archive(y, np.maximum(y, 0), WEIGHT)
     found = compare(reference, archive(cut, cut, weight, **SETTINGS))
     assert status(found, "0/conv/output") == expected
+
+
+@pytest.mark.spec("POL-284")
+@pytest.mark.parametrize("seed", range(3))
+def test_columns_of_which_four_bits_leave_little_are_divided_all_the_same(
+    make_archive: MakeArchive, seed: int
+) -> None:
+    """In groups with larger columns nearly all of their numbers are 0, or one step: a fit says little."""
+    rng = np.random.default_rng(seed)
+    factors = np.exp(0.5 * rng.normal(size=128))
+    weight = rng.standard_t(5, size=(512, 128))
+    groups = (weight * factors).reshape(512, 4, 32)
+    steps = np.abs(groups).max(axis=2, keepdims=True) / 7
+    values = (np.rint(groups / steps) * steps).reshape(512, 128)
+    x = X / factors
+    reference = layer(make_archive, X, weight, X @ weight.T)
+    target = layer(make_archive, x, values, x @ values.T, steps[:, :, 0], number="int4")
+    found = compare(reference, target)
+    assert status(found, "0/proj/param.weight") == "within-rounding"
+    assert [status(found, f"0/{key}") for key in ("norm/output", "proj/input")] == ["explained"] * 2
 
 
 @pytest.mark.spec("POL-284")
