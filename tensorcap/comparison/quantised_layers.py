@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from tensorcap.comparison.column_factors import (
+    Factors,
     column_factors,
     columns_of_inputs,
     divided_parameters,
@@ -355,15 +356,21 @@ class _Measurement:
                 for p in layer.products
             ]
             self.folded |= {product.key for product in layer.products}
-            channels, space = layer.ours.shape[1], layer.ours.shape[2:]
-            divisors = np.median(factors.divisors.reshape(channels, -1), axis=1)
-            divisors = divisors.reshape(channels, *(1 for _ in space))
-            divided = list(divided_tensors(self._ours, self._target, inputs, divisors))
-            self.divisors |= dict.fromkeys(divided, divisors)
-            reason = f"its columns are divided by what those of the weight of {site} were multiplied by"
-            divided += divided_parameters(*indices, inputs, factors.factors)
-            self.undone |= dict.fromkeys(divided, reason)
+            self._explain_division(layer.ours, inputs, factors)
             return
+
+    def _explain_division(self, weight: Record, inputs: Collection[Record], factors: Factors) -> None:
+        """Explain that an input is divided by what columns of a weight of the reference are multiplied by."""
+        channels, space = weight.shape[1], weight.shape[2:]
+        divisors = np.median(factors.divisors.reshape(channels, -1), axis=1)
+        divisors = divisors.reshape(channels, *(1 for _ in space))
+        divided = list(divided_tensors(self._ours, self._target, inputs, divisors))
+        self.divisors |= dict.fromkeys(divided, divisors)
+        divided += divided_parameters(self._ours, self._theirs, inputs, factors.factors)
+        reason = (
+            f"its columns are divided by what those of the weight of {weight.key.site} were multiplied by"
+        )
+        self.undone |= dict.fromkeys(divided, reason)
 
     def _measure_calls(self, layer: _Layer) -> None:
         """Measure the own error of each call of a layer; then look for what is wrong with its weight."""

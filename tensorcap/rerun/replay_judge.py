@@ -176,11 +176,11 @@ class ReplayJudge:
             return "unjudged", tuple(replace(finding, status="unjudged") for finding in findings)
         if pair.status in ("nonfinite", "shape-mismatch"):
             return "diverged", (mismatch_finding(pair),)
-        ours, theirs = both_records(pair)
-        if self._rounded_arguments.are(theirs, self._runs.exact, ours):
-            return "within-rounding", ()
         reference, target = both_records(pair)
-        if pair.row_error is None or pair.difference is None or not reference.dtype.is_inexact:
+        if self._rounded_arguments.are(target, self._runs.exact, reference):
+            return "within-rounding", ()
+        error = pair.row_error
+        if error is None or pair.difference is None or not reference.dtype.is_inexact:
             return (pair.status if pair.status in JUDGED else "unjudged"), pair.findings
         elements = pair.elements
         own = list(self._judge_errors(pair, is_leaf=is_leaf))
