@@ -90,7 +90,7 @@ def joined_name(names: Sequence[str]) -> str:
         >>> joined_name([f"model.layers.{number}.mlp" for number in (0, 1, 2, 5)])
         'model.layers.{0-2,5}.mlp'
     """
-    return _joined_name(names[0], _places(names))
+    return _joined_name(names[0], _places(names)) if len(names) > 1 else names[0]
 
 
 def product_name(names: Sequence[str]) -> str | None:

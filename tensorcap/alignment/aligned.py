@@ -185,10 +185,9 @@ def align(
         computed = match_tokens(propose(*rest, rules=rules, by=by, read_values=read_values))
         if by != "names":
             computed = pair_moved_results(*rest, computed) or computed
-        if (
-            resolved.alignment.entries or mapping is not None or written.tokens is not None
-        ):  # its tokens count for computed entries, too
-            computed = resolve(_join(resolved.alignment, computed.alignment), trusted, tested)
+        if resolved.alignment.entries or mapping is not None or written.tokens is not None:
+            joined = _join(resolved.alignment, computed.alignment)  # tokens count for computed entries, too
+            computed = resolve(joined, trusted, tested)
         return Aligned.of(computed, path=path)
 
 
@@ -267,9 +266,9 @@ def sides(
     2. A mapping that is given. Else what only one run has is cut off, rows of a batch and words of a
        vocabulary (ALN-41, ALN-42).
     3. The mapping that the target was injected through (INJ-23).
-    4. A mapping of the tokens if padding lies at other places (ALN-320).
-       A mapping that is computed because modules lack a partner, see `compute_if_needed`. Its entries of
-       equal names move elements only if the whole target has that layout.
+    4. If padding lies at other places, a mapping of the tokens (ALN-320). Else one that is computed because
+       modules lack a partner, see `compute_if_needed`. Its entries of equal names move elements only if the
+       whole target has that layout.
     5. Equal keys: a rule for runs without an axis for rows, packed ones, ones of last tokens, or ones in
        another layout throughout (ALN-39, ALN-40, ALN-43).
     6. Results that are equal bit for bit under other names, see `pair_moved_results`.
@@ -332,14 +331,8 @@ def _paired_sides(
     if injected is not None:
         with suppress(UsageError):  # a part of the run was recorded, which lacks what entries name
             return *apply_mapping(resolve(injected, reference, target)), None
-    if rule_of_other_padding(reference, target) is not None:
-        aligned = align(reference, target)
-        return aligned.reference, aligned.target, aligned
-    resolved = _resolve_if_needed(reference, target)
-    if resolved is None:
-        return reference, target, None
-    aligned = Aligned.of(resolved)
-    return aligned.reference, aligned.target, aligned
+    found = _align_if_needed(reference, target)
+    return (reference, target, None) if found is None else (found.reference, found.target, found)
 
 
 def aligned_if_needed(
@@ -363,22 +356,21 @@ def aligned_if_needed(
         return None
     if mapping is not None:
         return align(reference, target, mapping=mapping)
-    reference, target = in_common(*at_modules(*as_printed(reference, target)))
+    return _align_if_needed(*in_common(*at_modules(*as_printed(reference, target))))
+
+
+def _align_if_needed(reference: Archive, target: Archive) -> Aligned | None:
+    """Find the mapping of two archives as far as both have the same rows, steps 4 to 6 of `sides`."""
     if rule_of_other_padding(reference, target) is not None:
         return align(reference, target)
-    resolved = _resolve_if_needed(reference, target)
-    return None if resolved is None else Aligned.of(resolved)
-
-
-def _resolve_if_needed(reference: Archive, target: Archive) -> ResolvedMapping | None:
-    """The mapping of two archives as far as both have the same rows, steps 4 to 6 of `sides`."""
     resolved = compute_if_needed(reference, target)
     if resolved is not None:
         resolved = without_lone_moves(resolved)
     else:
         resolved = _with_layouts(pair_equal_keys(reference, target), reference, target)
         resolved = resolved or _with_cuts(reference, target)
-    return pair_moved_results(reference, target, resolved)
+    moved = pair_moved_results(reference, target, resolved)
+    return None if moved is None else Aligned.of(moved)
 
 
 def _with_cuts(reference: Archive, target: Archive) -> ResolvedMapping | None:

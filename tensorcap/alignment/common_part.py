@@ -8,7 +8,7 @@ paired, and a sentence says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -378,10 +378,10 @@ def _common_inputs(
             yield records[0], kinds[1][kind][0]
 
 
-def _by_kind(archive: Archive, records: Iterable[Record]) -> dict[tuple[object, ...], list[Record]]:
+def _by_kind(archive: Archive, records: Collection[Record]) -> dict[tuple[object, ...], list[Record]]:
     by_kind: dict[tuple[object, ...], list[Record]] = {}
     for record in records:
-        kind = "mask" if is_mask(archive, record) else record.dtype.kind
+        kind = "mask" if is_mask(archive, record, records) else record.dtype.kind
         by_kind.setdefault((record.key.step, kind, len(record.shape)), []).append(record)
     return by_kind
 
@@ -393,7 +393,7 @@ def _mask_of(archive: Archive, shape: Shape) -> Array | None:
     masks = [record for record in named if record is not None and record.shape == shape]
     if not masks:
         first = [record for (step, _), record in inputs.items() if step == 0 and record.shape == shape]
-        masks = [record for record in first if is_mask(archive, record)]
+        masks = [record for record in first if is_mask(archive, record, first)]
         masks = masks if len(masks) == 1 else []
     return None if not masks else np.asarray(archive.load(masks[0]) != 0)
 
@@ -592,7 +592,7 @@ def _without_words(info: RunInfo, padded: int, count: int, matrices: Mapping[str
 
 
 def _without_rows(about: TensorInfo, count: int, matrices: Mapping[str, TensorInfo]) -> TensorInfo:
-    """A parameter without padding, of which no digest is known, and statistics if that is of zeros."""
+    """A parameter without padding: its digest is not known, its statistics are if padding is of zeros."""
     same = matrices.get(about.digest)
     statistics = None if same is None else same.statistics
     return replace(about, shape=(count, *(about.shape or ())[1:]), digest="", statistics=statistics)

@@ -232,6 +232,7 @@ class _Agreement:
     def __init__(self, reference: Archive, target: Archive, pairs: Sequence[Pair], errors: _Errors) -> None:
         self._reference, self._target, self._errors = reference, target, errors
         self._orders: dict[tuple[object, ...], ElementOrder | None] = {}  # by contents, once asked for
+        self._are_models_green: dict[_Place, bool] = {}  # once asked for
         self._reference_modules = reference.info.modules
         self._reference_calls = calls_of(reference)
         self._classes = {site: module.short_class for site, module in reference.info.modules.items()}
@@ -577,8 +578,12 @@ class _Agreement:
         )
 
     def _is_model_green(self, key: Key) -> bool:
-        results = self._results.get((key.rank, key.step, ROOT_SITE), ())
-        return _agree([pair for pair in results if pair.is_green or not self.other_places(pair)])
+        place = key.rank, key.step, ROOT_SITE
+        if place not in self._are_models_green:
+            results = self._results.get(place, ())
+            left = [pair for pair in results if pair.is_green or not self.other_places(pair)]
+            self._are_models_green[place] = _agree(left)
+        return self._are_models_green[place]
 
     @cached_property
     def _agreeing(self) -> dict[tuple[object, ...], list[Pair]]:

@@ -17,6 +17,7 @@ from tensorcap.comparison.policy import Limits
 from tensorcap.comparison.thresholds import LOGIT_METRICS, is_better_if_higher, metric_named, read_toml
 from tensorcap.metrics import LogitDifference, are_logits
 from tensorcap.runs import Calls
+from tensorcap.wording import number_and_limit
 from tensorcap_formats.errors import UsageError, abbreviate
 from tensorcap_formats.keys import Key
 
@@ -59,7 +60,8 @@ class Calibration:
             value = _value(pair, metric, logits)
             if value is None:
                 continue
-            text = f"{metric} is {value:.3g}, expected at most {limit:.3g} by {count} of known-good ports"
+            shown, most = number_and_limit(value, limit, 3)
+            text = f"{metric} is {shown}, expected at most {most} by {count} of known-good ports"
             findings.append(Limits(limit, math.inf).finding(metric, float(value), text))
         return findings
 

@@ -147,13 +147,16 @@ class Padding:
         return ~kept if record.key.slot in _PADDINGS else kept
 
     def _common(self, record: Record) -> Array | None:
-        """Read an input of which both runs hold the same values; None if they do not."""
+        """Read an input of which both runs hold the same values; None if they do not, or if it is damaged."""
         reference, target = self._archives
         text = record.key.text
         other = target.get(text) if text in target else None
         if other is None or other.shape != record.shape or not (record.stored and other.stored):
             return None
-        ours, theirs = reference.load(record), target.load(other)
+        try:
+            ours, theirs = reference.load(record), target.load(other)
+        except OSError:  # the pair is unreadable
+            return None
         return ours if np.array_equal(ours, theirs) else None
 
     def _add_rows_that_see_nothing(self) -> None:
@@ -170,7 +173,10 @@ class Padding:
             if record.digest in digests or len(digests) >= _MOST_MASKS or key.text not in target:
                 continue
             digests.add(record.digest or key.text)
-            ours, theirs = (attends(a, a.get(key)) if a.get(key).stored else None for a in self._archives)
+            try:
+                ours, theirs = (attends(a, a.get(key)) if a.get(key).stored else None for a in self._archives)
+            except OSError:  # the pair is unreadable
+                ours = theirs = None
             if ours is None or theirs is None or not np.array_equal(ours, theirs):
                 seen[place] = np.ones((0, 0), bool)  # not the same on both sides
                 continue
@@ -191,10 +197,10 @@ class Padding:
         read: dict[_Place, dict[str, Array | None]] = {}
         for call in calls_of(self._archives[0]).calls:
             for record in call.inputs:
-                place = record.key.rank, record.key.step
-                is_mask = record.key.slot.rpartition(".")[2].endswith("attention_mask")
-                if call.site == ROOT_SITE or not is_mask or len(record.shape) != 2 or not record.digest:
+                is_mask = len(record.shape) == 2 and record.key.slot.endswith("attention_mask")
+                if call.site == ROOT_SITE or not is_mask or not record.digest:
                     continue
+                place = record.key.rank, record.key.step
                 known = read.setdefault(place, {})
                 if record.digest not in known:
                     if len(known) >= _MOST_MASKS:

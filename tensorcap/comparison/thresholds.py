@@ -20,6 +20,7 @@ from typing import Any, Final, Literal
 
 from tensorcap.comparison.pair import Finding, Status
 from tensorcap.metrics import Difference, LogitDifference, Tolerance
+from tensorcap.wording import number_and_limit
 from tensorcap_formats.errors import ReadError, UsageError, abbreviate
 from tensorcap_formats.keys import matches
 
@@ -192,7 +193,8 @@ def judge_metric(measures: Difference | LogitDifference | None, metric: str, lim
         return Finding(metric, math.nan, limit, "unjudged", f"{metric} is undefined here")
     is_higher = is_better_if_higher(metric)
     is_within = value >= limit if is_higher else value <= limit
-    text = f"{metric} is {value:.4g}, expected at {'least' if is_higher else 'most'} {limit:g}"
+    shown, most = number_and_limit(value, limit, 6)
+    text = f"{metric} is {shown}, expected at {'least' if is_higher else 'most'} {most}"
     return Finding(metric, float(value), limit, "match" if is_within else "diverged", text)
 
 

@@ -45,6 +45,8 @@ _EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_
 _CHOSEN_EXPERTS: Final = ("num_experts_per_tok", "num_selected_experts", "top_k", "moe_top_k")
 _NARROW: Final = ("bfloat16", "float16")
 _PARAMETERS: Final = ("param.", "buffer.", "grad.param.")
+GAINS: Final = ("weight", "scale", "gamma")  # names of what each channel is multiplied by
+BIASES: Final = ("bias", "beta")  # and of what is added to it
 _WEIGHTS: Final = ("weight", "bias", "kernel", "scales", "zeros", "gamma", "beta")  # in files without slots
 
 
@@ -236,12 +238,10 @@ class PairContext:
         """The call that made the reference; None if it cannot be made again."""
         if self.rerun is None or self.window is not None:
             return None
-        sides = self.reference_values, self.target_values
-        if self.uncounted is not None:
-            sides = np.where(self.uncounted, 0.0, sides[0]), np.where(self.uncounted, 0.0, sides[1])
         return repeat_call(
             self.rerun,
-            *sides,
+            self.reference_values,
+            self.target_values,
             target_dtype=self.target.dtype.name,
             search=self.search,
             ignored=self.uncounted,
@@ -550,6 +550,16 @@ def read_last_inputs(context: PairContext) -> Iterator[PairContext]:
             inner = read_pair(*sides, limit=LARGEST)
             if not np.array_equal(inner.reference_values, inner.target_values):
                 yield replace(inner, precision=context.precision, rounding=context.rounding, outer=context)
+
+
+def find_vector(
+    parameters: dict[str, tuple[Values | None, Values | None]], names: tuple[str, ...], width: int
+) -> tuple[Values | None, Values | None]:
+    """Find a parameter with one number for each channel by its name: the reference's and the target's."""
+    for name, (ours, theirs) in parameters.items():
+        if name.rpartition(".")[2] in names and ours is not None and ours.shape == (width,):
+            return ours, theirs if theirs is not None and theirs.shape == (width,) else None
+    return None, None
 
 
 def values_of(archive: Archive, record: Record) -> Values:

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from tensorcap.diagnosis.constants import hint_for_factor, name_factor, name_rounded_constant
-from tensorcap.diagnosis.context import PairContext, values_of
+from tensorcap.diagnosis.context import BIASES, GAINS, PairContext, values_of
 from tensorcap.diagnosis.hypothesis import Hypothesis
 from tensorcap.diagnosis.values import (
     Values,
@@ -21,8 +21,6 @@ from tensorcap.diagnosis.values import (
 )
 from tensorcap_formats.float_formats import rounded
 
-_WEIGHTS: Final = ("weight", "scale", "gamma")
-_BIASES: Final = ("bias", "beta")
 _NOTHING: Final = 1e-6  # a factor that leaves nothing of the reference
 _LOST: Final = (
     "Nothing of the reference is left there: look at that part of the weight, and how it is loaded."
@@ -156,16 +154,16 @@ def _propose_parameters(context: PairContext) -> Iterator[Hypothesis]:
                 continue
             if side == "target" and ours is not None and np.array_equal(ours, vector):
                 continue
-            if last in _WEIGHTS:
+            if last in GAINS:
                 yield from _propose_weight(context, name, vector)
-            if last in _BIASES:
+            if last in BIASES:
                 hint = f"The {last} was dropped: the same vector is missing in every token."
                 text = f"the target lacks {name}: it is the reference minus {name}"
                 yield context.propose("bias-dropped", text, r - vector, hint=hint, facts=facts)
                 hint = f"The {last} is added once more."
                 text = f"the target is the reference plus {name}"
                 yield context.propose("bias-added", text, r + vector, hint=hint, facts=facts)
-        if last not in _BIASES or ours is None or theirs is None:
+        if last not in BIASES or ours is None or theirs is None:
             continue
         if ours.shape == theirs.shape == r.shape[-1:] and not np.array_equal(ours, theirs):
             text = f"the target is the reference with its own {name}"

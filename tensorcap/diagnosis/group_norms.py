@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from tensorcap.diagnosis.context import PairContext
+from tensorcap.diagnosis.context import BIASES, GAINS, PairContext, find_vector
 from tensorcap.diagnosis.hypothesis import Hypothesis, inherited_error
 from tensorcap.diagnosis.values import Values, fit_factors, relative_error
 from tensorcap_formats.float_formats import rounded
@@ -101,17 +101,18 @@ def propose_group_norms(context: PairContext) -> Iterator[Hypothesis]:
     ((slot, ours, theirs),) = inputs
     kept = max(1, _SAMPLE // max(1, context.r[0].size))
     for axis in (1, context.r.ndim - 1):
-        x, y, r, t = (_as_places(side[:kept], axis) for side in (ours, theirs, context.r, context.t))
+        x, r = (_as_places(side[:kept], axis) for side in (ours, context.r))
         known = _recognise(context, x, r)
         if known is None:
             continue
         usual, affine, own = known
+        y, t = (_as_places(side[:kept], axis) for side in (theirs, context.t))
         dtype = context.target.dtype.name
         baseline = rounded(affine(usual(y)), dtype)
         yield inherited_error(t, baseline, r)
-        ways = list(_list_ways(usual, affine, own, r.shape[1]))
+        has_others = len(r) == len(context.r) > 1
+        ways = list(_list_ways(usual, affine, own, r.shape[1], has_others=has_others))
         for kind, text, grouping, with_parameters, hint in ways:
-            sides = {"reference": usual, "target": grouping}
             yield Hypothesis(
                 kind,
                 text.format(slot=slot),
@@ -120,7 +121,7 @@ def propose_group_norms(context: PairContext) -> Iterator[Hypothesis]:
                 baseline,
                 log_alternatives=math.log(len(ways)),
                 hint=hint,
-                facts={side: way.describe(r.shape[1]) for side, way in sides.items()},
+                facts={"reference": asdict(usual), "target": asdict(grouping)},
             )
         return
 
@@ -134,6 +135,8 @@ def _as_places(x: Values, axis: int) -> Values:
 def _recognise(context: PairContext, x: Values, r: Values) -> tuple[_Grouping, _Affine, _Affine] | None:
     """Find what makes the reference, its weight and bias, and the target's; None if nothing does."""
     channels = r.shape[1]
+    if not _is_affine(x, r, context.tolerance()):
+        return None
     module = context.reference_archive.info.modules.get(module_of(context.reference.key.site))
     settings = {} if module is None else module.settings
     said = [settings[name] for name in _COUNTS if isinstance(settings.get(name), int)]
@@ -141,10 +144,11 @@ def _recognise(context: PairContext, x: Values, r: Values) -> tuple[_Grouping, _
     eps = settings.get("eps")
     all_eps = dict.fromkeys((*((float(eps),) if isinstance(eps, int | float) else ()), *_EPS))
     parameters = context.read_parameters()
-    sides = [_find_vector(parameters, names, channels) for names in (("weight", "scale"), ("bias",))]
+    sides = [find_vector(parameters, names, channels) for names in (GAINS, BIASES)]
+    sides = [(ours, ours if theirs is None else theirs) for ours, theirs in sides]
     is_known = any(ours is not None for ours, _ in sides)
-    if not is_known and r.shape[0] * r.shape[2] < _LEAST_PLACES:
-        return None
+    if not is_known and (r.shape[0] * r.shape[2] < _LEAST_PLACES or (len(r) == 1 and not said)):
+        return None  # of one sequence, weights and biases can be found for any groups
     for count in counts:
         if not 0 < count <= channels or channels % count:
             continue
@@ -157,14 +161,13 @@ def _recognise(context: PairContext, x: Values, r: Values) -> tuple[_Grouping, _
     return None
 
 
-def _find_vector(
-    parameters: dict[str, tuple[Values | None, Values | None]], names: tuple[str, ...], channels: int
-) -> tuple[Values | None, Values | None]:
-    """Find a parameter of one number for each channel by its last name: the reference's and the target's."""
-    for name, (ours, theirs) in parameters.items():
-        if name.rpartition(".")[2] in names and ours is not None and ours.shape == (channels,):
-            return ours, theirs if theirs is not None and theirs.shape == ours.shape else ours
-    return None, None
+def _is_affine(x: Values, r: Values, tolerance: float) -> bool:
+    """Whether each channel of each sequence is its input times a number plus another one.
+
+    Each norm whose statistics are not those of each place alone is that, so that few others are looked at.
+    """
+    x, r = (side.reshape(1, -1, side.shape[2]) for side in (x, r))
+    return relative_error(r, _fit(x, r)(x)) <= tolerance
 
 
 def _read(sides: list[tuple[Values | None, Values | None]], side: int, channels: int) -> _Affine:
@@ -185,9 +188,11 @@ def _fit(normed: Values, r: Values) -> _Affine:
 _Way = tuple[str, str, _Grouping, _Affine, str]  # kind, text with {slot}, statistics, parameters, hint
 
 
-def _list_ways(usual: _Grouping, affine: _Affine, own: _Affine, channels: int) -> Iterator[_Way]:
-    """List what the target may do otherwise."""
-    yield from _list_other_groups(usual, affine, channels)
+def _list_ways(
+    usual: _Grouping, affine: _Affine, own: _Affine, channels: int, *, has_others: bool
+) -> Iterator[_Way]:
+    """List what the target may do otherwise; `has_others` if all sequences are at hand, and several."""
+    yield from _list_other_groups(usual, affine, channels, has_others=has_others)
     text = f"the target adds eps {{eps:g}} to {{place}}, the reference {usual.eps:g} to the variance"
     hint = "Another eps, or outside of the root; it shows where the variance is small."
     for eps in _EPS:
@@ -217,7 +222,9 @@ def _list_ways(usual: _Grouping, affine: _Affine, own: _Affine, channels: int) -
         yield "other-weights", text, usual, own, "Weights differ: look at how they are loaded."
 
 
-def _list_other_groups(usual: _Grouping, affine: _Affine, channels: int) -> Iterator[_Way]:
+def _list_other_groups(
+    usual: _Grouping, affine: _Affine, channels: int, *, has_others: bool
+) -> Iterator[_Way]:
     """List other groups: neighbours or every n-th channel, more or fewer, at each place, of all sequences."""
     ours = usual.describe(channels)
     text = f"the target takes the statistics of its {{slot}} of {{groups}}, the reference of {ours}"
@@ -229,10 +236,8 @@ def _list_other_groups(usual: _Grouping, affine: _Affine, channels: int) -> Iter
                 named = text.replace("{groups}", way.describe(channels))
                 yield "groups-differ", named, way, affine, _GROUPS_HINT
     hint = "Statistics are taken over other axes: with or without those of places, or of sequences."
-    for way in (
-        replace(usual, is_each_place=True),
-        replace(usual, count=1, is_each_place=True),
-        replace(usual, is_of_batch=True),
-        replace(usual, count=channels, is_of_batch=True),
-    ):
+    ways = [replace(usual, count=count, is_each_place=True) for count in (usual.count, 1)]
+    if has_others:
+        ways += [replace(usual, count=count, is_of_batch=True) for count in (usual.count, channels)]
+    for way in dict.fromkeys(ways):
         yield "axes-differ", text.replace("{groups}", way.describe(channels)), way, affine, hint

@@ -22,14 +22,7 @@ from tensorcap_formats.records import Record
 
 _MOST_LAYERS: Final = 6  # that differ from each other, whose settings and arguments are taken
 _MOST_SITES: Final = 24  # of layers that are looked at, the nearest ones
-_PLACES: Final = (
-    "mask",
-    "position",
-    "rotary",
-    "cos",
-    "sin",
-    "freqs",
-)  # words of arguments that a layer is told by
+_PLACES: Final = ("mask", "position", "rotary", "cos", "sin", "freqs")  # words for what a layer is told by
 _TABLES: Final = "position_embeddings"
 _HINT: Final = "Which layers do what is a schedule: it is shifted, or this layer has the kind of another one."
 _ROTATION_HINT: Final = "Rotary positions: of which channels, of which base, stretched, with which sign."
@@ -57,16 +50,16 @@ def take_layers(context: PairContext, rerun: Rerun) -> Iterator[Mutation]:
     2. What such a layer has otherwise is taken together, and then settings, masks and positions alone.
     """
     for other in _list_others(context, rerun):
-        where = _listed(other.sites)
-        masks = {slot: one for slot, one in other.arguments.items() if "mask" in slot}
-        positions = {slot: one for slot, one in other.arguments.items() if slot not in masks}
-        ways = [(other.settings, other.arguments)]
+        where = joined_name(other.sites)
+        edits = {slot: _edit(context, one) for slot, one in other.arguments.items()}
+        masks = {slot: edit for slot, edit in edits.items() if "mask" in slot}
+        positions = {slot: edit for slot, edit in edits.items() if slot not in masks}
+        ways = [(other.settings, edits)]
         if sum(map(bool, (other.settings, masks, positions))) > 1:
             ways += [(other.settings, {}), ({}, masks), ({}, positions)]
         for settings, arguments in ways:
             if not settings and not arguments:
                 continue
-            edits: dict[str, Edit] = {slot: _edit(context, one) for slot, one in arguments.items()}
             parts = [
                 f"{value!r} in the place of {rerun.settings[name]!r} for its setting {name}"
                 for name, value in settings.items()
@@ -78,7 +71,7 @@ def take_layers(context: PairContext, rerun: Rerun) -> Iterator[Mutation]:
             if len(settings) == 1 and not arguments:
                 ((name, value),) = settings.items()
                 facts |= {"setting": name, "reference": rerun.settings[name], "target": value}
-            yield Mutation(kind, text, _HINT, CallMutation(settings=settings, arguments=edits), facts)
+            yield Mutation(kind, text, _HINT, CallMutation(settings=settings, arguments=arguments), facts)
 
 
 def take_tables(context: PairContext, rerun: Rerun) -> Iterator[Mutation]:
@@ -174,8 +167,9 @@ def _contents(record: Record | None) -> str:
 def _edit(context: PairContext, record: Record | None) -> Edit:
     if record is None:
         return Absent()
-    values = values_of(context.reference_archive, record)
-    return Replaced(values.astype(np.bool_) if record.dtype.name == "bool" else values)
+    archive = context.reference_archive
+    is_inexact = record.dtype.is_inexact  # truth values and indices stay what they are
+    return Replaced(values_of(archive, record) if is_inexact else archive.load(record))
 
 
 def _classify(rerun: Rerun, settings: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
@@ -183,7 +177,3 @@ def _classify(rerun: Rerun, settings: Mapping[str, Any], arguments: Mapping[str,
     kinds = {classify_setting(name, rerun.class_name)[0] for name in settings}
     kinds |= {"attention-mask" if "mask" in slot else "attention-rotation" for slot in arguments}
     return kinds.pop() if len(kinds) == 1 else "layer-schedule"
-
-
-def _listed(sites: list[str]) -> str:
-    return joined_name(sites) if len(sites) > 1 else sites[0]

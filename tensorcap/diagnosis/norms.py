@@ -10,7 +10,7 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 
-from tensorcap.diagnosis.context import PairContext, values_of
+from tensorcap.diagnosis.context import BIASES, GAINS, PairContext, find_vector, values_of
 from tensorcap.diagnosis.hypothesis import LESSENED, ROUNDINGS, Hypothesis, inherited_error
 from tensorcap.diagnosis.values import Values, evenly_spaced, fit_factors, relative_error
 from tensorcap_formats.float_formats import rounded
@@ -186,8 +186,8 @@ def propose_norms(context: PairContext) -> Iterator[Hypothesis]:
         return
     (slot, ours, theirs) = inputs[0]
     parameters = context.read_parameters()
-    weight, own_weight = _find_vector(parameters, ("weight", "scale", "gamma"), width)
-    bias, own_bias = _find_vector(parameters, ("bias", "beta"), width)
+    weight, own_weight = find_vector(parameters, GAINS, width)
+    bias, own_bias = find_vector(parameters, BIASES, width)
     rows = _sample_rows(ours.reshape(-1, width))
     dtype = context.reference.dtype.name
     x, outputs = ours.reshape(-1, width)[rows], context.r.reshape(-1, width)[rows]
@@ -405,16 +405,6 @@ def _fit_sibling_weights(context: PairContext, width: int) -> Iterator[tuple[str
         fit = _fit_weight(x[rows], y[rows], result.dtype.name, context)
         if fit is not None:
             yield other, fit[1]
-
-
-def _find_vector(
-    parameters: dict[str, tuple[Values | None, Values | None]], names: tuple[str, ...], width: int
-) -> tuple[Values | None, Values | None]:
-    """Find a parameter with one number for each channel by its name: the reference's and the target's."""
-    for name, (ours, theirs) in parameters.items():
-        if name.rpartition(".")[2] in names and ours is not None and ours.shape == (width,):
-            return ours, theirs if theirs is not None and theirs.shape == (width,) else None
-    return None, None
 
 
 def _sample_rows(x: Values) -> Values:

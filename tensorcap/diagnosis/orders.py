@@ -21,9 +21,10 @@ _MOST_STARTS: Final = 65  # offsets at which a shorter axis is looked for in a l
 _SHOWN: Final = 16  # indices of an order that its text has
 _MOST_SOURCES: Final = 64  # and that its facts have
 _SAME_DISTANCE: Final = 1e-9  # two slices of distances that near, relative to their size, are equally near
-_REPEATED: Final = {
-    "batch": "What differs from sequence to sequence, as positions behind padding do, is not looked at.",
-}
+_REPEATED_HINT: Final = "An index is cut off, or points to the same place several times."
+_ONE_SEQUENCE_HINT: Final = (
+    "What differs from sequence to sequence, as positions behind padding do, is not looked at."
+)
 _LEAST_DISTINCT: Final = 0.5  # share of the slices that have to be taken, if some are taken repeatedly
 _LEAST_ELEMENTS: Final = 16  # distinct ones, of an order that may be any
 _MOST_ELEMENTS: Final = 1 << 20
@@ -147,19 +148,18 @@ def _propose_other_shapes(context: PairContext) -> Iterator[Hypothesis]:
     longer, shorter = (r, t) if r.shape[axis] > t.shape[axis] else (t, r)
     extra = longer.shape[axis] - shorter.shape[axis]
     side = "reference" if longer is r else "target"
+    more = f"{extra} {_plural(name, extra)} more"
+    where = name if name.startswith("axis ") else f"its {_plural(name)}"
     for start in dict.fromkeys((*range(min(extra + 1, _MOST_STARTS)), extra)):
         yield Hypothesis(
             "token-shift" if name == "token" else "padded",
-            f"the {side} is padded: it has {extra} {_one_or_more(name, extra)} more, {start} before and "
-            f"{extra - start} behind those that both have"
-            if name != "token"
-            else f"the {side} has {extra} {name}{'s' if extra > 1 else ''} more: {start} before and "
-            f"{extra - start} behind those that both have",
+            (f"the {side} has {more}: " if name == "token" else f"the {side} is padded: it has {more}, ")
+            + f"{start} before and {extra - start} behind those that both have",
             shorter,
             _slices(longer, axis, start, start + shorter.shape[axis]),
             None,
             log_alternatives=math.log(extra + 1),
-            hint=_HINTS["token"] if name == "token" else f"The {side} is padded along its {_plural(name)}.",
+            hint=_HINTS["token"] if name == "token" else f"The {side} is padded along {where}.",
             facts={"axis": axis, "before": start, "behind": extra - start, "longer": side},
         )
 
@@ -208,9 +208,7 @@ def _propose_moves(context: PairContext, axis: int) -> Iterator[Hypothesis]:
                     f"repeatedly: {listed(sources, _SHOWN)}",
                     np.take(r, sources, axis),
                     log_alternatives=size * math.log(size),
-                    hint=_REPEATED.get(
-                        name, "An index is cut off, or points to the same place several times."
-                    ),
+                    hint=_ONE_SEQUENCE_HINT if name == "batch" else _REPEATED_HINT,
                     facts={"axis": axis, "sources": sources[:_MOST_SOURCES].tolist()},
                 )
             elif _is_cut_shift(sources):
@@ -467,14 +465,9 @@ def _slices(values: Values, axis: int, start: int, stop: int) -> Values:
     return values[(slice(None),) * axis + (slice(start, stop),)]
 
 
-def _one_or_more(name: str, count: int) -> str:
-    if name == "batch" and count == 1:
-        return "sequence"
-    return name if count == 1 else _plural(name)
-
-
-def _plural(name: str) -> str:
-    """What an axis counts: `channels`, `indices of axis 1`."""
-    if name == "batch":
-        return "sequences"
-    return f"indices of {name}" if name.startswith("axis ") else f"{name}s"
+def _plural(name: str, count: int = 2) -> str:
+    """What an axis counts: `channels`, `indices of axis 1`; of one `channel`, `index of axis 1`."""
+    if name.startswith("axis "):
+        return f"{'index' if count == 1 else 'indices'} of {name}"
+    one = "sequence" if name == "batch" else name
+    return one if count == 1 else f"{one}s"

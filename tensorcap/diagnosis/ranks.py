@@ -17,7 +17,7 @@ import numpy as np
 
 from tensorcap.alignment import MappedArchive
 from tensorcap.comparison import rule_of_ranks
-from tensorcap.diagnosis.context import LARGEST, PairContext, read_pair, values_of
+from tensorcap.diagnosis.context import BIASES, LARGEST, PairContext, find_vector, read_pair, values_of
 from tensorcap.diagnosis.hypothesis import Hypothesis
 from tensorcap.diagnosis.values import Values, relative_error
 from tensorcap_formats.errors import UsageError
@@ -121,14 +121,8 @@ def find_weight_mistake(context: PairContext, reference: Record, target: Record)
 
 def _propose_sums(context: PairContext, rule: TensorRule, count: int) -> Iterator[Hypothesis]:
     """Propose sums over all ranks, or groups, taken again, averaged, or with a term of each rank."""
-    bias = next(
-        (
-            ours
-            for name, (ours, _) in context.read_parameters().items()
-            if ours is not None and name.rpartition(".")[2] == "bias" and ours.shape == context.r.shape[-1:]
-        ),
-        None,
-    )
+    channels = context.r.shape[-1] if context.r.ndim else 0
+    bias, _ = find_vector(context.read_parameters(), BIASES, channels)
     yield from _propose_missing_sum(context, rule, bias, count)
     groups = [n for n in range(2, count + 1) if count % n == 0]
     chance = math.log(4 * len(groups))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+from tensorcap.wording import number_and_limit
 
 Relation = Literal["below", "at least", "more than", "at most"]
 _HOLDS: Final[Mapping[Relation, Callable[[float, float], bool]]] = {
@@ -46,9 +49,11 @@ class Gate:
     @property
     def text(self) -> str:
         """The gate as a sentence without its end."""
-        value = "has no number" if self.value is None else f"is {self.value:.4g}"
+        number = math.nan if self.value is None else self.value
+        shown, limit = number_and_limit(number, self.limit, 4)
+        value = "has no number" if self.value is None else f"is {shown}"
         verdict = "passed" if self.passed else "failed"
-        return f"{self.name} {value}, expected {self.relation} {self.limit:.4g}: {verdict}"
+        return f"{self.name} {value}, expected {self.relation} {limit}: {verdict}"
 
     def to_json(self) -> dict[str, Any]:
         """The members of a gate in a file of a stage."""

@@ -38,6 +38,7 @@ from tensorcap.runs import (
     Calls,
     Contents,
     StateWriters,
+    calls_of,
     contents_of,
     is_inner,
     is_parameter,
@@ -372,7 +373,7 @@ def evidence_of_replay(opened_replay: OpenReplay, free: Comparison) -> EvidenceS
         opened_replay.run,
         opened_replay.target,
         opened_replay.rerun_call,
-        _ranked(bad, Calls(opened_replay.reference), "is wrong for what the target gave it"),
+        _ranked(bad, calls_of(opened_replay.reference), "is wrong for what the target gave it"),
         result.own_errors,
         unjudged=(*result.lacking, *(own.key for own in result.unjudged), *totals.unjudged),
         notes=(*result.notes, *totals.notes),
@@ -433,7 +434,7 @@ def evidence_of_injection(run: InjectedRun, free: Comparison) -> EvidenceSource:
         (bad if is_accusing else unclear).setdefault(own.module, []).append(own)
     for module, errors in bad.items():
         errors += unclear.pop(module, ())
-    how, calls = "is wrong though it was given the reference's tensors", Calls(run.reference)
+    how, calls = "is wrong though it was given the reference's tensors", calls_of(run.reference)
     evidence, little = _ranked(bad, calls, how), _ranked(unclear, calls, how)
     if not evidence and not little:
         divergence = _first_not_excused(run, totals, origins, makers, undone)

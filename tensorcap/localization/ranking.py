@@ -30,6 +30,7 @@ from tensorcap.rerun import TOO_LARGE, CallThrough, OwnError
 from tensorcap.runs import (
     Calls,
     PartialArchive,
+    calls_of,
     contents_of,
     is_inner,
     is_parameter,
@@ -93,7 +94,7 @@ def rank_suspects(
         is_exhaustive: Whether every possible cause of a suspect is tried, however many there are.
     """
     free_errors = _FreeErrors(free, noise)
-    calls, called = Calls(reference), called_sites(reference)
+    calls, called = calls_of(reference), called_sites(reference)
     examiner = _Examiner(compute_dtype, explain_weights, is_exhaustive=is_exhaustive)
     suspects: list[Suspect] = []
     weights = evidence_of_weights(reference, target, free)

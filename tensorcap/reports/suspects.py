@@ -41,10 +41,12 @@ def suspect_lines(number: int, suspect: Suspect, *, show_all: bool = False) -> l
     mistake, examined = suspect.diagnosis, suspect.examined
     if mistake is not None:
         lines.append(f"explained: {mistake.text} (leaves {mistake.after:.2g})")
-        lines += [
-            f"of {module}: {one.text} (leaves {one.after:.2g})"
-            for module, one in suspect.other_mistakes[: None if show_all else FEW]
-        ]
+        others = suspect.other_mistakes
+        shown = others if show_all else others[:FEW]
+        lines += [f"of {module}: {one.text} (leaves {one.after:.2g})" for module, one in shown]
+        if len(shown) < len(others):
+            left = counted(len(others) - len(shown), "more module", "are")
+            lines.append(f"{left} explained otherwise; tcap localize --all says how")
         if suspect.schedule or mistake.hint:
             lines.append(suspect.schedule or mistake.hint)
     elif examined is not None and (examined.status == "unexplained" or suspect.tried < suspect.possible):

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from tensorcap.comparison import Finding, Pair, Status, called_sites, caller_of, state_writer
 from tensorcap.rerun.producers import Producers
-from tensorcap.runs import Calls, StateWriters, is_handed_on
+from tensorcap.runs import StateWriters, calls_of, is_handed_on
 from tensorcap.wording import conjugated
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import Key
@@ -62,7 +62,7 @@ class Makers:
     """
 
     def __init__(self, reference: Archive, producers: Producers | None = None) -> None:
-        self.calls = Calls(reference)
+        self.calls = calls_of(reference)
         self._producers = producers or Producers()
         self.writers = StateWriters(reference)
         self._called = called_sites(reference)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tensorcap.comparison import called_sites, caller_of
-from tensorcap.runs import Calls, Contents, contents_of, enclosing_sites, is_inner, is_telling
+from tensorcap.runs import Calls, Contents, calls_of, contents_of, enclosing_sites, is_inner, is_telling
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
@@ -84,7 +84,7 @@ class _Flow:
 
     @classmethod
     def of(cls, reference: Archive, target: Archive) -> _Flow:
-        calls = Calls(reference)
+        calls = calls_of(reference)
         alike: dict[Contents, list[Record]] = defaultdict(list)
         for record in sorted(reference.records, key=lambda record: record.order):
             if _is_float(record) and is_telling(record):

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensorcap.comparison import POLICY, Finding, Limits, Precision, count_tail, judge_own_error
+from tensorcap.wording import number_and_limit
 from tensorcap_formats.dtypes import Array
 
 _ROUNDING_SLACK: Final = 0.001  # of an ulp: what computing a distance in ulp may be off by
@@ -60,7 +61,8 @@ def judge_replayed(
 def judge_twin(ratio: float, elements: int) -> Finding:
     """Judge how a leaf's own error compares with that of the same leaf in low precision: `twin_ratio`."""
     limits = POLICY.sampled(POLICY.twin_ratio, elements)
-    text = f"{ratio:.3g} times the error of the model in that precision, at most {limits.green:.3g}"
+    shown, limit = number_and_limit(ratio, limits.green, 3)
+    text = f"{shown} times the error of the model in that precision, at most {limit}"
     return limits.finding("twin_ratio", ratio, text)
 
 
@@ -108,14 +110,16 @@ def rounds_less(ratio: float, elements: int) -> bool:
 def judge_bits(share: float, elements: int) -> Finding:
     """Judge the share of elements that are more than one unit in the last place off: `ulp_share`."""
     limits = Limits(_widen(POLICY.twin_bits.green, elements), _widen(POLICY.twin_bits.suspect, elements))
-    text = f"{100 * share:.2g} % of elements are more than 1 ulp off, at most {100 * limits.green:.2g} %"
+    shown, limit = number_and_limit(100 * share, 100 * limits.green)
+    text = f"{shown} % of elements are more than 1 ulp off, at most {limit} %"
     return limits.finding("ulp_share", share, text)
 
 
 def judge_other_values(share: float, elements: int) -> Finding:
     """Judge the share of an activation's elements that are not the twin's; at most suspect."""
     limits = Limits(_widen(POLICY.twin_values, elements), math.inf)
-    text = f"{100 * share:.2g} % of elements are not the twin's, at most {100 * limits.green:.2g} %"
+    shown, limit = number_and_limit(100 * share, 100 * limits.green)
+    text = f"{shown} % of elements are not the twin's, at most {limit} %"
     return limits.finding("ulp_share", share, text)
 
 

@@ -141,6 +141,25 @@ def test_tokens_that_are_no_padding_are_not_cut_off(tmp_path: Path, mask: Any) -
 
 
 @pytest.mark.spec("ALN-41")
+@pytest.mark.parametrize("name", ["input_ids", "words"])
+def test_zeros_and_ones_that_part_unlike_tokens_are_no_mask_of_padding(tmp_path: Path, name: str) -> None:
+    ids = np.where(np.arange(8) < 5, IDS, 1)  # padding has one number
+    flags = np.where(np.arange(8) < 5, 1, 0) * MASK
+
+    def flagged(ids: Any, flags: Any) -> Tensors:
+        made = TABLE[ids]
+        given = {f"0/@root/input.{name}": ids, "0/@root/input.flags": flags}
+        return {**given, "0/@root/input.token_type_ids": np.zeros_like(ids), "0/embed/output": made}
+
+    padded = compared(tmp_path, flagged(ids, flags), flagged(ids[1:2, :5], flags[1:2, :5]))
+    assert padded.exit_status == 0
+    assert "positions 0 to 4 of 8; the others are padding" in sentences(padded)[0]
+    shortened = compared(tmp_path, flagged(IDS, flags), flagged(IDS[1:2, :5], flags[1:2, :5]))
+    assert shortened.exit_status == 1
+    assert "shape-mismatch" in statuses(shortened)
+
+
+@pytest.mark.spec("ALN-41")
 def test_rows_of_other_inputs_are_not_compared(tmp_path: Path) -> None:
     other = IDS[1:2].copy()
     other[0, 7] += 1

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensorcap import compare
 from tensorcap.alignment import Alignment, resolve
 from tensorcap.alignment.match import propose
 from tensorcap.alignment.names import Rules, plain_name
@@ -645,3 +646,25 @@ def test_what_is_handed_on_as_a_sum_is_no_pair_of_one_of_its_terms(tmp_path: Pat
     two = {"first": start, "both": target, "layer/input.x": target, "layer": other}
     _, found = _proposed(tmp_path, one, two, without={"scaled_values"})
     assert (found.get("words") == "both") is not is_sum
+
+
+@pytest.mark.spec("ALN-25", "CMP-70")
+@pytest.mark.parametrize("is_reference", [True, False])
+@pytest.mark.parametrize("site", ["layers.0.attn.q", "head"])
+def test_a_damaged_tensor_is_paired_by_what_else_is_known(
+    tmp_path: Path, site: str, *, is_reference: bool
+) -> None:
+    one = _run()
+    other = {name: x.transpose(0, 2, 1).copy() for name, x in _noisy(one, 1e-6).items()}
+    archives = [
+        _archive(tmp_path / "ref.zarr", one),
+        _archive(tmp_path / "tgt.zarr", _renamed(other, _worded)),
+    ]
+    damaged = archives[0 if is_reference else 1].path / "steps" / "0"
+    (chunk,) = (damaged / (site if is_reference else _worded(site)) / "output" / "c").rglob("0/0/0")
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    found = compare(*(archive.path for archive in archives))
+    assert [(pair.key, pair.status) for pair in found.pairs if not pair.is_green] == [
+        (f"0/{site}/output", "unreadable")
+    ]
+    assert found.exit_status == 3

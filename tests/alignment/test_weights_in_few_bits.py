@@ -15,6 +15,7 @@ from tensorcap.comparison import compare
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.keys import Key
+from tensorcap_formats.open import open_archive
 from tests.support.archives import new_archive
 
 LAYERS = 3
@@ -117,6 +118,17 @@ def attention(count: int, *, numbers: range, noise: float) -> tuple[dict[str, Ar
 def test_operations_of_one_name_are_those_of_layers_in_their_order(tmp_path: Path) -> None:
     ours, theirs = attention(4, numbers=range(4), noise=0.02)
     paired = found(archive(tmp_path / "ref.h5", ours), archive(tmp_path / "tgt.h5", theirs))
+    assert paired == {f"layers.{i}.attention": f"@root:softmax{f'_{i}' if i else ''}" for i in range(4)}
+
+
+@pytest.mark.spec("ALN-332")
+def test_operations_are_found_for_each_list_of_a_file_without_digests(tmp_path: Path) -> None:
+    ours, theirs = attention(4, numbers=range(4), noise=0.02)
+    first = {f"layers.{i}.a/output": RNG.standard_normal((4, 8, 8)) for i in range(4)}
+    named = {name.partition("/")[0]: values.astype(np.float32) for name, values in (first | ours).items()}
+    np.savez(tmp_path / "ref.npz", allow_pickle=False, **named)
+    alignment = propose(open_archive(tmp_path / "ref.npz"), archive(tmp_path / "tgt.h5", theirs)).alignment
+    paired = {entry.reference[0]: entry.target[0] for entry in alignment.entries}
     assert paired == {f"layers.{i}.attention": f"@root:softmax{f'_{i}' if i else ''}" for i in range(4)}
 
 

@@ -300,3 +300,33 @@ def test_what_padding_sees_by_a_mask_does_not_count(
     pair = statuses(make_archive, "0/attention/input.attention_mask", added, seen, given())
     assert pair.status == status
     assert ("of tokens that are no padding" in pair.reason) is (status == "match")
+
+
+@pytest.mark.spec("CMP-70", "ALN-320")
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "damaged"),
+    [
+        pytest.param("attention_mask", "0/@root/input.input_ids", id="ids"),
+        pytest.param("attention_mask", "0/@root/input.attention_mask", id="a-mask"),
+        pytest.param("valid", "0/@root/input.valid", id="a-mask-of-another-name"),
+        pytest.param("valid", "0/@root/input.input_ids", id="ids-beside-such-a-mask"),
+        pytest.param("valid", "0/a/input.attention_mask", id="a-mask-of-four-axes"),
+    ],
+)
+def test_inputs_that_cannot_be_read_leave_all_else_compared(
+    make_archive: MakeArchive, side: int, name: str, damaged: str
+) -> None:
+    inputs = given()
+    mask = inputs.pop("0/@root/input.attention_mask")
+    scores = np.where(mask[:, None, None, :] * mask[:, None, :, None] == 1, 0, np.finfo(np.float32).min)
+    tensors = {
+        **inputs,
+        f"0/@root/input.{name}": mask,
+        "0/a/input.attention_mask": scores.astype(np.float32),
+        "0/a/output": BY_TOKEN,
+    }
+    archives = [make_archive(tensors, unreadable=damaged if i == side else "") for i in (0, 1)]
+    found = compare(*archives)
+    assert [pair.key for pair in found.pairs if pair.status != "identical"] == [damaged]
+    assert found.exit_status == 3

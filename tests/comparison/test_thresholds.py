@@ -188,6 +188,20 @@ def test_fewer_first_choices_that_agree_than_the_limit_are_not_green(tmp_path: P
 
 
 @pytest.mark.spec("POL-41")
+def test_a_value_near_to_its_limit_is_told_from_it(make_archive: MakeArchive, tmp_path: Path) -> None:
+    x = np.ones(64, np.float32)
+    sides = [
+        make_archive({"0/a/output": side}) for side in (x, x + np.resize([1, -1], 64) * np.float32(0.0053))
+    ]
+    (tmp_path / "t.toml").write_text('[[threshold]]\nmatch = "*"\nmetric = "cosine"\nlimit = 0.99999\n')
+    (pair,) = compare(*sides, thresholds=tmp_path / "t.toml").pairs
+    assert (pair.status, pair.findings[0].text) == (
+        "diverged",
+        "cosine is 0.999986, expected at least 0.99999",  # 1 / sqrt(1 + 0.0053^2)
+    )
+
+
+@pytest.mark.spec("POL-41")
 def test_equal_distributions_of_other_values_are_within_a_limit_of_zero(
     judged: Callable[..., Comparison],
 ) -> None:

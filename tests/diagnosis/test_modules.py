@@ -184,6 +184,35 @@ def test_where_eps_is_added_is_said(diagnosed: Diagnose, rng: np.random.Generato
     )
 
 
+@pytest.mark.spec("DIA-603")
+def test_a_factor_of_one_sequence_is_no_norm(diagnosed: Diagnose, rng: np.random.Generator) -> None:
+    """A weight and a bias of each channel make any scaled input of one sequence the result of a norm."""
+    x = rng.standard_normal((1, 4, 30))
+    x -= x.mean(axis=2, keepdims=True)
+    found = diagnosed({IN: x, OUT: 3 * x}, {IN: x, OUT: 3 * x * np.sqrt(119 / 120)})
+    assert [e.kind for e in found.explanations] == ["factor"]
+
+
+@pytest.mark.spec("DIA-603")
+@pytest.mark.parametrize(("count", "is_said", "name"), [(1, False, "gamma"), (2, True, "weight")])
+def test_statistics_of_all_sequences_are_those_of_several(
+    diagnosed: Diagnose, rng: np.random.Generator, count: int, is_said: bool, name: str
+) -> None:
+    x, w = rng.standard_normal((count, 4, 30)), rng.standard_normal(4)
+
+    def norm(axes: tuple[int, ...]) -> Array:
+        y = as_is(x).astype(float)
+        y = (y - y.mean(axis=axes, keepdims=True)) / np.sqrt(y.var(axis=axes, keepdims=True) + 1e-5)
+        return np.asarray(y * as_is(w)[:, None])
+
+    given = {f"0/m/param.{name}": w, IN: x}
+    texts = [
+        e.text for e in diagnosed({**given, OUT: norm((1, 2))}, {**given, OUT: norm((0, 2))}).explanations
+    ]
+    assert "of each channel" in texts[0]
+    assert any("of all sequences together" in text for text in texts) is is_said
+
+
 @pytest.mark.spec("DIA-22")
 @pytest.mark.parametrize("order", ["first", "last"])
 def test_either_order_of_cast_and_weight_is_right_for_a_wide_reference(

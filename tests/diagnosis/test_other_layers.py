@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tensorcap.adapters.torch.operation_options import find_options, run_option
 from tensorcap.localization import localize
 from tensorcap.reports.suspects import suspect_lines
 from tensorcap.session import capture_workload
@@ -159,6 +160,42 @@ def test_what_an_attention_without_modules_within_does_otherwise_is_said(
     assert (found, words in text) == (kind, True), text
 
 
+class Placed(nn.Module):
+    """Adds rows of a table, if it is given positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(TOKENS, WIDTH))
+
+    def forward(self, x: Tensor, position_ids: Tensor | None) -> Tensor:
+        return x.tanh() if position_ids is None else x.tanh() + self.table[position_ids]
+
+
+class Places(nn.Module):
+    """The first layer is given positions, the second one none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Placed() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x, position_ids=torch.arange(TOKENS).flip(0))
+        made: Tensor = self.layers[1](x, position_ids=None)
+        return made
+
+
+@pytest.mark.spec("DIA-600")
+def test_whole_numbers_of_another_layer_are_given_to_one_that_has_none(tmp_path: Path) -> None:
+    x = torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(3))
+    ours = Workload(drawn(Places()), (x,))
+    first, second = ours.model.layers
+    given = np.tanh(x.double().numpy()) + first.table.detach().double().numpy()[::-1]
+    made = np.tanh(given) + second.table.detach().double().numpy()[::-1]
+    changed = {"0/layers.1/output": made, "0/@root/output": made}
+    best = found_by(ours, changed, tmp_path, "layers.1", "0/layers.1/output").explanations[0]
+    assert best.text == "the target is what Placed makes with position_ids of layers.0"
+
+
 @pytest.mark.slow
 @pytest.mark.spec("DIA-602")
 def test_attention_of_torch_that_is_not_causal_is_said(tmp_path: Path) -> None:
@@ -220,3 +257,15 @@ def test_one_mistake_in_all_layers_is_one_suspect_though_the_target_has_results_
     (suspect,) = localize(tmp_path / "reference.h5", target, reference_model=chain()).suspects
     assert sorted(suspect.modules) == ["0", "1"]
     assert all(one.diagnosis is not None for one in (suspect, *suspect.others))
+
+
+@pytest.mark.spec("DIA-602")
+@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 4, 5, 8)], ids=["a-head", "heads", "a-batch"])
+def test_attention_of_any_number_of_axes_can_be_done_otherwise(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    name, attend_to = "scaled_dot_product_attention", functional.scaled_dot_product_attention
+    causal = [words for words in find_options(name, (x, x, x), {}, attend_to(x, x, x)) if "causal" in words]
+    assert causal == ["attention that is causal"]
+    made = run_option(name, causal[0], attend_to, (x, x, x), {})
+    seen = (x @ x.mT / 8**0.5).masked_fill(torch.ones(5, 5).triu(1) == 1, -torch.inf).softmax(-1) @ x
+    assert torch.allclose(made, seen, atol=1e-6)

@@ -205,6 +205,26 @@ def test_a_planted_mistake_is_named_first(
     assert one.after <= max(limit, 0.01 * (one.before or 1.0))
 
 
+@pytest.mark.spec("DIA-14")
+@pytest.mark.parametrize(
+    ("shape", "axis", "more", "where"),
+    [
+        ((2, 5, 6, 7), 1, "it has 1 index of axis 1 more, ", "axis 1"),
+        ((2, 5, 6, 7), 1, "it has 2 indices of axis 1 more, ", "axis 1"),
+        ((2, 5, 8), 0, "it has 1 sequence more, ", "its sequences"),
+        ((2, 5, 8), 2, "it has 2 channels more, ", "its channels"),
+    ],
+)
+def test_what_an_axis_has_more_is_counted(
+    diagnosed: Diagnose, shape: tuple[int, ...], axis: int, more: str, where: str
+) -> None:
+    r = np.random.default_rng(4).standard_normal(shape)
+    extra = np.zeros((*shape[:axis], int(more.split()[2]), *shape[axis + 1 :]))
+    best = diagnosed(r, np.concatenate((r, extra), axis)).explanations[0]
+    assert f"the target is padded: {more}0 before and " in best.text
+    assert best.hint == f"The target is padded along {where}."
+
+
 @pytest.mark.spec("DIA-17")
 @pytest.mark.parametrize(
     ("name", "narrow"),

@@ -164,3 +164,8 @@ def test_a_gate_is_passed_by_a_number_that_lies_as_it_has_to(
 ) -> None:
     limit = {"below": 1.2, "at least": 0.95, "more than": 0.5, "at most": 0.0}[relation]
     assert Gate("x", value, relation, limit).passed is passed  # type: ignore[arg-type] # of the four
+
+
+def test_a_number_near_to_the_limit_of_its_gate_is_told_from_it() -> None:
+    assert Gate("R p95", 1.20004, "below", 1.2).text == "R p95 is 1.20004, expected below 1.2: failed"
+    assert Gate("R p95", 1.2, "below", 1.2).text == "R p95 is 1.2, expected below 1.2: failed"

@@ -74,7 +74,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "eps": ({"epsilon": {0: 1e-2}}, "encoder.layer.0.attention.output.LayerNorm", "eps 0.01"),
     "mask": ({"unmasked": [1]}, "encoder.layer.1.attention.self", "tokens of the target see padded ones"),
-    "kernel": ({"transposed": [0]}, "encoder.layer.0.attention.output.dense", "axes 0 and 1 swapped"),
+    "kernel": (
+        {"transposed": [0]},
+        "encoder.layer.0.attention.output.dense",
+        "multiplies by the transposed weight",
+    ),
 }
 
 

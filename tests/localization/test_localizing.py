@@ -769,6 +769,10 @@ def test_one_of_many_layers_that_was_not_diagnosed_has_the_explanation_of_the_ot
     assert [module for module, _ in one.other_mistakes] == ["1.act"]
     assert f"of 1.act: {other.text} (leaves 0)" in suspect_lines(1, one)
     assert suspect_lines(1, named[2])[-1] == "an R of that size usually means: a step is missing"
+    many = [replace(named[1], module=f"{n}.act", key=f"0/{n}.act/output") for n in range(1, 6)]
+    (one,) = group_suspects([named[0], *many])
+    assert "2 more modules are explained otherwise; tcap localize --all says how" in suspect_lines(1, one)
+    assert sum(line.startswith("of ") for line in suspect_lines(1, one, show_all=True)) == 5
 
 
 class _Odd(nn.Module):

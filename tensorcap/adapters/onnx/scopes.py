@@ -136,14 +136,11 @@ class Scopes:
                 for part in scaling_nodes(graph, node):
                     located[part.index] = located[part.index] or (product[0], part.name or part.op)
         for node in graph.nodes:
-            maker = graph.makers.get(node.inputs[0]) if node.op in _ROUNDED and node.inputs else None
-            is_alone = node.op != "DequantizeLinear" or len(graph.takers.get(node.inputs[0], ())) == 1
-            if (
-                located[node.index] is None
-                and maker is not None
-                and is_alone
-                and (path := located[maker.index])
-            ):
+            if located[node.index] is not None or node.op not in _ROUNDED or not node.inputs:
+                continue
+            maker, takers = graph.makers.get(node.inputs[0]), graph.takers.get(node.inputs[0], ())
+            path = None if maker is None else located[maker.index]
+            if path is not None and (node.op != "DequantizeLinear" or len(takers) == 1):
                 located[node.index] = path[0], node.name or node.op
         for node in reversed(graph.nodes):
             is_rounder = node.index in rounders
@@ -153,8 +150,8 @@ class Scopes:
         for node in graph.nodes:
             if located[node.index] is None and node.op == "Add":
                 located[node.index] = _of_sum(node, graph, located)
-        known = [path is not None and path[0] not in {(each,) for each in lone.values()} for path in located]
-        self.unlocated = frozenset(node.index for node in graph.nodes if not known[node.index])
+        of_own = {(path,) for path in lone.values()}
+        self.unlocated = frozenset(i for i, path in enumerate(located) if path is None or path[0] in of_own)
         paths = [path or ((), node.name or node.op) for path, node in zip(located, graph.nodes, strict=True)]
         calls = _calls([path for path, _ in paths], homes, graph)
         self.nodes = tuple(
@@ -211,17 +208,13 @@ class Scopes:
 
     def _weight_of(self, node: GraphNode) -> str:
         """The name of the weight that a product takes, or of its numbers; "" if it takes none."""
-        for place, name in enumerate(node.inputs[: node.own_inputs]):
+        for place, name in enumerate(node.inputs[: node.own_inputs] if node.op != "Gather" else ()):
             kept = self._weights.get((node.index, place))
-            rank = (
-                len(self._graph.shape_of(kept.numbers if kept else name))
-                if kept or name in self._graph.weights
-                else 0
-            )
-            if node.op == "Gather" or rank < _MATRIX:
-                continue
-            if "weight" in (_role(node, place, rank), kept.name if kept else ""):
-                return kept.numbers if kept else name
+            weight = name if kept is None else kept.numbers
+            rank = len(self._graph.shape_of(weight)) if kept or name in self._graph.weights else 0
+            is_named = kept is not None and kept.name == "weight"
+            if rank >= _MATRIX and (is_named or _role(node, place, rank) == "weight"):
+                return weight
         return ""
 
     def _find_classes(self) -> dict[str, str]:
@@ -232,10 +225,8 @@ class Scopes:
         known = {"": classes[""] or "onnx.Graph"}
         called = sorted(self.nodes_of, key=lambda call: self.nodes_of[call][0].index)
         for path in (*(call.path for call in called), *self.quantised, *self.parameters, *self.shares):
-            parts = path.split(".") if path else []
-            for count in range(1, len(parts) + 1):
-                path = ".".join(parts[:count])
-                known.setdefault(path, classes.get(path, ""))
+            for outer in _around(path) if path else ():
+                known.setdefault(outer, classes.get(outer, ""))
         return known
 
     def _find_parameters(self, owners: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -449,6 +440,8 @@ def _locate_norms(graph: OnnxGraph, located: list[tuple[tuple[str, ...], str] | 
     They are what that is computed of and nothing else is, back to the one value that all comes of, if a mean
     is among them.
     """
+    if None not in located:
+        return
     for node in reversed(graph.nodes):
         path = located[node.index]
         if path is None or node.op not in _PARTS_OF_NORMS:

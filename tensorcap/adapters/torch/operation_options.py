@@ -540,8 +540,10 @@ def _extent_options(given: dict[str, Any]) -> Options:
 
 def _repetition_options(given: dict[str, Any]) -> Options:
     """Repeat heads of keys, of values, or of both in turn, where each of them has to be."""
-    heads, own = given["query"].shape[-3], given["key"].shape[-3]
-    if given["query"].ndim != 4 or not given.get("enable_gqa") or not 1 < own < heads:
+    if given["query"].ndim != 4 or not given.get("enable_gqa"):
+        return
+    heads, own = given["query"].shape[1], given["key"].shape[1]
+    if not 1 < own < heads:
         return
     for names in (("key", "value"), ("key",), ("value",)):
 

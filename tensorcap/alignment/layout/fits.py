@@ -77,7 +77,7 @@ def find_layout(
     Args:
         reference: Records of the reference.
         target: Records of the target.
-        archives: The two to read them from; None to go by shapes alone.
+        archives: The two to read them from; None to go by shapes alone, as where a tensor is damaged.
         rounding: Relative rounding of the runs, below which residuals say nothing.
         among: The layouts that come into question; by default all that shapes allow.
 
@@ -91,11 +91,11 @@ def find_layout(
         return None
     records = (*reference, *target)
     is_readable = all(r.stored for r in records) and sum(r.size for r in records) <= _MOST
-    if archives is None or not is_readable:
+    values = _read_sides(archives, (reference, target)) if archives is not None and is_readable else None
+    if values is None:
         steps, order = layouts[0]
         return Fit(steps, order, None, math.inf, len(layouts), len(layouts) == 1 or not steps)
-    references = [_read_values(archives[0], record) for record in reference]
-    sources = [_read_values(archives[1], record) for record in target]
+    references, sources = values
     residuals = [_measure_residual(candidate, references, sources) for candidate in layouts]
     best_plain = _choose(layouts, residuals, shapes, rounding)
     best_plain = replace(best_plain, typical=_measure_typical_error(best_plain, references, sources))
@@ -133,6 +133,20 @@ def _choose(
     is_sure = is_proven or len(layouts) == 1 or (is_plain and best == 0)
     steps, order = layouts[best]
     return Fit(steps, order, residuals[best], min(rest, default=math.inf), len(layouts), is_sure, is_proven)
+
+
+def _read_sides(
+    archives: tuple[Archive, Archive], records: tuple[Sequence[Record], Sequence[Record]]
+) -> tuple[list[Array], list[Array]] | None:
+    """Values of the reference's records and of the target's; None if one is damaged."""
+    try:
+        references, sources = (
+            [_read_values(archive, record) for record in side]
+            for archive, side in zip(archives, records, strict=True)
+        )
+    except OSError:  # the comparison says so
+        return None
+    return references, sources
 
 
 def _read_values(archive: Archive, record: Record) -> Array:
@@ -173,12 +187,14 @@ def _trace_elements(
 def residual(
     fit: Fit, reference: Sequence[Record], target: Sequence[Record], archives: tuple[Archive, Archive]
 ) -> float | None:
-    """The relative error that a layout leaves between some tensors of both sides; None if it does not fit."""
+    """The relative error that a layout leaves between some tensors of both sides.
+
+    None if it does not fit, or if a tensor is damaged.
+    """
     if not fits((fit.steps, fit.order), [r.shape for r in reference], [t.shape for t in target]):
         return None
-    references = [_read_values(archives[0], record) for record in reference]
-    sources = [_read_values(archives[1], record) for record in target]
-    return _measure_residual((fit.steps, fit.order), references, sources)
+    values = _read_sides(archives, (reference, target))
+    return None if values is None else _measure_residual((fit.steps, fit.order), *values)
 
 
 def _measure_typical_error(fit: Fit, references: Sequence[Array], sources: Sequence[Array]) -> float | None:

@@ -33,10 +33,8 @@ class Candidate:
         is_named: Whether their names are equal, by rules.
         is_by_rule: Whether they are so by rules only.
         role: What the names of both say that they are, as a query; "" if that is not what pairs them.
-        is_placed: Whether their place between others is what speaks for them.
-        clue: What else speaks for it, in words; "" if nothing does.
         has_equal_parameters: Whether its modules alone hold these parameters, bit for bit or rounded.
-        because: What speaks for it, in words, if it is none of the above.
+        because: What else speaks for it, in words; "" if names and values alone do.
         is_tied: Whether others have equal values, so that only the order of results decides.
         similarity: What structure, shapes and arguments say, in nats.
     """
@@ -48,8 +46,6 @@ class Candidate:
     is_named: bool = False
     is_by_rule: bool = False
     role: str = ""
-    is_placed: bool = False
-    clue: str = ""
     has_equal_parameters: bool = False
     because: str = ""
     is_tied: bool = False

@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tensorcap.alignment.match.candidates import Candidate, FoldedWeights, Place
-from tensorcap.alignment.match.contents import SitePair
-from tensorcap.alignment.match.passes import MatchState
+from tensorcap.alignment.layout import Shape
+from tensorcap.alignment.match.candidates import FoldedWeights
+from tensorcap.alignment.match.contents import SitePair, sorted_sizes
+from tensorcap.alignment.match.passes import MatchState, accept_sites
 from tensorcap.alignment.match.sides import Side
 
 _HOLD_THE_SAME: Final = "of what both sides have they hold the same parameters and modules"
 _IN_ORDER: Final = "each is number {} of the {} modules whose weights have these sizes, in order"
-_Sizes = tuple[int, ...]
 
 
 def pair_by_contents(state: MatchState) -> None:
@@ -29,13 +29,13 @@ def pair_by_contents(state: MatchState) -> None:
         return templates[1] in matching.template_partners.get(templates[0], ())
 
     matching.release_refuted_contents()
-    sizes = tuple({site: side.size(site) for site in side.modules} for side in matching.sides)
+    sizes = matching.sides[0].modules, matching.sides[1].modules
     known = -1
     while known != len(matching.accepted):
         known = len(matching.accepted)
         proven = [(a, b) for a, b in matching.partner[0].items() if a in sizes[0] and b in sizes[1]]
-        pairs = state.contents.pairs(proven, sizes, is_known)
-        _accept(state, dict.fromkeys(pairs, _HOLD_THE_SAME))
+        pairs = matching.contents.pairs(proven, sizes, is_known)
+        accept_sites(state, dict.fromkeys(pairs, _HOLD_THE_SAME), refuses_differing=True)
 
 
 def pair_by_weights(state: MatchState) -> None:
@@ -48,7 +48,7 @@ def pair_by_weights(state: MatchState) -> None:
     3. If the reference has a norm right behind such a module, and the target none, its weights are folded:
        what the target gives is what the norm gives; and the other way round.
     """
-    matching, contents = state.matching, state.contents
+    matching, contents = state.matching, state.matching.contents
     if not matching.is_ordered:
         return
     weighted = [_weighted(side) for side in matching.sides]
@@ -74,7 +74,7 @@ def pair_by_weights(state: MatchState) -> None:
                 for site, result in zip(both[0], results, strict=True)
                 if result[0] != site
             }
-    _accept(state, pairs)
+    accept_sites(state, pairs, refuses_differing=True)
     state.folded += [fold for (a, b), fold in folded.items() if matching.partner[0].get(a) == b]
 
 
@@ -86,13 +86,13 @@ def _results(pair: SitePair, norms: Sequence[Mapping[str, str]]) -> SitePair:
     return (site, other_norm) if other_norm and not norm else pair
 
 
-def _weighted(side: Side) -> Mapping[_Sizes, Sequence[str]]:
+def _weighted(side: Side) -> Mapping[Shape, Sequence[str]]:
     """The modules with weights by their sizes, in order of execution, of which no two are given the same."""
-    by_sizes: dict[_Sizes, list[str]] = defaultdict(list)
+    by_sizes: dict[Shape, list[str]] = defaultdict(list)
     for site in sorted(side.modules, key=lambda s: (side.order(s), s)):
         template, _ = side.by_site[site]
         member = side.member(site)
-        shapes = [tuple(sorted(n for n in shape if n > 1)) for shape in member.parameters.values()]
+        shapes = map(sorted_sizes, member.parameters.values())
         sizes = max(shapes, key=lambda shape: (len(shape), shape), default=())
         if len(sizes) > 1 and not template.inside:
             by_sizes[sizes].append(site)
@@ -107,7 +107,7 @@ def _weighted(side: Side) -> Mapping[_Sizes, Sequence[str]]:
     return weighted
 
 
-def _norms_behind(side: Side, weighted: Mapping[_Sizes, Sequence[str]]) -> Mapping[str, str]:
+def _norms_behind(side: Side, weighted: Mapping[Shape, Sequence[str]]) -> Mapping[str, str]:
     """The norm that alone takes the result of a module with weights, by that module."""
     norms, modules = {}, side.modules
     for site in (site for sites in weighted.values() for site in sites):
@@ -116,20 +116,3 @@ def _norms_behind(side: Side, weighted: Mapping[_Sizes, Sequence[str]]) -> Mappi
         if len(inmost) == 1 and side.by_site[inmost[0]][0].family == "norm":
             norms[site] = inmost[0]
     return norms
-
-
-def _accept(state: MatchState, pairs: Mapping[SitePair, str]) -> None:
-    """Accept pairs of free sites, of results of as many elements, of whose like values refute none."""
-    matching = state.matching
-    places: dict[tuple[str, str, str], list[Place]] = defaultdict(list)
-    refuted: set[tuple[str, str]] = set()
-    for (site, other), clue in pairs.items():
-        (one, a), (two, b) = matching.sides[0].by_site[site], matching.sides[1].by_site[other]
-        candidate = Candidate(one.name, two.name, ((a, b),))
-        if matching.is_free(candidate, (a, b)) and matching.sizes_fit(candidate, (a, b)):
-            places[one.name, two.name, clue].append((a, b))
-            if matching.is_refuted(candidate, (a, b)):
-                refuted.add((one.name, two.name))
-    for (name, other_name, clue), of_pair in places.items():
-        if (name, other_name) not in refuted:
-            matching.accept(Candidate(name, other_name, (), clue=clue), tuple(sorted(of_pair)))

@@ -15,10 +15,11 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.runs import enclosing_sites
+from tensorcap.alignment.layout import Shape
+from tensorcap.runs import enclosing_sites, lies_within
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.float_formats import rounded
-from tensorcap_formats.run_info import TensorInfo
+from tensorcap_formats.run_info import RunInfo, TensorInfo
 
 _NARROW: Final = ("bfloat16", "float16")
 _UNLIKE: Final = 0.1  # of the elements of two modules that are taken to be as many: padding is more
@@ -63,7 +64,7 @@ class Contents:
     def pairs(
         self,
         proven: Iterable[SitePair],
-        sizes: tuple[Mapping[str, int], ...],
+        sizes: tuple[Mapping[str, int], Mapping[str, int]],
         is_known: Callable[[str, str], bool] = lambda site, other: False,
         *,
         is_certain: bool = False,
@@ -117,6 +118,11 @@ class Contents:
         return abs(one - two) <= _UNLIKE * max(one, two)
 
 
+def modules_in_few_bits(info: RunInfo) -> set[str]:
+    """The modules that hold weights in few bits, which are recorded as floats too (CAP-330)."""
+    return {path for path, module in info.modules.items() if module.settings.get("dequantised")}
+
+
 def narrow_dtype(archives: tuple[Archive, Archive]) -> str:
     """The narrow dtype that parameters of one side alone have, being the other's rounded; or ""."""
     dtypes = [{parameter.dtype for _, parameter in _parameters(archive)} for archive in archives]
@@ -138,15 +144,14 @@ def _sites_by_mark(archive: Archive, narrow: str) -> Mapping[object, list[str]]:
         if statistics is None or statistics.minimum == statistics.maximum or parameter.shape is None:
             continue
         ends = np.array([statistics.minimum, statistics.maximum], float)
-        sites[_sizes(parameter), tuple(rounded(ends, narrow).tolist() if narrow else ends.tolist())].append(
-            path
-        )
+        marks = tuple((rounded(ends, narrow) if narrow else ends).tolist())
+        sites[sorted_sizes(parameter.shape), marks].append(path)
     return sites
 
 
-def _sizes(parameter: TensorInfo) -> tuple[int, ...]:
-    """The sizes of a parameter's axes, sorted, without those of one element."""
-    return tuple(sorted(size for size in parameter.shape or () if size > 1))
+def sorted_sizes(shape: Shape) -> Shape:
+    """The sizes of a tensor's axes, sorted, without those of one element: what no layout changes."""
+    return tuple(sorted(size for size in shape if size > 1))
 
 
 def _numbers_within(places: Iterable[tuple[int, str]]) -> Mapping[str, frozenset[int]]:
@@ -161,7 +166,7 @@ def _numbers_within(places: Iterable[tuple[int, str]]) -> Mapping[str, frozenset
 def _elements_within(archive: Archive) -> Mapping[str, int]:
     elements: Counter[str] = Counter()
     for path, parameter in _parameters(archive):
-        sizes = _sizes(parameter)
+        sizes = sorted_sizes(parameter.shape or ())
         size = math.prod(sizes) if len(sizes) > 1 else 0
         elements.update(dict.fromkeys((path, *enclosing_sites(path)), size))
     return elements
@@ -169,4 +174,4 @@ def _elements_within(archive: Archive) -> Mapping[str, int]:
 
 def _is_chain(sites: Sequence[str]) -> bool:
     """Whether each of some sites, outmost first, lies within the one before."""
-    return all(inner.startswith(f"{outer}.") for outer, inner in itertools.pairwise(sites))
+    return all(lies_within(inner, outer) for outer, inner in itertools.pairwise(sites))

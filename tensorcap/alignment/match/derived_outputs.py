@@ -275,7 +275,6 @@ def pair_scaled(state: MatchState) -> None:
     """
     matching = state.matching
     scaled = ScaledResults(matching, state.slots.judge.bound)
-    given = _GivenValues(matching, min(state.slots.judge.bound, _FACTOR))
     places: dict[tuple[str, str], list[Place]] = defaultdict(list)
     one, other = matching.sides
     for site, fingerprint in one.fingerprints.items():
@@ -288,6 +287,9 @@ def pair_scaled(state: MatchState) -> None:
         if _find_best_pair(matching, ((name, best[1]) for name in back)) == best:
             (template, a), (target, b) = one.by_site[site], other.by_site[best[1]]
             places[template.name, target.name].append((a, b))
+    if not places:
+        return
+    given = _GivenValues(matching, min(state.slots.judge.bound, _FACTOR))
     for (template_name, target_name), pairs in sorted(places.items()):
         candidate = Candidate(template_name, target_name, tuple(pairs))
         if not any(_is_refuted(matching, candidate, place) or given.has(candidate, place) for place in pairs):

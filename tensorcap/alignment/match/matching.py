@@ -28,6 +28,7 @@ from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.pairs import Pairs
 from tensorcap.alignment.match.sides import Side, sizes_of
 from tensorcap.alignment.names import Canonical, Index, SiteTemplate, name_of, plain_name
+from tensorcap.runs import lies_within
 
 _FAR_NEARER: Final = 0.5  # share of the distance of a pair within which another tensor is what it is
 _DRIFT: Final = 0.01  # of the values, that runs are taken to differ by at most for being equal
@@ -39,6 +40,7 @@ class Matching(Pairs):
 
     Attributes:
         contested: Candidates that others are as good as.
+        contents: What the modules of both sides hold.
     """
 
     def __init__(
@@ -59,7 +61,8 @@ class Matching(Pairs):
         self._standings: dict[tuple[int, int], Mapping[str, int]] = {}
         self._group_by_drift()
         self._preferred: set[tuple[str, str]] = set()  # by contents, to others of the same values
-        self._same_contents = self._find_same_contents(contents or Contents())
+        self.contents = contents or Contents()
+        self._same_contents = self._find_same_contents()
         self._candidates = self._find_candidates()
         if canonical is not None:
             self._add_names(canonical)
@@ -155,10 +158,10 @@ class Matching(Pairs):
         )
         return self.sizes_fit(candidate, place) if one is None or other is None else one.size == other.size
 
-    def _find_same_contents(self, contents: Contents) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    def _find_same_contents(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
         """The module of the other side that holds the same parameters, of each side."""
-        sizes = tuple({site: side.size(site) for site in side.modules} for side in self.sides)
-        pairs = [*contents.pairs((), sizes, is_certain=True)]
+        sizes = self.sides[0].modules, self.sides[1].modules
+        pairs = [*self.contents.pairs((), sizes, is_certain=True)]
         return dict(pairs), {b: a for a, b in pairs}
 
     def _is_another_by_contents(self, candidate: Candidate, place: Place) -> bool:
@@ -166,6 +169,8 @@ class Matching(Pairs):
 
         An attention with matrices of its own is that of the reference, and not the projection it ends with.
         """
+        if not any(self._same_contents):
+            return False
         sites = self.sites_of(candidate, place)
         for i, side in enumerate(self.sides):
             same = self._same_contents[1 - i].get(sites[1 - i])
@@ -293,8 +298,10 @@ class Matching(Pairs):
     def is_refuted(self, candidate: Candidate, place: Place) -> bool:
         """Whether two members cannot belong together.
 
-        Their values differ, and what comes of them agrees, or the one is made of what the other is not given;
-        or one result is whole numbers and the other is not, unless names are equal.
+        1. Unless names are equal: one result is whole numbers and the other is not, or both are results of
+           modules within that do not belong together.
+        2. Their values differ, and belong elsewhere, or what comes of them agrees, or the target's is made of
+           what the reference's is not given.
         """
         left, right = self.sites_of(candidate, place)
         is_whole = [
@@ -326,12 +333,11 @@ class Matching(Pairs):
         """
         one, other = self.sides
         own = one.result(left)
-        is_within = ":" in other.module(right) and ":" not in own.key.site
-        if candidate.is_named or not is_within or not own.digest:
+        is_operation = ":" in other.module(right) and ":" not in own.key.site
+        if candidate.is_named or not is_operation or left not in one.fingerprints:
             return False
-        alike = [s for s in one.groups[one.group_of[left]] if s != left] if left in one.group_of else []
-        handed_on = [site for site in alike if one.result(site).digest == own.digest]
-        partners = [self.partner[0][site] for site in handed_on if site in self.partner[0]]
+        alike = [site for site in one.sites_with(own.digest) if site != left]
+        partners = [self.partner[0][site] for site in alike if site in self.partner[0]]
         made = other.result(right).digest
         return bool(partners) and all(other.result(site).digest != made for site in partners)
 
@@ -342,23 +348,21 @@ class Matching(Pairs):
         with the last of the layers.
         """
         one, other = self.sides
-        last, other_last = (self._handed_on(i, site) for i, site in enumerate((left, right)))
+        last = [] if candidate.is_named else self._handed_on(0, left)
+        other_last = self._handed_on(1, right) if last else []
         partners = [self.partner[1][site] for site in other_last if site in self.partner[1]]
-        if candidate.is_named or not last or not partners:
+        if not partners:
             return False
-        within = f"{other.module(right)}."
         theirs = [self.partner[0][site] for site in last if site in self.partner[0]]
-        is_there = any(other.module(site).startswith(within) for site in theirs)
+        is_there = any(lies_within(other.module(site), other.module(right)) for site in theirs)
         own = one.result(left).digest
         return not is_there and all(one.result(site).digest != own for site in partners)
 
     def _handed_on(self, side: int, site: str) -> list[str]:
         """Sites within a module whose result is, bit for bit, that of the module."""
         of_side = self.sides[side]
-        digest, within = of_side.result(site).digest, f"{of_side.module(site)}."
-        alike = of_side.groups[of_side.group_of[site]] if site in of_side.group_of else []
-        alike = [other for other in alike if of_side.module(other).startswith(within)]
-        return [other for other in alike if digest and of_side.result(other).digest == digest]
+        alike = of_side.sites_with(of_side.result(site).digest) if site in of_side.fingerprints else []
+        return [other for other in alike if lies_within(of_side.module(other), of_side.module(site))]
 
     def _is_more(self, left: str, right: str) -> bool:
         """Whether the target hands on a result where the reference hands on another one, far nearer to it.
@@ -394,7 +398,7 @@ class Matching(Pairs):
             for site in other.sites_with(digest)
             if site in self.partner[1]
         ]
-        outside = [site for site in partners if not one.module(site).startswith(f"{module}.")]
+        outside = [site for site in partners if not lies_within(one.module(site), module)]
         return bool(given) and any(one.result(site).digest not in given for site in outside)
 
     def find_values_elsewhere(self, candidate: Candidate, place: Place) -> str:

@@ -11,11 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from tensorcap.alignment.match.candidates import Candidate
 from tensorcap.alignment.match.fingerprints import agreements
 from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.matching import Matching
-from tensorcap.alignment.match.passes import MatchState
+from tensorcap.alignment.match.passes import MatchState, accept_sites
 from tensorcap.alignment.match.sides import Side
 
 _NUMBERED: Final = re.compile(r"(?P<base>[^:]*:.*?)(?:_(?P<number>[1-9]\d*))?")
@@ -42,7 +41,8 @@ def pair_numbered_operations(state: MatchState) -> None:
         sites = tuple(member.site for _, member in sorted(template.members.items()))
         is_free = any(not matching.has_partner(0, site) for site in sites)
         if template.rank == 1 and len(sites) >= _LEAST and is_free and ":" not in template.name:
-            templates.setdefault(tuple(reference.result(site).digest for site in sites), sites)
+            digests = tuple(reference.result(site).digest for site in sites)
+            templates.setdefault(digests if all(digests) else sites, sites)
     known = [sites for sites in templates.values() if all(site in reference.fingerprints for site in sites)]
     for count in sorted({len(sites) for sites in known}):
         options: dict[tuple[int, ...], list[_Sites]] = defaultdict(list)
@@ -54,7 +54,8 @@ def pair_numbered_operations(state: MatchState) -> None:
             fitting = [sites for sites in theirs[j] if _fits(matching, ours[i], sites)]
             if proven >= WEIGHTS.proof and fitting:
                 shape = reference.result(ours[i][0]).shape
-                _accept(matching, ours[i], max(fitting, key=lambda s: _rank(target, s, shape)))
+                chosen = max(fitting, key=lambda s: _rank(target, s, shape))
+                accept_sites(state, dict.fromkeys(zip(ours[i], chosen, strict=True), _NUMBERED_ALIKE))
 
 
 def _proofs(
@@ -115,11 +116,3 @@ def _is_free(matching: Matching, i: int, site: str) -> bool:
     """Whether no result of a site's values has a partner."""
     side = matching.sides[i]
     return not any(matching.has_partner(i, each) for each in side.groups[side.group_of[site]])
-
-
-def _accept(matching: Matching, sites: _Sites, others: _Sites) -> None:
-    reference, target = matching.sides
-    for site, other in zip(sites, others, strict=True):
-        if site not in matching.partner[0]:
-            (one, a), (two, b) = reference.by_site[site], target.by_site[other]
-            matching.accept(Candidate(one.name, two.name, (), because=_NUMBERED_ALIKE), ((a, b),))

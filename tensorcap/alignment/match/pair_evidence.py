@@ -253,17 +253,11 @@ class PairEvidence:
         reasons = [name] if candidate.is_named else []
         if candidate.because:
             reasons.append(candidate.because)
-        elif candidate.has_equal_parameters:
-            reasons.append("the parameters that both hold, in themselves or within, are the same")
         agreed = (candidate.agreeing[p] for p in candidate.places if p in candidate.agreeing)
         agreements = [agreement for agreement in agreed if agreement.nats >= WEIGHTS.reported_least]
         if agreements:
             worst, other = max(a.distance for a in agreements), min(a.other for a in agreements)
             reasons.append(_count_text(len(agreements), len(candidate.places), worst, other))
-        if candidate.clue:
-            reasons.append(candidate.clue)
-        if candidate.is_placed:
-            reasons.append("alike, and between the same neighbours in order")
         return reasons
 
     def _find_rival_doubts(self, candidate: Candidate) -> list[str]:

@@ -7,17 +7,20 @@ add a pass, write a function of the `MatchState` and list it in `proposal.PASSES
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from tensorcap.alignment.match.candidates import Candidate, FoldedWeights, Fusion, Place
-from tensorcap.alignment.match.contents import Contents
+from tensorcap.alignment.match.contents import SitePair
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.match.slots import Slots
 from tensorcap.alignment.names import Rules
-from tensorcap.runs import enclosing_sites
+from tensorcap.runs import enclosing_sites, lies_within
 from tensorcap.wording import fault_text
 from tensorcap_formats.errors import TensorcapError
+
+_EQUAL_PARAMETERS: Final = "the parameters that both hold, in themselves or within, are the same"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,6 @@ class MatchState:
             as left over.
         handed_on: Pairs of a template of the reference and one of the target that was given its results, with
             the name of the argument.
-        contents: What the modules of both sides hold.
         folded: Modules of the reference whose weights the target has with those of a norm behind them.
         parameters: What tells the parameters of each module of both sides that has some, by site.
         failed: Passes that ended in an exception, a sentence each; what they and others had paired stands.
@@ -61,7 +63,6 @@ class MatchState:
     fusions: list[Fusion] = field(default_factory=list)
     handed_on: list[tuple[Candidate, str]] = field(default_factory=list)
     folded: list[FoldedWeights] = field(default_factory=list)
-    contents: Contents = field(default_factory=Contents)
     parameters: tuple[Mapping[str, frozenset[ParameterMark]], ...] = ({}, {})
     failed: list[str] = field(default_factory=list)
 
@@ -142,11 +143,13 @@ def pair_by_parameters(state: MatchState) -> None:
     2. So are those that are left, one of which has some of the other's and no others, as one without a bias.
     3. Of the modules right around these, two are paired if all that lies in the one is paired with what lies
        in the other, and what else lies in either has as many elements of parameters, as three projections
-       and a fused one have; so outwards. So are modules at whatever distance, if all pairs in the one lie in
-       the other.
+       and a fused one have; so outwards. So are modules at any distance that alone lie around the same pairs,
+       two at least.
     4. Modules that hold the same parameters within, at whatever depth, and no others, are paired likewise, as
        an attention whose matrices are its own parameters and one of linear layers, unless the values of a
        layer refute it.
+
+    None are paired of which one holds a parameter that the other does not, though its side has it.
     """
     pairs = _modules_of_equal_parameters(state)
     pairs += _modules_that_lack_parameters(state, pairs)
@@ -155,7 +158,7 @@ def pair_by_parameters(state: MatchState) -> None:
     ]
     proven = list(pairs)
     while pairs:
-        _accept_proven_sites(state, pairs)
+        _accept_proven(state, pairs)
         around: tuple[dict[str, set[str]], dict[str, set[str]]] = (defaultdict(set), defaultdict(set))
         for site, other in pairs:
             outer, other_outer = (name.rpartition(".")[0] for name in (site, other))
@@ -169,64 +172,62 @@ def pair_by_parameters(state: MatchState) -> None:
         ]
         pairs = [(site, other) for site, other in pairs if rest[0][site] == rest[1][other]]
     around_all = _modules_around_all(state, proven)
-    _accept_proven_sites(state, [pair for pair in around_all if rest[0][pair[0]] == rest[1][pair[1]]])
-    _accept_proven_sites(state, _modules_of_equal_contents(state), refuses_differing=True)
+    _accept_proven(state, [pair for pair in around_all if rest[0][pair[0]] == rest[1][pair[1]]])
+    _accept_proven(state, _modules_of_equal_contents(state), refuses_differing=True)
 
 
-def _modules_of_equal_parameters(state: MatchState) -> list[tuple[str, str]]:
+def _modules_of_equal_parameters(state: MatchState) -> list[SitePair]:
     """Sites of both sides whose parameters are equal, and no other's on their side.
 
     A block that holds those of its experts itself, beside modules with others, is not the experts.
     """
-    sites_of: list[dict[frozenset[ParameterMark], list[str]]] = [defaultdict(list), defaultdict(list)]
-    for parameters, of_side in zip(state.parameters, sites_of, strict=True):
-        for site, digests in parameters.items():
-            of_side[digests].append(site)
-    both = ((sites, sites_of[1].get(digests, [])) for digests, sites in sites_of[0].items())
-    pairs = [(sites[0], others[0]) for sites, others in both if len(sites) == len(others) == 1]
-    return [pair for pair in pairs if _hold_alike(state, *pair)]
+    return [pair for pair in _pair_lone(state.parameters) if _hold_alike(state, *pair)]
 
 
-def _modules_around_all(state: MatchState, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def _modules_around_all(state: MatchState, pairs: Sequence[SitePair]) -> list[SitePair]:
     """Sites of both sides that alone on their side lie around two pairs or more, and around no others."""
-    sites_of: list[dict[frozenset[int], list[str]]] = [defaultdict(list), defaultdict(list)]
-    for i, of_side in enumerate(sites_of):
+    around: list[dict[str, frozenset[int]]] = []
+    for i, side in enumerate(state.matching.sides):
         within: dict[str, set[int]] = defaultdict(set)
         for number, sites in enumerate(pairs):
             for outer in enclosing_sites(sites[i]):
                 within[outer].add(number)
-        for site, numbers in within.items():
-            if site in state.matching.sides[i].by_site and len(numbers) > 1:
-                of_side[frozenset(numbers)].append(site)
-    both = ((sites, sites_of[1].get(numbers, [])) for numbers, sites in sites_of[0].items())
+        around.append(
+            {s: frozenset(numbers) for s, numbers in within.items() if s in side.by_site and len(numbers) > 1}
+        )
+    return _pair_lone(around)
+
+
+def _pair_lone(held: Sequence[Mapping[str, Hashable]]) -> list[SitePair]:
+    """Pair the sites of both sides of which the same is known, and of no other of their side."""
+    sites_of: list[dict[Hashable, list[str]]] = [defaultdict(list), defaultdict(list)]
+    for of_side, known in zip(sites_of, held, strict=True):
+        for site, each in known.items():
+            of_side[each].append(site)
+    both = ((sites, sites_of[1].get(each, [])) for each, sites in sites_of[0].items())
     return [(sites[0], others[0]) for sites, others in both if len(sites) == len(others) == 1]
 
 
 def _hold_alike(state: MatchState, site: str, other: str) -> bool:
     """Whether both of two modules hold parameters in modules within, or neither does."""
     sides = zip(state.parameters, (site, other), strict=True)
-    holds = [any(name.startswith(f"{outer}.") for name in known) for known, outer in sides]
+    holds = [any(lies_within(name, outer) for name in known) for known, outer in sides]
     return holds[0] == holds[1]
 
 
-def _modules_of_equal_contents(state: MatchState) -> list[tuple[str, str]]:
+def _modules_of_equal_contents(state: MatchState) -> list[SitePair]:
     """Sites of both sides that hold equal parameters, with those of modules within, and no other's do."""
-    sites_of: list[dict[frozenset[ParameterMark], list[str]]] = [defaultdict(list), defaultdict(list)]
-    for known, side, of_side in zip(state.parameters, state.matching.sides, sites_of, strict=True):
+    contents: list[dict[str, frozenset[ParameterMark]]] = []
+    for known, side in zip(state.parameters, state.matching.sides, strict=True):
         within: dict[str, set[ParameterMark]] = defaultdict(set)
         for site, marks in known.items():
             for outer in (site, *enclosing_sites(site)):
                 within[outer] |= marks
-        for site, contents in within.items():
-            if site in side.by_site:
-                of_side[frozenset(contents)].append(site)
-    both = ((sites, sites_of[1].get(contents, [])) for contents, sites in sites_of[0].items())
-    return [(sites[0], others[0]) for sites, others in both if len(sites) == len(others) == 1]
+        contents.append({site: frozenset(marks) for site, marks in within.items() if site in side.by_site})
+    return _pair_lone(contents)
 
 
-def _modules_that_lack_parameters(
-    state: MatchState, pairs: Sequence[tuple[str, str]]
-) -> list[tuple[str, str]]:
+def _modules_that_lack_parameters(state: MatchState, pairs: Sequence[SitePair]) -> list[SitePair]:
     """Sites of both sides, in no pair yet, of which one holds a part of the other's parameters and no others.
 
     A parameter that both hold is no constant, and no other site holds it.
@@ -265,31 +266,50 @@ def _elements_within(known: Mapping[str, frozenset[ParameterMark]], paired: Cont
     return elements
 
 
-def _accept_proven_sites(
-    state: MatchState, pairs: Sequence[tuple[str, str]], *, refuses_differing: bool = False
+def _accept_proven(state: MatchState, pairs: Iterable[SitePair], *, refuses_differing: bool = False) -> None:
+    """Accept pairs that parameters prove, see `accept_sites`."""
+    possible = [pair for pair in pairs if not state.matching.contents.differ(*pair)]
+    accept_sites(
+        state,
+        dict.fromkeys(possible, _EQUAL_PARAMETERS),
+        has_equal_parameters=True,
+        refuses_differing=refuses_differing,
+    )
+
+
+def accept_sites(
+    state: MatchState,
+    pairs: Mapping[SitePair, str],
+    *,
+    has_equal_parameters: bool = False,
+    refuses_differing: bool = False,
 ) -> None:
     """Accept pairs of sites that are free and whose results have as many elements.
 
     Args:
         state: What is known.
-        pairs: Of sites.
+        pairs: Of sites, and what speaks for each, in words.
+        has_equal_parameters: Whether that is what they hold.
         refuses_differing: Whether no layer is paired where values refute one.
     """
     matching = state.matching
-    places: dict[tuple[str, str], list[Place]] = defaultdict(list)
-    for sites in pairs:
-        if all(site in side.by_site for side, site in zip(matching.sides, sites, strict=True)):
-            (one, a), (other, b) = (
-                side.by_site[site] for side, site in zip(matching.sides, sites, strict=True)
+    places: dict[tuple[str, str, str], list[Place]] = defaultdict(list)
+    refuted: set[tuple[str, str]] = set()
+    for (site, other), because in pairs.items():
+        if site not in matching.sides[0].by_site or other not in matching.sides[1].by_site:
+            continue
+        (one, a), (two, b) = matching.sides[0].by_site[site], matching.sides[1].by_site[other]
+        candidate = Candidate(one.name, two.name, ())
+        if matching.is_free(candidate, (a, b)) and matching.sizes_fit(candidate, (a, b)):
+            places[one.name, two.name, because].append((a, b))
+            if refuses_differing and matching.is_refuted(candidate, (a, b)):
+                refuted.add((one.name, two.name))
+    for (name, other_name, because), of_pair in places.items():
+        if (name, other_name) not in refuted:
+            candidate = Candidate(
+                name, other_name, (), has_equal_parameters=has_equal_parameters, because=because
             )
-            candidate = Candidate(one.name, other.name, ())
-            is_possible = matching.is_free(candidate, (a, b)) and matching.sizes_fit(candidate, (a, b))
-            if is_possible and not state.contents.differ(*sites):
-                places[one.name, other.name].append((a, b))
-    for (name, other_name), of_pair in places.items():
-        proven = Candidate(name, other_name, (), has_equal_parameters=True)
-        if not (refuses_differing and any(matching.is_refuted(proven, place) for place in of_pair)):
-            matching.accept(proven, tuple(sorted(of_pair)))
+            matching.accept(candidate, tuple(sorted(of_pair)))
 
 
 def pair_remaining_names(state: MatchState) -> None:

@@ -29,6 +29,7 @@ from tensorcap.alignment.match.passes import MatchState
 from tensorcap.alignment.names import Index, SiteTemplate
 from tensorcap.alignment.order import longest_rising
 
+_IN_PLACE: Final = "alike, and between the same neighbours in order"
 _ROUNDING: Final = 1e-9  # of sums that were added up in another order
 _PAIRED: Final = 2  # members that show in which order others are
 _MOST: Final = 250_000  # pairs between two known ones
@@ -59,7 +60,7 @@ def pair_by_place(state: MatchState) -> None:
         is_lone = len(segment) == len(target_segment) == 1 and (low >= 0 or high < math.inf)
         if segment and target_segment and len(segment) * len(target_segment) <= _MOST:
             bonus = WEIGHTS.placement_alone if is_lone else 0.0
-            _align_segment(state, segment, target_segment, offsets, rarity, bonus=bonus)
+            _align_segment(matching, segment, target_segment, offsets, rarity, bonus=bonus)
 
 
 def complete_templates(state: MatchState) -> None:
@@ -134,11 +135,7 @@ def pair_lone_children(state: MatchState) -> None:
             for i, name in enumerate((pair.reference, pair.target))
         ]
         every = (_make_candidate(matching, *both, offsets) for both in itertools.product(free[0], free[1]))
-        candidates = [
-            c
-            for c in every
-            if c is not None and c.similarity >= WEIGHTS.lone_child and not _hold_others(state, c)
-        ]
+        candidates = [c for c in every if c is not None and c.similarity >= WEIGHTS.lone_child]
         for candidate in candidates:
             names = candidate.reference, candidate.target
             if not any((c.reference == names[0]) != (c.target == names[1]) for c in candidates):
@@ -183,7 +180,7 @@ def _score_shapes(matching: Matching) -> dict[Shape, float]:
 
 
 def _align_segment(
-    state: MatchState,
+    matching: Matching,
     templates: Sequence[SiteTemplate],
     target_templates: Sequence[SiteTemplate],
     offsets: dict[tuple[str, str], int],
@@ -192,12 +189,11 @@ def _align_segment(
     bonus: float,
 ) -> None:
     """Lay two sequences of site templates side by side, and take the pairs that leave no doubt."""
-    matching = state.matching
     candidates: dict[tuple[int, int], Candidate] = {}
     for i, template in enumerate(templates):
         for j, target_template in enumerate(target_templates):
             candidate = _make_candidate(matching, template, target_template, offsets)
-            if candidate is None or _hold_others(state, candidate):
+            if candidate is None:
                 continue
             if shape_of(template) == shape_of(target_template):
                 candidate.similarity += min(rarity[shape_of(template)], WEIGHTS.shape_most) + bonus
@@ -234,12 +230,6 @@ def _needleman_wunsch(rows: int, columns: int, scores: dict[tuple[int, int], flo
     return table
 
 
-def _hold_others(state: MatchState, candidate: Candidate) -> bool:
-    """Whether parameters say that two modules are not the same."""
-    sites = (state.matching.sites_of(candidate, place) for place in candidate.places)
-    return any(state.contents.differ(*pair) for pair in sites)
-
-
 def _make_candidate(
     matching: Matching,
     template: SiteTemplate,
@@ -251,13 +241,15 @@ def _make_candidate(
     lists = _list_names(template.name), _list_names(target_template.name)
     starts = zip(*lists, min(template.members), min(target_template.members), strict=True)
     shift: Index = tuple(offsets.get((a, b), y - x) for a, b, x, y in starts)
-    candidate = Candidate(template.name, target_template.name, (), is_placed=True)
+    candidate = Candidate(template.name, target_template.name, (), because=_IN_PLACE)
     candidate.places = tuple(
         place
         for place in shifted_places(template, target_template, shift)
         if matching.is_free(candidate, place) and matching.sizes_fit(candidate, place)
     )
     if 2 * len(candidate.places) < max(len(template.members), len(target_template.members)):
+        return None
+    if any(matching.contents.differ(*matching.sites_of(candidate, place)) for place in candidate.places):
         return None
     if any(matching.is_refuted(candidate, place) for place in candidate.places):
         return None

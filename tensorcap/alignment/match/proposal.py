@@ -149,7 +149,7 @@ def propose(
     contents = Contents.of(archives) if uses_values else Contents()
     matching = Matching(sides[0], sides[1], canonical, is_ordered=is_ordered, contents=contents)
     slots = Slots(archives, fingerprints, matching, read_values=read_values)
-    state = MatchState(matching, slots, known_rules, contents=contents, parameters=_parameter_marks(archives))
+    state = MatchState(matching, slots, known_rules, parameters=_parameter_marks(archives))
     run_passes(PASSES, state, uses_values=uses_values, without=without)
     slots.learn()
     entries, left_over = _write_entries(state)

@@ -7,15 +7,14 @@ its own rounding alone, from a weight that has nothing to do with it by more tha
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from tensorcap.alignment.match.candidates import Candidate, Place
+from tensorcap.alignment.match.contents import SitePair
 from tensorcap.alignment.match.fingerprints import UNRELATED, agreements
 from tensorcap.alignment.match.match_weights import WEIGHTS
 from tensorcap.alignment.match.matching import Matching
-from tensorcap.alignment.match.passes import MatchState
+from tensorcap.alignment.match.passes import MatchState, accept_sites
 from tensorcap_formats.records import Record
 
 _NEAREST: Final = "the weights of the target in few bits are those of the reference, rounded"
@@ -34,9 +33,8 @@ def pair_by_rounded_parameters(state: MatchState) -> None:
     """
     matching = state.matching
     ours, theirs = (_free_with_weights(state, i) for i in (0, 1))
-    places: dict[tuple[str, str], list[Place]] = defaultdict(list)
-    for left, right in _proven(matching, ours, theirs) if ours and theirs else ():
-        _add(matching, places, left, right)
+    pairs = [*_proven(matching, ours, theirs)] if ours and theirs else []
+    for left, right in pairs:
         del ours[left], theirs[right]
     for right, record in theirs.items():
         known = matching.sides[1].fingerprint_of(record)
@@ -48,11 +46,9 @@ def pair_by_rounded_parameters(state: MatchState) -> None:
         near = sorted((site for site in apart if apart[site] <= UNRELATED), key=lambda site: apart[site])
         left = next((site for site in near[:_TRIED] if _are_alike(state, ours[site], record)), "")
         if left:
-            _add(matching, places, left, right)
+            pairs.append((left, right))
             del ours[left]
-    for names, found in places.items():
-        candidate = Candidate(*names, (), has_equal_parameters=True, because=_NEAREST)
-        matching.accept(candidate, tuple(sorted(found)))
+    accept_sites(state, dict.fromkeys(pairs, _NEAREST), has_equal_parameters=True)
 
 
 def pair_remaining_rounded(state: MatchState) -> None:
@@ -75,19 +71,15 @@ def pair_remaining_rounded(state: MatchState) -> None:
         if own == other
     }
     while apart:
-        chosen = next(
-            (pair for pair in sorted(apart, key=lambda p: (apart[p], p)) if _is_clear(pair, apart)), None
-        )
+        nearest_first = sorted(apart, key=lambda pair: (apart[pair], pair))
+        chosen = next((pair for pair in nearest_first if _is_clear(pair, apart)), None)
         if chosen is None:
             return
-        places: dict[tuple[str, str], list[Place]] = defaultdict(list)
-        _add(matching, places, *chosen)
-        for names, found in places.items():
-            matching.accept(Candidate(*names, (), because=_LEFT), tuple(found))
+        accept_sites(state, {chosen: _LEFT})
         apart = {pair: d for pair, d in apart.items() if not {*pair} & {*chosen}}
 
 
-def _is_clear(pair: tuple[str, str], apart: Mapping[tuple[str, str], float]) -> bool:
+def _is_clear(pair: SitePair, apart: Mapping[SitePair, float]) -> bool:
     """Whether all other pairs of either of two modules are given something far less alike."""
     others = [
         d for other, d in apart.items() if other != pair and (other[0] == pair[0] or other[1] == pair[1])
@@ -109,7 +101,7 @@ def _apart(matching: Matching, left: str, right: str) -> float:
 
 def _proven(
     matching: Matching, ours: Mapping[str, Record], theirs: Mapping[str, Record]
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[SitePair]:
     """Yield modules whose weights are each other's nearest, if statistics prove it."""
     sites = [*ours], [*theirs]
     fingerprints = [
@@ -120,15 +112,6 @@ def _proven(
     proven = sorted(numbers for numbers, agreement in found.items() if agreement.nats >= WEIGHTS.proof)
     for i, j in proven:
         yield sites[0][i], sites[1][j]
-
-
-def _add(matching: Matching, places: dict[tuple[str, str], list[Place]], left: str, right: str) -> None:
-    """Add two modules to the pairs of their templates, if they gave as many elements."""
-    (one, a), (other, b) = (
-        side.by_site[site] for side, site in zip(matching.sides, (left, right), strict=True)
-    )
-    if matching.sizes_fit(Candidate(one.name, other.name, ()), (a, b)):
-        places[one.name, other.name].append((a, b))
 
 
 def _free_with_weights(state: MatchState, i: int) -> dict[str, Record]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 
 from tensorcap.alignment.match.fingerprints import (
@@ -81,10 +82,11 @@ class Side:
         """The name of the module that gave a result."""
         return self.result(site).key.site
 
-    @property
-    def modules(self) -> set[str]:
-        """The modules that gave a result, without the model itself."""
-        return {site for site in self.by_site if site == self.module(site) and site != ROOT_SITE}
+    @cached_property
+    def modules(self) -> Mapping[str, int]:
+        """The modules that gave a result, without the model itself, and how many elements it has."""
+        sites = (site for site in self.by_site if site == self.module(site) and site != ROOT_SITE)
+        return {site: self.size(site) for site in sites}
 
     def member(self, site: str) -> Member:
         """A site as its site template has it."""
@@ -119,7 +121,7 @@ class Side:
         return self._consumers.get(record.digest, [])
 
     def sites_with(self, digest: str) -> list[str]:
-        """The sites whose result has a digest."""
+        """The sites whose result has a digest; none if there is no digest."""
         return self._by_digest.get(digest, []) if digest else []
 
     def fingerprint_of(self, record: Record) -> Fingerprint | None:

@@ -36,7 +36,8 @@ from tensorcap_formats.run_info import ModuleInfo
 Steps = tuple[str, ...]
 SlotPair = tuple[str, str]  # slot of the reference, slot of the target
 
-_WITH: Final = "with matrices", "with weights"
+_MATRICES: Final = "with matrices"
+_WEIGHTS: Final = "with weights"
 _READ: Final = 128  # members of a site template that are read: the layers of most models
 _MOST: Final = 1 << 24  # elements of them
 _UNDONE: Final = 8.0  # how much smaller a result's distance is than an argument's that it does not come from
@@ -207,18 +208,18 @@ class Slots:
         sites = self.matching.sites_of(candidate, place)
         modules = [side.module(site) for side, site in zip(self.matching.sides, sites, strict=True)]
         works = [known.get(module, "") for known, module in zip(self._works, modules, strict=True)]
-        return sorted(works) in (["alone", "with matrices"], ["alone", "with weights"], [*_WITH])
+        return {*works} in ({"alone", _MATRICES}, {"alone", _WEIGHTS}, {_WEIGHTS, _MATRICES})
 
     @cached_property
     def _works(self) -> tuple[Mapping[str, str], ...]:
-        """What each module of both sides works with: parameters or buffers in it, modules, or alone."""
+        """What each module of both sides works with: matrices or other weights in it, modules, or alone."""
         works: tuple[dict[str, str], ...] = ({}, {})
         for archive, known in zip(self.archives, works, strict=True):
             infos = archive.info.modules
             around = {path: _modules_around(path) for path in infos}
             known |= dict.fromkeys(infos, "alone")
             known |= dict.fromkeys((outer for path in infos for outer in around[path]), "of modules")
-            for work, has in zip(reversed(_WITH), (_has_weights, _has_matrices), strict=True):
+            for work, has in ((_WEIGHTS, _has_weights), (_MATRICES, _has_matrices)):
                 for path, info in infos.items():
                     if has(info):
                         known |= dict.fromkeys((path, *around[path]), work)
@@ -386,10 +387,8 @@ class Slots:
 
     def usual_layout(self, reference: Sequence[Record], target: Sequence[Record]) -> Steps | None:
         """The layout of most pairs of such shapes, or else one that moves no element, or the only order."""
-        if len(reference) != 1 or len(target) != 1:
-            return None
         known = self.known_layout(reference, target)
-        if known is not None:
+        if known is not None or len(reference) != 1 or len(target) != 1:
             return known
         shape, other = reference[0].shape, target[0].shape
         steps = plain([shape], [other])
@@ -412,7 +411,7 @@ class Slots:
     def is_laid_out_otherwise(
         self, fit: Fit | None, reference: Sequence[Record], target: Sequence[Record]
     ) -> bool:
-        """Whether two tensors of one shape agree in no layout, and most others of it have another one."""
+        """Whether two tensors agree in no layout, not as they are either, while most like them are moved."""
         if fit is None or fit.steps or fit.is_proven or fit.residual is None or fit.residual <= CLOSE:
             return False
         return self.known_layout(reference, target) not in (None, ())
@@ -465,9 +464,11 @@ class Slots:
             self.matching.has_partner(0, site) or site in self.matching.handed_on for site in alike
         )
         if first and is_free and self._are_near(record, target) is False:
-            result = one.result(first)
-            own = steps if result.shape == record.shape else plain([result.shape], [target.shape])
-            if own is not None and not (own is not steps and steps):
+            shape = one.result(first).shape
+            own: Steps | None = steps
+            if shape != record.shape:  # what the steps move is known of the argument's axes alone
+                own = None if steps else plain([shape], [target.shape])
+            if own is not None:
                 self.given.setdefault(first, (place_of(target), own))
 
     def other_results(self, one: Member, other: Member) -> list[tuple[Record, Record]]:

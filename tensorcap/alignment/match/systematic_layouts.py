@@ -19,6 +19,7 @@ import numpy as np
 from tensorcap.alignment.layout import Fit, Layout, find_layout, residual
 from tensorcap.alignment.links import place_of
 from tensorcap.alignment.mapping import Entry
+from tensorcap.alignment.match.contents import modules_in_few_bits
 from tensorcap.alignment.match.fingerprints import rounding_of, statistics_distance
 from tensorcap.alignment.resolution import ResolvedMapping
 from tensorcap.runs import is_gradient, is_inner, is_result
@@ -206,7 +207,7 @@ def _steps_of_arguments(result: Record, reference: Archive, target: Archive) -> 
     for ours, theirs in itertools.product(*sides):
         if ours.size != theirs.size or len(ours.shape) != len(theirs.shape):
             continue
-        order = _order_of(_steps_if_readable((ours, theirs), reference, target), len(ours.shape))
+        order = _order_of(_steps_of((ours, theirs), reference, target), len(ours.shape))
         if order is not None and len(order) <= len(result.shape):
             names = string.ascii_lowercase[: len(result.shape)]
             moved = [names[axis] for axis in (*order, *range(len(order), len(names)))]
@@ -235,7 +236,7 @@ def _common_steps(pairs: Sequence[_Pair], reference: Archive, target: Archive) -
         if number == _TRIED and not votes:
             break
         known = next((steps for steps in votes if _is_made_equal(pair, steps, reference, target)), ())
-        steps = known or _steps_if_readable(pair, reference, target)
+        steps = known or _steps_of(pair, reference, target)
         if steps:
             votes[steps] += 1
     return votes.most_common(1)[0][0] if votes else ()
@@ -275,14 +276,6 @@ def _is_better_after(pair: _Pair, steps: tuple[str, ...], reference: Archive, ta
     return False if before * _FAR <= after or before <= bound < after else None
 
 
-def _steps_if_readable(pair: _Pair, reference: Archive, target: Archive) -> tuple[str, ...]:
-    """As `_steps_of`; none if a tensor cannot be read, which the comparison says of it."""
-    try:
-        return _steps_of(pair, reference, target)
-    except OSError:
-        return ()
-
-
 def _steps_of(pair: _Pair, reference: Archive, target: Archive) -> tuple[str, ...]:
     """The steps that alone make two tensors equal to rounding; none if they agree, or never do."""
     ours, theirs = pair
@@ -316,7 +309,7 @@ def _systematic(
             key = record.key
             results.setdefault((key.rank, key.step, key.call, key.site), []).append(record)
     agreeing: dict[str, bool] = {}
-    in_few_bits = {path for path, module in target.info.modules.items() if module.settings.get("dequantised")}
+    in_few_bits = modules_in_few_bits(target.info)
 
     def agrees(record: Record) -> bool:
         text = record.key.text
@@ -418,7 +411,4 @@ def _first(archive: Archive, record: Record, count: int) -> Array:
 
 def _residual(pair: _Pair, steps: tuple[str, ...], reference: Archive, target: Archive) -> float | None:
     fit = Fit(steps, (0,), residual=None, other=math.inf, choices=1, is_sure=True)
-    try:
-        return residual(fit, [pair[0]], [pair[1]], (reference, target))
-    except OSError:  # the comparison says so
-        return None
+    return residual(fit, [pair[0]], [pair[1]], (reference, target))

@@ -14,6 +14,7 @@ from typing import Final
 
 from tensorcap.alignment.links import Link, place_of
 from tensorcap.alignment.mapping import SIDE_NAMES, Entry, LeftOver, unexplained
+from tensorcap.alignment.match.contents import modules_in_few_bits
 from tensorcap.alignment.match.derived_outputs import ScaledResults
 from tensorcap.alignment.match.matching import Matching
 from tensorcap.alignment.names import Rules, Survey, fold
@@ -65,7 +66,7 @@ class Unmatched:
             for survey, side in zip(surveys, matching.sides, strict=True)
         ]
         self._rivals = rivals(matching)
-        in_few_bits = {path for path, info in target_run.modules.items() if info.settings.get("dequantised")}
+        in_few_bits = modules_in_few_bits(target_run)
         self._in_few_bits = {  # modules without a partner, and how many numbers they hold
             site: max((record.size for (record, *_) in member.parameter_tensors.values()), default=0)
             for site, member in surveys[1].members.items()
@@ -239,16 +240,16 @@ class Unmatched:
         return self._explain_by_rule(i, side.module(site))
 
     def _unpaired_weights(self, i: int, site: str) -> list[str]:
-        """Modules of the target without a partner whose weights in few bits may be those of a module.
+        """Modules of the target without a partner whose weights in few bits may be those of a reference's.
 
         Nothing that lacks a partner beside such a one is explained: what comes of it may agree in spite of a
         wrong weight, as errors of rounding are large.
         """
+        member = self._surveys[0].members.get(site) if i == 0 else None
+        if member is None:
+            return []
         one, other = self._matching.sides
-        shapes = (
-            self._surveys[0].members[site].parameters if i == 0 and site in self._surveys[0].members else {}
-        )
-        sizes = {math.prod(shape) for shape in shapes.values() if len(shape) > 1}
+        sizes = {math.prod(shape) for shape in member.parameters.values() if len(shape) > 1}
         return [
             theirs
             for theirs, kept in self._in_few_bits.items()
@@ -268,8 +269,7 @@ class Unmatched:
         )
         if side.module(site) != ROOT_SITE or not results or not agree:
             return ""
-        digest = side.result(site).digest
-        makers = [side.module(s) for s in side.by_site if digest and side.result(s).digest == digest]
+        makers = [side.module(s) for s in side.sites_with(side.result(site).digest)]
         for head in dict.fromkeys(maker.partition(".")[0] for maker in makers if maker != ROOT_SITE):
             within = [s for s in members if s == head or s.startswith(f"{head}.")]
             weights = [f"{s}.{name}" for s in within for name in members[s].parameters]

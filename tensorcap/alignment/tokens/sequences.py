@@ -240,10 +240,19 @@ class _Run:
         return UsageError(f"{self._archive.path}: {record.key.text}: {dtype} {shape}, {reason}")
 
 
-def is_mask(archive: Archive, record: Record) -> bool:
+def is_mask(archive: Archive, record: Record, inputs: Iterable[Record]) -> bool:
     """Whether an input (row, position) says which tokens are no padding, by its name or its values.
 
-    Zeros and ones of two kinds of sentences are none.
+    These are zeros and ones, and zero where ids are one number, that of padding; zeros and ones of two kinds
+    of sentences are none.
+
+    Args:
+        archive: The run.
+        record: The input.
+        inputs: All that the model was given, its ids by a usual name or by any.
+
+    Returns:
+        False also if values cannot be read.
     """
     name = record.key.slot.partition(".")[2]
     if name in ROLES["mask"]:
@@ -253,8 +262,30 @@ def is_mask(archive: Archive, record: Record) -> bool:
     is_whole = record.dtype.is_whole or record.dtype.kind == "bool"
     if len(record.shape) != 2 or not is_whole or record.size > _MOST or not record.stored:
         return False
+    try:
+        return _leaves_out_padding(archive, record, inputs)
+    except OSError:  # the comparison says so
+        return False
+
+
+def _leaves_out_padding(archive: Archive, record: Record, inputs: Iterable[Record]) -> bool:
+    """Whether an input is of zeros and ones, and zero where ids are one number."""
     values = archive.load(record)
-    return bool(np.isin(values, (0, 1)).all() and (values != 0).any())
+    is_left_out = values == 0
+    if not np.isin(values, (0, 1)).all() or is_left_out.all():
+        return False
+    like = [
+        other
+        for other in inputs
+        if other.key.step == record.key.step
+        and other.key != record.key
+        and other.shape == record.shape
+        and other.dtype.is_whole
+    ]
+    ids = [other for other in like if other.key.slot.partition(".")[2] in ROLES["ids"]] or like
+    numbers = [archive.load(other) for other in ids] if is_left_out.any() else []
+    numbers = [each for each in numbers if not np.isin(each, (0, 1)).all()]  # others are masks, too
+    return not numbers or any(len(np.unique(each[is_left_out])) == 1 for each in numbers)
 
 
 def token_counters(archive: Archive) -> list[str]:
@@ -305,9 +336,10 @@ def _add_masks(
     for step, roles in by_step.items():
         if "ids" in roles and "mask" not in roles:
             shape = roles["ids"].shape
-            like = [r for r in inputs if r.key.step == step and r.shape == shape and is_mask(archive, r)]
-            if len(like) == 1:
-                roles["mask"] = like[0]
+            like = [r for r in inputs if r.key.step == step and r.shape == shape]
+            masks = [r for r in like if is_mask(archive, r, like)]
+            if len(masks) == 1:
+                roles["mask"] = masks[0]
 
 
 def _find_embeddings(archive: Archive) -> list[Record]:

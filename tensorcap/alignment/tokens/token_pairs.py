@@ -121,15 +121,12 @@ def rule_of_other_padding(reference: Archive, target: Archive) -> TokenRule | No
     """The rule for two runs that were fed the same tokens with padding at other places, as on the other side.
 
     Returns:
-        None if nothing says so: ids and masks of both sides, of as many rows and positions.
-
-    Raises:
-        ReadError: Ids or masks cannot be read.
+        None if nothing says so: ids and masks of both sides, of as many rows and positions, that can be read.
     """
     rule = TokenRule(VALID)
     try:
         tokens = TokenAlignment.of(reference, target, rule)
-    except UsageError:  # nothing says which tokens there are
+    except (UsageError, OSError):  # nothing says which tokens there are
         return None
     sides = tokens.reference, tokens.target
     is_known = all(side.padding and all(one.ids is not None for one in side.sequences) for side in sides)

@@ -126,8 +126,7 @@ def _alike(items: Iterable[Item]) -> Iterator[Sequence[Item]]:
 
 
 def _as_one(alike: Sequence[Item]) -> Item:
-    first = alike[0]
-    return first if len(alike) == 1 else replace(first, name=joined_name([item.name for item in alike]))
+    return replace(alike[0], name=joined_name([item.name for item in alike]))
 
 
 def _join_siblings(items: Iterable[Item]) -> Iterator[Item]:

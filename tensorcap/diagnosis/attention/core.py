@@ -75,7 +75,7 @@ class Parts:
         sinks: The score of a sink for each head.
         tables: Other angles, by what they are.
         others: What other layers see, as `mask`, and their angles, None if these are the own ones; by the
-            sites that have both, with a comma between them.
+            sites that have both.
         gains: Factors of `q` and `k` after the rotation, in their shapes.
         bare: `q` and `k` as they were before their norm.
         added: Biases of the projections of `q`, `k` and `v`, by name, in shapes that fit these.
@@ -91,7 +91,7 @@ class Parts:
     bias: Values | None = None
     sinks: Values | None = None
     tables: Mapping[str, Values] = field(default_factory=dict)
-    others: Mapping[str, tuple[Values, Values | None]] = field(default_factory=dict)
+    others: Mapping[tuple[str, ...], tuple[Values, Values | None]] = field(default_factory=dict)
     gains: Mapping[str, Values] = field(default_factory=dict)
     bare: Mapping[str, Values] = field(default_factory=dict)
     added: Mapping[str, Values] = field(default_factory=dict)

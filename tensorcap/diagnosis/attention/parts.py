@@ -369,7 +369,7 @@ def _read_other_tables(
 
 def _read_others(
     site: _Site, mask: Record | None, scores: tuple[int, ...], angles: Values | None
-) -> dict[str, tuple[Values, Values | None]]:
+) -> dict[tuple[str, ...], tuple[Values, Values | None]]:
     """What other layers see by masks that are not this one's, and their angles if these are not, by sites."""
     if mask is None:
         return {}
@@ -388,8 +388,10 @@ def _read_others(
         if (record.digest, digest) in found:
             found[record.digest, digest][0].append(place)
             continue
+        if len(found) == _MOST_TABLES:
+            continue
         visible, added = _read_mask(site.archive, record, scores)
-        if visible is None or added is not None or len(found) >= _MOST_TABLES:
+        if visible is None or added is not None:
             continue
         arguments = {side.key.slot.removeprefix("input."): side for side in sides}
         theirs = None if angles is None else _read_angles(site, arguments)
@@ -397,7 +399,7 @@ def _read_others(
         is_fitting = is_own or (theirs is not None and angles is not None and theirs.shape == angles.shape)
         if is_fitting:
             found[record.digest, digest] = [place], visible, None if is_own else theirs
-    return {",".join(sites): (visible, other) for sites, visible, other in found.values()}
+    return {tuple(sites): (visible, other) for sites, visible, other in found.values()}
 
 
 def _join(before: Values | None, after: Values | None) -> Values | None:

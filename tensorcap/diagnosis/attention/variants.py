@@ -95,11 +95,10 @@ def _rotate_otherwise(usual: Core, parts: Parts) -> Iterator[Variant]:
 
 def _do_as_others(usual: Core, parts: Parts) -> Iterator[Variant]:
     """See what another layer sees, and rotate as that does."""
-    for names, (visible, angles) in parts.others.items():
-        sites = names.split(",")
-        where = joined_name(sites) if len(sites) > 1 else sites[0]
+    for sites, (visible, angles) in parts.others.items():
+        where = joined_name(sites)
         core = replace(usual, mask="whole", is_causal=False, window=0, ahead=0)
-        facts = {"as": sites}
+        facts = {"as": list(sites)}
         text = f"the target sees what {where} sees"
         yield Variant("attention-mask", text, replace(parts, mask=visible), core, facts=facts)
         if angles is not None:
