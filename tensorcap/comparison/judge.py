@@ -148,7 +148,7 @@ class PolicyJudge:
         """Judge the pairs that are `unjudged`.
 
         1. Masks of two kinds are compared as masks; rows of padding are taken out of the errors, and may be
-           NaN on one side.
+           NaN on one side. Errors are those without what a layer with a weight in few bits undoes (POL-284).
         2. Routers that chose other experts are found; ops behind them whose rows moved are `excluded`, and
            tokens at near ties of routers without records of their choices are taken out of the errors.
         3. Rows that other choices shuffled are aligned.
@@ -200,7 +200,9 @@ class PolicyJudge:
         routers = find_routers(self._calls, ops, by_key)
         noise = partial(_noise, self.precision)
         flips = find_flips(*archives, routers, by_key, noise=noise)
-        near_ties = NearTies(*archives, self._calls, routers, by_key, noise=noise)
+        near_ties = NearTies(
+            *archives, self._calls, routers, by_key, noise=noise, divisors=self.layers.divisors
+        )
         pairs = [self._without_other_order(near_ties, near_ties.without(pair)) for pair in pairs]
         after_flips = StepsAfterFlips([flip for flip in flips if flip.flipped] + near_ties.flips)
         copies = copies_of(pairs, [flip.pair for flip in flips])
@@ -325,7 +327,7 @@ class PolicyJudge:
 
     @cached_property
     def _padding(self) -> Padding:
-        return Padding(self.reference, self.target)
+        return Padding(self.reference, self.target, self.layers.divisors)
 
     @cached_property
     def _calls(self) -> Calls:

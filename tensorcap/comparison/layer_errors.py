@@ -113,71 +113,117 @@ def layer_error(
 ) -> LayerError:
     """The own error of a call beside what rounding predicts.
 
-    That is what the errors of the weight make of the input, or, if it is not the reference's rounded, what
-    independent errors of rounding would; and in quadrature what rounding inputs and results adds, and what
-    the bias is off by if that is rounded.
+    1. How its inputs and results are rounded its module says, or else its result.
+    2. The error is held against what the errors of the weight make of the input, or, if that is not the
+       reference's rounded, what independent errors of rounding would; and in quadrature what rounding inputs
+       and results adds, and what the bias is off by if that is rounded.
+    3. If it is more, and ranges do not cut it off, what the layer does is looked for.
+    4. If that is no wrong reading of a right weight, and the layer computes with more than that, independent
+       errors of rounding are allowed, too.
     """
-    x, own = product.x, product.y - product.wanted
     settings = dict(module.settings) if module is not None else {}
     settings |= _found_rounding(product, weight, settings)
-    kept = product.kept
-    if is_right:
-        errors = np.square(multiply(x, weight.values - reference))
-        made = (errors if kept is None else errors * kept).sum(axis=0)
-    else:
-        made = _sums(np.square(x), weight.variances, kept)
-    of_weight = float(made.sum())
-    inputs = input_variances(x, settings)[:, None] * (x != 0)  # zeros are numbers themselves
-    if inputs.any():
-        made = made + _sums(inputs, np.square(weight.values), kept)
-    step = settings.get("output_step")
-    rows = len(x) if kept is None else kept.sum(axis=0)
-    if isinstance(step, float):
-        made = made + rows * step**2 / 12
-    if of_bias is not None:
-        made = made + rows * np.square(of_bias)
-    noise = _ROUNDINGS * POLICY.noise(precision or POLICY.precision("float32"))
-    made = made + np.square(product.wanted).sum(axis=0) * noise**2
-    squares = np.square(own).sum(axis=0)
+    roundings = _Roundings.of(product, weight, settings, precision, of_bias)
+    squares = (
+        _sum_of(np.square(multiply(product.x, weight.values - reference)), product.kept)
+        if is_right
+        else _sums(np.square(product.x), weight.variances, product.kept)
+    )
+    error = _error_beside(product, weight, roundings, squares, is_known=is_right)
+    if error.finding.status == "within-rounding":
+        return error if is_right else replace(error, is_of_more=_has_more(product, weight, roundings))
+    if error.cut and error.rest <= error.predicted * POLICY.quantised.green * error.chance:
+        return error  # which says it all
+    says = any(f"{of}_{name}" in settings for of in ("input", "output") for name in ("step", "bits"))
+    besides = math.sqrt(float(roundings.squares.sum()))
+    mistake = LayerTrial(product, weight, beside(), besides, settings if says else {}).describe()
+    is_read_right = is_right and not mistake.kind.startswith("weight-")
+    if is_read_right and _has_more(product, weight, roundings):
+        squares = _sums(np.square(product.x), weight.variances, product.kept)
+        other = _error_beside(product, weight, roundings, squares, is_known=False)
+        if other.finding.status == "within-rounding":
+            return replace(other, is_of_more=True)
+    return replace(error, mistake=mistake)
+
+
+@dataclass(frozen=True, slots=True)
+class _Roundings:
+    """What a call rounds besides its weight.
+
+    Attributes:
+        settings: How its inputs and results are rounded.
+        squares: The squared error that this, its bias and the runs' precision make of results, `[outputs]`.
+        has_inputs: Whether its inputs are rounded.
+        has_results: Whether its results are.
+    """
+
+    settings: Mapping[str, Any]
+    squares: Array
+    has_inputs: bool
+    has_results: bool
+
+    @classmethod
+    def of(
+        cls,
+        product: Product,
+        weight: WeightNumbers,
+        settings: Mapping[str, Any],
+        precision: Precision | None,
+        of_bias: Array | None,
+    ) -> _Roundings:
+        """What a call rounds by its settings."""
+        x, kept = product.x, product.kept
+        noise = _ROUNDINGS * POLICY.noise(precision or POLICY.precision("float32"))
+        squares = np.square(product.wanted).sum(axis=0) * noise**2
+        inputs = input_variances(x, settings)[:, None] * (x != 0)  # zeros are numbers themselves
+        if inputs.any():
+            squares = squares + _sums(inputs, np.square(weight.values), kept)
+        step = settings.get("output_step")
+        rows = len(x) if kept is None else kept.sum(axis=0)
+        if isinstance(step, float):
+            squares = squares + rows * step**2 / 12
+        if of_bias is not None:
+            squares = squares + rows * np.square(of_bias)
+        return cls(settings, squares, bool(inputs.any()), step is not None)
+
+
+def _error_beside(
+    product: Product, weight: WeightNumbers, roundings: _Roundings, squares: Array, *, is_known: bool
+) -> LayerError:
+    """The own error of a call beside a prediction.
+
+    Args:
+        product: The call.
+        weight: Its weight.
+        roundings: What it rounds besides.
+        squares: The squared error that its weight makes of results, `[outputs]`.
+        is_known: Whether the errors of the weight are known, and these squares no expectation.
+    """
+    x, own, kept = product.x, product.y - product.wanted, product.kept
+    predicted = squares + roundings.squares
     size = max(float(np.linalg.norm(product.wanted)), 1e-300)
-    chance = chance_of(x.shape[1])
-    is_of_chance = bool(inputs.any()) or not is_right
     worst = 0.0
-    if not inputs.any() and step is None:  # of like rows, rounding errors of inputs and results are alike
+    if not roundings.has_inputs and not roundings.has_results:  # of like rows, these errors are alike
         by_chance = chance_of(min(len(x), x.shape[1]))
-        if not is_right:  # errors that are not known fall on few directions if the rows are alike
+        if not is_known:  # errors that are not known fall on few directions if the rows are alike
             by_chance = chance_of_rows(x)
-        ratios = np.sqrt(squares / np.maximum(made, 1e-300)) / by_chance
+        ratios = np.sqrt(np.square(own).sum(axis=0) / np.maximum(predicted, 1e-300)) / by_chance
         worst = float(ratios.max(initial=0.0))
-    own_error, predicted = (math.sqrt(float(side.sum())) / size for side in (squares, made))
-    of_inputs = cut_inputs(x, settings)
+    of_inputs = cut_inputs(x, roundings.settings)
     taken = multiply(of_inputs.error, weight.values) if of_inputs is not None else np.zeros_like(own)
     taken = taken if kept is None else taken * kept
-    of_results = cut_results(product.wanted + taken, settings)
+    of_results = cut_results(product.wanted + taken, roundings.settings)
     taken = taken + of_results.error if of_results is not None else taken
-    error = LayerError(
-        own_error,
-        predicted,
+    return LayerError(
+        float(np.linalg.norm(own)) / size,
+        math.sqrt(float(predicted.sum())) / size,
         worst,
         weight.text,
-        chance=chance if is_of_chance else 1.0,
+        chance=1.0 if is_known and not roundings.has_inputs else chance_of(x.shape[1]),
         cut=tuple(cut for cut in (of_inputs, of_results) if cut is not None),
         taken=float(np.linalg.norm(taken)) / size,
         rest=float(np.linalg.norm(own - taken)) / size,
     )
-    has_more = not inputs.any() and step is None and _has_more(product, weight)
-    if error.finding.status == "within-rounding":
-        return replace(error, is_of_more=has_more and not is_right)
-    if error.cut and error.rest <= predicted * POLICY.quantised.green * error.chance:
-        return error  # which says it all
-    besides = math.sqrt(max(float(made.sum()) - of_weight, 0.0))
-    says = any(f"{of}_{name}" in settings for of in ("input", "output") for name in ("step", "bits"))
-    mistake = LayerTrial(product, weight, beside(), besides, settings if says else {}).describe()
-    if is_right and has_more and not mistake.kind.startswith("weight-"):  # a wrong reading is no more
-        other = layer_error(product, reference, weight, module, precision, of_bias, beside, is_right=False)
-        if other.is_of_more:
-            return other
-    return replace(error, mistake=mistake)
 
 
 def _sums(rows: Array, weight: Array, kept: Array | None) -> Array:
@@ -185,7 +231,12 @@ def _sums(rows: Array, weight: Array, kept: Array | None) -> Array:
     if kept is None:
         whole: Array = multiply(rows.sum(axis=0)[None], weight)[0]
         return whole
-    sums: Array = (multiply(rows, weight) * kept).sum(axis=0)
+    return _sum_of(multiply(rows, weight), kept)
+
+
+def _sum_of(results: Array, kept: Array | None) -> Array:
+    """The sum of results, `[outputs]`, of those that are kept."""
+    sums: Array = (results if kept is None else results * kept).sum(axis=0)
     return sums
 
 
@@ -195,8 +246,10 @@ def _rest(product: Product, weight: WeightNumbers, x: Array) -> float:
     return float(np.linalg.norm(product.y - made))
 
 
-def _has_more(product: Product, weight: WeightNumbers) -> bool:
-    """Whether a layer computes with more than its weight and a bias, as with rotated inputs."""
+def _has_more(product: Product, weight: WeightNumbers, roundings: _Roundings) -> bool:
+    """Whether a layer that rounds nothing computes with more than a weight and a bias, as rotated inputs."""
+    if roundings.has_inputs or roundings.has_results:
+        return False
     rest = product.rest(weight.values)
     size = float(np.linalg.norm(rest - product.mean(rest)))
     return size > _NAMED * float(np.linalg.norm(product.y - product.wanted))

@@ -72,14 +72,17 @@ class LayerTrial:
         product = self.product
         own = float(np.linalg.norm(product.y - product.wanted))
         limit = min(_NAMED * own, float(np.hypot(_LEFT * own, _BESIDES * self.besides)))
-        stated = replace(self, product=replace(product, x=stated_inputs(product.x, self.settings)))
-        for given in (self, stated):
-            text = given._of_own_weight(limit)
-            if text:
-                return LayerMistake(text)
-        few, share = self._few()
-        of_stated, _ = stated._few()
-        found = _best(itertools.chain(_read_otherwise(of_stated), _given_otherwise(few)), limit * share)
+        stated = self
+        text = self._of_own_weight(limit)
+        if self.settings and not text:
+            stated = replace(self, product=replace(product, x=stated_inputs(product.x, self.settings)))
+            text = stated._of_own_weight(limit)
+        if text:
+            return LayerMistake(text)
+        few, rows, share = self._few()
+        of_stated = replace(few, product=replace(few.product, x=stated.product.x))
+        tried = itertools.chain(_read_otherwise(of_stated, self.weight, rows), _given_otherwise(few))
+        found = _best(tried, limit * share)
         if found is not None:
             size = float(np.linalg.norm(few.product.wanted))
             return replace(found, text=f"it is what its weight makes {found.text}", left=found.left / size)
@@ -112,33 +115,23 @@ class LayerTrial:
             return f"{factor:.3g} times the bias is added"
         return "another bias is added"
 
-    def _few(self) -> tuple[LayerTrial, float]:
-        """The same of some of the outputs, and the share of what is wrong that these have of all."""
+    def _few(self) -> tuple[LayerTrial, slice | Array, float]:
+        """The same of some of the outputs, which they are, and the share of what is wrong that is theirs."""
         product, weight = self.product, self.weight
         outputs = len(weight.values)
         if outputs <= _OUTPUTS or product.x.shape[1] != weight.values.shape[1]:
-            return self, 1.0
+            return self, slice(None), 1.0
         places = np.linspace(0, outputs - 1, _OUTPUTS).astype(np.intp)
         few = replace(
             product, y=product.y[:, places], wanted=product.wanted[:, places], bias=product.bias[places]
         )
         whole, own = (float(np.linalg.norm(side.y - side.wanted)) for side in (product, few))
-        share = own / max(whole, 1e-300)
-        return _Few(few, weight, self.beside, self.besides, self.settings, places), share
-
-
-@dataclass(frozen=True, slots=True)
-class _Few(LayerTrial):
-    """Some of the outputs of a layer, by their places."""
-
-    places: Array
+        return replace(self, product=few, weight=weight.at(places)), places, own / max(whole, 1e-300)
 
 
 def _rest(trial: LayerTrial, values: Array, x: Array | None = None) -> float:
     """What another weight, or another input, leaves of a result, but for a constant of each output."""
     product = trial.product if x is None else replace(trial.product, x=x)
-    if isinstance(trial, _Few):
-        values = values[trial.places]
     rest = product.rest(values)
     return float(np.linalg.norm(rest - _bias(product, rest)))
 
@@ -157,17 +150,20 @@ def _best(tried: Iterator[LayerMistake], limit: float) -> LayerMistake | None:
     return best
 
 
-def _read_otherwise(trial: LayerTrial) -> Iterator[LayerMistake]:
-    """What other readings of the weight leave."""
-    for reading in _own_readings(trial.weight, trial.beside):
+def _read_otherwise(trial: LayerTrial, weight: WeightNumbers, rows: slice | Array) -> Iterator[LayerMistake]:
+    """What other readings of a whole weight leave, of the rows that the outputs of a trial have."""
+    for reading in _own_readings(weight, rows, trial.beside):
         values = reading.weight.values
         if values.shape == trial.weight.values.shape and np.isfinite(values).all():
             yield LayerMistake(reading.made, reading.kind, _rest(trial, values))
 
 
-def _own_readings(weight: WeightNumbers, beside: Mapping[str, Array]) -> Iterator[Reading]:
-    """Other readings of a weight, with what its layer says of the groups of its columns."""
-    yield from readings(weight)
+def _own_readings(
+    weight: WeightNumbers, rows: slice | Array, beside: Mapping[str, Array]
+) -> Iterator[Reading]:
+    """Other readings of rows of a weight, with what its layer says of the groups of its columns."""
+    yield from readings(weight, rows)
+    few = weight.at(rows)
     columns = weight.values.shape[1]
     for name, index in beside.items():
         if (
@@ -180,11 +176,11 @@ def _own_readings(weight: WeightNumbers, beside: Mapping[str, Array]) -> Iterato
         if not 1 < len(groups) < columns or columns % len(groups):
             continue
         order = first[np.arange(columns) // (columns // len(groups))]
-        steps = np.array(weight.wide_steps)[:, order]
-        zeros = np.broadcast_to(weight.wide_zeros, weight.values.shape)[:, order]
+        steps = np.array(few.wide_steps)[:, order]
+        zeros = np.broadcast_to(few.wide_zeros, few.values.shape)[:, order]
         made = f"with its groups in order, as if {name.partition('.')[2]} were not there (act-order)"
-        values = (weight.numbers - zeros) * steps
-        yield Reading("weight-scales", "", made, replace(weight, values=values, steps=steps, zeros=zeros))
+        values = (few.numbers - zeros) * steps
+        yield Reading("weight-scales", "", made, replace(few, values=values, steps=steps, zeros=zeros))
 
 
 # --- inputs
@@ -335,25 +331,28 @@ def _factor(trial: LayerTrial, limit: float) -> LayerMistake | None:
 
 def _other_numbers(trial: LayerTrial, limit: float) -> LayerMistake | None:
     """Numbers of four bits stand for others than those of their format: a table is fitted (least squares)."""
-    codes, table = codes_of(trial.weight), table_of(trial.weight.number)
-    product, weight = trial.product, trial.weight
-    if codes is None or table.size > _TABLE or product.x.shape[1] != weight.values.shape[1]:
+    product, weight, table = trial.product, trial.weight, table_of(trial.weight.number)
+    if table.size > _TABLE or product.x.shape[1] != weight.values.shape[1]:
         return None
     if np.isfinite(product.ends).any():
         return None
-    places = np.unique(np.linspace(0, len(codes) - 1, _FEW_OUTPUTS).astype(np.intp))
-    steps = np.array(weight.wide_steps)[places]
-    zeros = np.broadcast_to(weight.wide_zeros, weight.values.shape)[places]
-    sums = np.stack([product.x @ (steps * (codes[places] == code)).T for code in range(table.size)], axis=-1)
+    places = np.unique(np.linspace(0, len(weight.values) - 1, _FEW_OUTPUTS).astype(np.intp))
+    few = weight.at(places)
+    steps, zeros, codes = few.wide_steps, np.broadcast_to(few.wide_zeros, few.values.shape), codes_of(few)
+    if codes is None:
+        return None
+    sums = np.stack([product.x @ (steps * (codes == code)).T for code in range(table.size)], axis=-1)
     y = product.y[:, places] + product.x @ (zeros * steps).T
     sums, y = sums - sums.mean(axis=0), y - y.mean(axis=0)
     fitted = np.linalg.lstsq(sums.reshape(-1, table.size), y.reshape(-1), rcond=None)[0]
     wrong = np.flatnonzero(np.abs(fitted - table) > _OFF * np.abs(table).max())
+    codes = codes_of(weight) if wrong.size else None
+    if codes is None:
+        return None
     others = np.array(table)
     others[wrong] = fitted[wrong]
-    values = (others[codes] - weight.wide_zeros) * weight.wide_steps
-    left = _rest(trial, values)
-    if not wrong.size or left > limit:
+    left = _rest(trial, (others[codes] - weight.wide_zeros) * weight.wide_steps)
+    if left > limit:
         return None
     named = ", ".join(f"{fitted[code]:.3g} for {table[code]:g}" for code in wrong[:4].tolist())
     more = f" and {len(wrong) - 4} others" if len(wrong) > 4 else ""

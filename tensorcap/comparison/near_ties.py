@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tensorcap.comparison.padding import row_metrics
+from tensorcap.comparison.padding import row_metrics, values_of
 from tensorcap.comparison.pair import Pair
 from tensorcap.comparison.policy import POLICY
 from tensorcap.comparison.routing import BY_SCORES, Flips, Router, find_routers
@@ -102,6 +102,7 @@ class NearTies:
         routers: The reference's routers whose choices are records.
         pairs: Pairs by key text.
         noise: Relative error of a row of a pair that rounding alone makes.
+        divisors: What columns of tensors of the target are divided by: see `values_of`.
     """
 
     def __init__(
@@ -113,8 +114,9 @@ class NearTies:
         pairs: Mapping[str, Pair],
         *,
         noise: Callable[[Pair], float],
+        divisors: Mapping[str, Array],
     ) -> None:
-        self._archives = reference, target
+        self._archives, self._divisors = (reference, target), divisors
         self._noise = noise
         found = (self._undecided(router, pairs) for router in _find_inline(reference, calls, routers, pairs))
         weighed = (self._weighed_otherwise(weights, pairs) for weights in _find_thresholded(calls, routers))
@@ -122,12 +124,18 @@ class NearTies:
 
     @classmethod
     def of(
-        cls, reference: Archive, target: Archive, pairs: Sequence[Pair], *, noise: Callable[[Pair], float]
+        cls,
+        reference: Archive,
+        target: Archive,
+        pairs: Sequence[Pair],
+        *,
+        noise: Callable[[Pair], float],
+        divisors: Mapping[str, Array],
     ) -> NearTies:
         """Find them in two runs whose pairs are known."""
         calls, by_key = calls_of(reference), {pair.key: pair for pair in pairs}
         routers = find_routers(calls, ops_of(reference), by_key)
-        return cls(reference, target, calls, routers, by_key, noise=noise)
+        return cls(reference, target, calls, routers, by_key, noise=noise, divisors=divisors)
 
     @property
     def flips(self) -> list[Flips]:
@@ -147,10 +155,8 @@ class NearTies:
         kept = self._kept(record)
         if kept is None or 2 * int(kept.sum()) <= len(kept) or record.size > _MOST:
             return pair
-        ours, theirs = (
-            archive.load(side).astype(np.float64).reshape(len(kept), -1)[kept]
-            for archive, side in zip(self._archives, (record, pair.target), strict=True)
-        )
+        sides = values_of(pair.key, record, pair.target, self._archives, self._divisors)
+        ours, theirs = (side.reshape(len(kept), -1)[kept] for side in sides)
         return pair.with_difference(replace(difference, **row_metrics(ours, theirs - ours)))
 
     def moves(self, record: Record) -> bool:
@@ -175,7 +181,7 @@ class NearTies:
         return kept
 
     def _undecided(self, router: InlineRouter, pairs: Mapping[str, Pair]) -> _Undecided | None:
-        """Find the tokens of a router at a near tie; None if there are none.
+        """Find the tokens of a router at a near tie; None if there are none, or its scores are damaged.
 
         1. The margin of a token lies between the last score that is chosen and the first that is not.
         2. A near tie is a margin of up to `routing_margin` times the error of the scores: of their rows, or
@@ -190,7 +196,10 @@ class NearTies:
         known = next((one for one in possible if one is not None and one.is_compared), None)
         if known is None or record.size > _MOST:
             return None
-        scores = self._archives[0].load(record).astype(np.float64).reshape(-1, record.shape[-1])
+        try:
+            scores = self._archives[0].load(record).astype(np.float64).reshape(-1, record.shape[-1])
+        except OSError:  # the pair is unreadable
+            return None
         margins, choice = _margins(scores, router.chosen)
         size = np.sqrt((scores**2).mean(axis=1))
         noise, is_reordered = self._noise(known), True

@@ -66,10 +66,13 @@ class Padding:
     Args:
         reference: The trusted archive.
         target: The archive under test, under the same keys.
+        divisors: What columns of tensors of the target are divided by: see `values_of`.
     """
 
-    def __init__(self, reference: Archive, target: Archive) -> None:
-        self._archives = reference, target
+    def __init__(
+        self, reference: Archive, target: Archive, divisors: Mapping[str, Array] | None = None
+    ) -> None:
+        self._archives, self._divisors = (reference, target), divisors or {}
         self._masks: dict[_Place, list[_Mask]] = {}
         inputs = [r for r in reference.records if r.key.site == ROOT_SITE and r.key.slot.startswith("input.")]
         for record in inputs:
@@ -91,23 +94,22 @@ class Padding:
     def without(self, pair: Pair) -> Pair:
         """Return the pair with the row metrics of tokens that are no padding, if it has any and differs.
 
-        If it is not finite on one side only, and only there, it is open again, or a match if all else is
-        equal.
+        Columns that are divided are multiplied again, of a pair without padding too. If it is not finite on
+        one side only, and only there, it is open again, or a match if all else is equal.
         """
         record, difference = pair.reference, pair.difference
         if record is None or pair.target is None or difference is None:
             return pair
         if not (difference.unequal or difference.mask_mismatches):
             return pair
-        if record.dtype.kind != "float" or pair.target.dtype.kind != "float" or not self._masks:
+        if record.dtype.kind != "float" or pair.target.dtype.kind != "float":
             return pair
-        valid = self._valid_of(record)
+        valid = self._valid_of(record) if self._masks else None
         if valid is None or valid.all():
-            return pair
-        ours, theirs = (
-            archive.load(side).astype(np.float64)
-            for archive, side in zip(self._archives, (record, pair.target), strict=True)
-        )
+            if pair.key not in self._divisors:
+                return pair
+            valid = np.ones((), bool)
+        ours, theirs = values_of(pair.key, record, pair.target, self._archives, self._divisors)
         kept = np.broadcast_to(valid.reshape(valid.shape + (1,) * (ours.ndim - valid.ndim)), ours.shape)
         columns = _row_length(ours.shape[valid.ndim :])
         rows = kept.reshape(-1, columns).all(axis=1)
@@ -263,6 +265,31 @@ def _row_length(shape: tuple[int, ...]) -> int:
 def _for_heads(valid: Array, heads: int) -> Array:
     """Repeat the tokens for each head; in a tensor, heads come before tokens."""
     return np.broadcast_to(valid[:, None], (valid.shape[0], heads, valid.shape[1]))
+
+
+def values_of(
+    key: str,
+    ours: Record,
+    theirs: Record,
+    archives: tuple[Archive, Archive],
+    divisors: Mapping[str, Array],
+) -> tuple[Array, Array]:
+    """Read both sides of a pair in float64, the target's with columns that are not divided.
+
+    Args:
+        key: Key text of the pair.
+        ours: The reference's record.
+        theirs: The target's.
+        archives: The trusted one, and the one under test.
+        divisors: What columns or channels of tensors of the target are divided by, which a layer undoes, by
+            key text (POL-284); it broadcasts over the tensor.
+
+    Raises:
+        OSError, ReadError: One of both cannot be read.
+    """
+    x, y = (a.load(r).astype(np.float64) for a, r in zip(archives, (ours, theirs), strict=True))
+    by = divisors.get(key)
+    return x, y if by is None else y * by
 
 
 def row_metrics(reference: Array, error: Array) -> dict[str, Any]:

@@ -11,12 +11,18 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 import numpy as np
 
-from tensorcap.comparison.column_factors import column_factors, columns_of_inputs, undone_by
+from tensorcap.comparison.column_factors import (
+    Factors,
+    column_factors,
+    columns_of_inputs,
+    divided_parameters,
+    divided_tensors,
+)
 from tensorcap.comparison.cut_values import spare_range
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.layer_errors import LayerError, input_variances, layer_error, row_error, step_error
@@ -67,6 +73,8 @@ from tensorcap_formats.keys import Key, escape
 from tensorcap_formats.records import Record
 
 _FOLDED: Final = "each column times a number that its input is divided by"
+_WRONG: Final = ("suspect", "diverged")
+_OF_ERRORS: Final = ("gain", "gain_tail", "growth", "wide_error")  # tests of a pair's row errors alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,8 @@ class QuantisedLayers:
         predicted: By site, the largest error of its results that rounding predicts, relative.
         undone: Why tensors differ and nothing is wrong, by key text: columns of an input were divided by
             numbers that its layer's weight was multiplied by before it was rounded (AWQ, SmoothQuant).
+        divisors: Of these, what the columns of inputs, and of what holds the same, were divided by, or the
+            channels of a convolution's: it broadcasts over the tensor.
         folded: Key texts of the results of such layers.
         rounded_to: What each weight is the reference's rounded to, by key text, whatever its columns were
             multiplied by: see `QuantisedWeight`.
@@ -97,6 +107,7 @@ class QuantisedLayers:
     results: Mapping[str, LayerError] = field(default_factory=dict)
     predicted: Mapping[str, float] = field(default_factory=dict)
     undone: Mapping[str, str] = field(default_factory=dict)
+    divisors: Mapping[str, Array] = field(default_factory=dict)
     folded: frozenset[str] = frozenset()
     rounded_to: Mapping[str, str] = field(default_factory=dict)
     of_weights: Mapping[str, float] = field(default_factory=dict)
@@ -145,11 +156,18 @@ class QuantisedLayers:
             )
 
     def explain(self, pairs: Iterable[Pair]) -> list[Pair]:
-        """Make `explained` what is undone by the layer that is given it; say why results are not finite."""
+        """Make `explained` what is undone by the layer that is given it; say why results are not finite.
+
+        Errors of a tensor with divided columns were judged without that (`Padding.without`): what is wrong
+        with it besides is not explained.
+        """
         return [self._explained(pair) for pair in pairs]
 
     def _explained(self, pair: Pair) -> Pair:
-        if pair.key in self.undone and pair.status in ("suspect", "diverged"):
+        is_divided = pair.key in self.divisors
+        if pair.key in self.undone and (pair.status in _WRONG or (is_divided and pair.is_green)):
+            if is_divided and any(f.test in _OF_ERRORS and f.status in _WRONG for f in pair.findings):
+                return pair
             return decide(pair, Decision("agreement", "explained", self.undone[pair.key], pair.findings))
         if pair.key in self.unfinite and pair.status == "nonfinite":
             return decide(pair, Decision("values", "nonfinite", self.unfinite[pair.key].text, pair.findings))
@@ -236,6 +254,7 @@ class _Measurement:
         self.results: dict[str, LayerError] = {}
         self.predicted: dict[str, float] = {}
         self.undone: dict[str, str] = {}
+        self.divisors: dict[str, Array] = {}
         self.folded: set[str] = set()
         self.rounded_to: dict[str, str] = {}
         self.of_weights: dict[str, float] = {}
@@ -337,14 +356,27 @@ class _Measurement:
                 for p in layer.products
             ]
             self.folded |= {product.key for product in layer.products}
-            self.undone |= undone_by(*indices, site, inputs, 1 / factors.factors)
+            self._explain_division(layer.ours, inputs, factors)
             return
+
+    def _explain_division(self, weight: Record, inputs: Collection[Record], factors: Factors) -> None:
+        """Explain that an input is divided by what columns of a weight of the reference are multiplied by."""
+        channels, space = weight.shape[1], weight.shape[2:]
+        divisors = np.median(factors.divisors.reshape(channels, -1), axis=1)
+        divisors = divisors.reshape(channels, *(1 for _ in space))
+        divided = list(divided_tensors(self._ours, self._target, inputs, divisors))
+        self.divisors |= dict.fromkeys(divided, divisors)
+        divided += divided_parameters(self._ours, self._theirs, inputs, factors.factors)
+        reason = (
+            f"its columns are divided by what those of the weight of {weight.key.site} were multiplied by"
+        )
+        self.undone |= dict.fromkeys(divided, reason)
 
     def _measure_calls(self, layer: _Layer) -> None:
         """Measure the own error of each call of a layer; then look for what is wrong with its weight."""
         module = self._target.info.modules.get(layer.site)
         of_bias = self._bias_error(layer.site)
-        beside = partial(self._packed.held_beside, layer.theirs)
+        beside = cache(partial(self._packed.held_beside, layer.theirs))
         errors = {
             product.key: layer_error(
                 product,
@@ -532,6 +564,7 @@ class _Measurement:
             self.results,
             self.predicted,
             self.undone,
+            self.divisors,
             frozenset(self.folded),
             self.rounded_to,
             self.of_weights,

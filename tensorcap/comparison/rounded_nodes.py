@@ -153,12 +153,12 @@ def rounded_tensors(target: Archive, nodes: Iterable[RoundedNode]) -> Iterator[t
 
     They are known by their values: those of the node, as floats.
     """
-    handed_on: dict[tuple[object, ...], list[str]] = defaultdict(list)
+    handed_on: dict[tuple[object, ...], list[Record]] = defaultdict(list)
     for record in target.records:
         is_handed_on = not is_parameter(record.key) and not is_inner(record.key)
-        if is_handed_on and record.dtype.kind == "float" and record.statistics is not None:
+        if is_handed_on and record.stored and record.dtype.kind == "float" and record.statistics is not None:
             ends = record.statistics.minimum, record.statistics.maximum
-            handed_on[record.shape, record.key.rank, record.key.step, ends].append(record.key.text)
+            handed_on[record.shape, record.key.rank, record.key.step, ends].append(record)
     for node in nodes:
         values = _values(target, node)
         if values is None or not values.size:
@@ -166,9 +166,13 @@ def rounded_tensors(target: Archive, nodes: Iterable[RoundedNode]) -> Iterator[t
         key = node.record.key
         place = node.record.shape, key.rank, key.step, (float(values.min()), float(values.max()))
         relative = _relative(node, values) if place in handed_on else 0.0
-        for text in handed_on.get(place, ()) if relative else ():
-            if np.array_equal(target.load(target.get(text)).reshape(values.shape), values):
-                yield text, relative
+        for record in handed_on.get(place, ()) if relative else ():
+            try:
+                held = target.load(record)
+            except (OSError, ReadError):  # the comparison says so
+                continue
+            if np.array_equal(held, values):
+                yield record.key.text, relative
 
 
 def _rows(target: Archive, node: RoundedNode) -> Array | None:

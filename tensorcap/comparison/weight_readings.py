@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from tensorcap.comparison.weight_rounding import WeightNumbers, levels_of, spread
+from tensorcap.comparison.weight_rounding import WeightNumbers, levels_of
 from tensorcap.wording import counted
 from tensorcap_formats.dtypes import DTYPES, Array, decode
 
@@ -24,6 +24,7 @@ _OTHER_AXIS: Final = "those of the other axis, of rows for columns or the revers
 _AWQ: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 _PACKED: Final = "numbers are packed in another order than they are taken out"
 _MATRIX: Final = 2  # axes
+_ALL: Final = slice(None)
 _FAMILIES: Final = (  # formats of as many bits
     (
         "int8",
@@ -36,7 +37,8 @@ _FAMILIES: Final = (  # formats of as many bits
     ("int4", "uint4", "MXFP4", "nf4"),
 )
 
-_Move = Callable[[Array], Array]  # of scales of blocks to one for each element
+_Move = Callable[[Array], Array]
+_Rows = slice | Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,12 @@ class Reading:
     weight: WeightNumbers
 
 
-def readings(weight: WeightNumbers) -> Iterator[Reading]:
+def readings(weight: WeightNumbers, rows: slice | Array = _ALL) -> Iterator[Reading]:
     """Yield a weight by other readings, the most usual mistakes first.
+
+    Args:
+        weight: The weight.
+        rows: Those of it that are read.
 
     Example:
         >>> weight = WeightNumbers("int8", np.array([[2.0, -2.0], [6.0, 3.0]]), np.array([[2.0], [3.0]]))
@@ -65,11 +71,13 @@ def readings(weight: WeightNumbers) -> Iterator[Reading]:
         [[2.0, 510.0], [6.0, 3.0]]
     """
     matrix = weight.matrix
-    yield from _formats(matrix)
-    yield from _zero_points(matrix)
-    yield from _arrangements(matrix)
-    yield from _kernels(weight)
-    yield from _orders(matrix)
+    few = matrix.at(rows)
+    yield from _formats(few)
+    yield from _zero_points(few)
+    yield from _arrangements(matrix, few, rows)
+    for reading in _kernels(weight):
+        yield replace(reading, weight=reading.weight.at(rows))
+    yield from _orders(matrix, few, rows)
 
 
 def _with(weight: WeightNumbers, numbers: Array, steps: Array, zeros: Array | float) -> WeightNumbers:
@@ -168,20 +176,18 @@ def _zero_points(weight: WeightNumbers) -> Iterator[Reading]:
 # --- places of scales and zero points
 
 
-def _arrangements(weight: WeightNumbers) -> Iterator[Reading]:
-    """The same scales and zero points over other blocks."""
+def _arrangements(weight: WeightNumbers, few: WeightNumbers, rows: _Rows) -> Iterator[Reading]:
+    """The same scales and zero points over other blocks, of the few rows that are read."""
     steps, zeros = weight.steps, weight.zeros
-    if steps.ndim != _MATRIX or steps.size == 1 or weight.values.ndim != _MATRIX:
+    if steps.ndim != _MATRIX or steps.size == 1:
         return
     are_alike = zeros is not None and zeros.shape == steps.shape and bool(np.ptp(zeros))
-    numbers, own = weight.numbers, (np.array(weight.wide_steps), weight.wide_zeros)
+    own = np.array(few.wide_steps), few.wide_zeros
     for text, made, move in _moves(weight):
-        moved = move(steps)
-        if moved.shape != numbers.shape:  # of scales of columns the other axis has another length
-            continue
+        moved = replace(weight, steps=move(steps)).at(rows).wide_steps
         whole = [("scales", moved, own[1])]
         if are_alike and zeros is not None:
-            of_zeros = move(zeros)
+            of_zeros = replace(weight, steps=move(zeros)).at(rows).wide_steps
             both = ("scales and zero points", moved, of_zeros)
             whole = [both, *whole, ("zero points", own[0], of_zeros)]
         for what, own_steps, own_zeros in whole:
@@ -189,23 +195,26 @@ def _arrangements(weight: WeightNumbers) -> Iterator[Reading]:
                 "weight-scales" if "scales" in what else "weight-zero-point",
                 text.format(what),
                 made.format(what),
-                _with(weight, numbers, own_steps, own_zeros),
+                _with(few, few.numbers, own_steps, own_zeros),
             )
-    yield from _powers_of_two(weight)
+    yield from _powers_of_two(few)
 
 
 def _moves(weight: WeightNumbers) -> Iterator[tuple[str, str, _Move]]:
-    """Other places of scales: what is wrong with a weight that they undo, what a layer does, and how."""
+    """Other places of scales: what is wrong with a weight that they undo, what a layer does, and how.
+
+    A move makes scales of blocks of others.
+    """
     shape, steps = weight.values.shape, weight.steps
     rows, groups = steps.shape
     if (groups == 1 and rows == shape[1]) or (rows == 1 and groups == shape[0]):
-        yield f"its {{}} are {_OTHER_AXIS}", f"where its {{}} are {_OTHER_AXIS}", lambda s: spread(s.T, shape)
+        yield f"its {{}} are {_OTHER_AXIS}", f"where its {{}} are {_OTHER_AXIS}", lambda s: s.T
     if rows > 1 and groups > 1:
         for move in (lambda s: s.reshape(groups, rows).T, lambda s: s.T.reshape(rows, groups)):
             yield (
                 "{} of rows and groups are exchanged",
                 "where {} of rows and groups are exchanged (transposed)",
-                lambda s, move=move: spread(move(s), shape),  # type: ignore[misc]  # a default binds it
+                move,
             )
     size = shape[1] // groups
     for axis, name in ((0, "row"), (1, "group" if groups < shape[1] else "column")):
@@ -216,33 +225,34 @@ def _moves(weight: WeightNumbers) -> Iterator[tuple[str, str, _Move]]:
                 yield (
                     f"its {{}} are those of {counted(abs(by), name)} {behind}",
                     f"where its {{}} are those of {counted(abs(by), name)} {ahead}",
-                    lambda s, by=by, axis=axis: spread(np.roll(s, -by, axis=axis), shape),  # type: ignore[misc]
+                    lambda s, by=by, axis=axis: np.roll(s, -by, axis=axis),  # type: ignore[misc]  # a default binds it
                 )
         if count > 1:
             yield (
                 f"its {{}} are in the reverse order of {name}s",
                 f"where its {{}} are in the reverse order of {name}s",
-                lambda s, axis=axis: spread(np.flip(s, axis=axis), shape),  # type: ignore[misc]
+                lambda s, axis=axis: np.flip(s, axis=axis),  # type: ignore[misc]
             )
     if 1 < groups < shape[1]:
         text = (
             f"those of every {groups}th column, and its numbers were rounded in groups of {size} neighbours, "
             "or the reverse"
         )
-        yield (
-            f"its {{}} are {text}",
-            f"where its {{}} are {text}",
-            lambda s: np.tile(s, (shape[0] // rows, size)),
-        )
+        if (shape[0] % rows, shape[1] % groups) == (0, 0):
+            yield (
+                f"its {{}} are {text}",
+                f"where its {{}} are {text}",
+                lambda s: np.tile(s, (shape[0] // rows, size)),
+            )
         for other in (2 * size, size // 2):
             places = np.arange(shape[1]) // max(1, other) % groups
             yield (
                 f"its {{}} are of groups of {size}, and its numbers were rounded in groups of {other}",
                 f"with {{}} of groups of {other}, where they are of {size}",
-                lambda s, places=places: spread(s, (shape[0], groups))[:, places],  # type: ignore[misc]
+                lambda s, places=places: s[:, places],  # type: ignore[misc]
             )
     if rows > 1:
-        yield "", "with {} of the first row for all rows", lambda s: spread(s[:1], shape)
+        yield "", "with {} of the first row for all rows", lambda s: s[:1]
 
 
 def _powers_of_two(weight: WeightNumbers) -> Iterator[Reading]:
@@ -262,41 +272,48 @@ def _powers_of_two(weight: WeightNumbers) -> Iterator[Reading]:
 # --- order of numbers
 
 
-def _orders(weight: WeightNumbers) -> Iterator[Reading]:
+def _orders(weight: WeightNumbers, few: WeightNumbers, rows: _Rows) -> Iterator[Reading]:
     """Numbers in another order, with their scales or without; transposed ones too."""
-    if weight.values.ndim != _MATRIX:
-        return
-    numbers, steps, zeros = (
-        weight.numbers,
-        np.array(weight.wide_steps),
-        np.broadcast_to(weight.wide_zeros, weight.values.shape),
-    )
-    rows, columns = numbers.shape
-    if rows == columns:
+    height, columns = weight.values.shape
+    own = _elements(few)
+    if height == columns:
         made = "where it is transposed"
-        yield Reading("weight-order", "it is transposed", made, _with(weight, numbers.T, steps.T, zeros.T))
+        numbers, steps, zeros = (side.T[rows] for side in _elements(weight))
+        yield Reading("weight-order", "it is transposed", made, _with(few, numbers, steps, zeros))
         text = "its numbers are transposed, and its scales are not"
-        yield Reading("weight-order", text, f"where {text}", _with(weight, numbers.T, steps, zeros))
+        yield Reading("weight-order", text, f"where {text}", _with(few, numbers, *own[1:]))
     else:
-        text = f"its numbers are those of [{columns}, {rows}], read as [{rows}, {columns}]"
-        turned = numbers.reshape(columns, rows).T
-        yield Reading("weight-order", text, f"where {text}", _with(weight, turned, steps, zeros))
+        text = f"its numbers are those of [{columns}, {height}], read as [{height}, {columns}]"
+        turned = weight.numbers.reshape(columns, height).T[rows]
+        yield Reading("weight-order", text, f"where {text}", _with(few, turned, *own[1:]))
+
+    def taken(order: Callable[[int], Array], axis: int) -> tuple[Array, Array, Array]:
+        """The elements of the rows that are read with an axis in an order."""
+        if axis:
+            numbers, steps, zeros = (side[:, order(columns)] for side in own)
+            return numbers, steps, zeros
+        return _elements(weight.at(order(height)[rows]))
+
     for (axis, name), (what, count, order) in product(((1, "columns"), (0, "rows")), _ORDERS):
-        if numbers.shape[axis] % count:
+        if weight.values.shape[axis] % count:
             continue
-        places = order(numbers.shape[axis])
-        taken = [np.take(side, places, axis=axis) for side in (numbers, steps, zeros)]
-        text, made = (f"{what.format(name)}: {own}" for own in (f"its {_PACKED}", _PACKED))
-        others = [(steps, zeros), (taken[1], taken[2])]
-        if np.ptp(zeros):  # zero points are packed likewise, along either axis
+        numbers, *moved = taken(order, axis)
+        text, made = (f"{what.format(name)}: {how}" for how in (f"its {_PACKED}", _PACKED))
+        others = [own[1:], moved]
+        if weight.zeros is not None and np.ptp(weight.zeros):  # packed likewise, along either axis
             others += [
-                (steps, np.take(zeros, order(size), axis=along))
-                for along, size in enumerate(zeros.shape)
+                (own[1], taken(order, along)[2])
+                for along, size in enumerate(weight.values.shape)
                 if size % count == 0
             ]
-        for own_steps, own_zeros in others:
-            moved = _with(weight, taken[0], own_steps, own_zeros)
-            yield Reading("weight-order", text, f"where {made}", moved)
+        for steps, zeros in others:
+            yield Reading("weight-order", text, f"where {made}", _with(few, numbers, steps, zeros))
+
+
+def _elements(weight: WeightNumbers) -> tuple[Array, Array, Array]:
+    """The number, the step and the zero point of each element."""
+    zeros = np.broadcast_to(weight.wide_zeros, weight.values.shape)
+    return weight.numbers, np.array(weight.wide_steps), zeros
 
 
 def _of_each(order: Sequence[int]) -> Callable[[int], Array]:

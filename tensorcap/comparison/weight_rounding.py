@@ -152,19 +152,27 @@ class WeightNumbers:
         """Yield rows after rows, so many or those of a few million elements, with the rows that they are."""
         rows = len(self.values)
         size = size or max(1, _BLOCK * rows // max(1, self.values.size))
-        sides = [
-            side if side is None or len(side) in (1, rows) else self._by_row(side)
-            for side in (self.steps, self.zeros)
-        ]
         for start in range(0, rows, size):
             part = slice(start, min(start + size, rows))
-            steps, zeros = (side if side is None or len(side) == 1 else side[part] for side in sides)
-            assert steps is not None
-            yield part, WeightNumbers(self.number, self.values[part], steps, zeros, self.unit)
+            yield part, self.at(part)
 
-    def _by_row(self, blocks: Array) -> Array:
-        """Numbers of blocks of rows, for each row."""
-        return np.repeat(blocks, _block(len(blocks), len(self.values)), axis=0)[: len(self.values)]
+    def at(self, rows: slice | Array) -> WeightNumbers:
+        """The same of some rows."""
+        if isinstance(rows, slice) and rows == slice(None):
+            return self
+        zeros = None if self.zeros is None else self._blocks_at(self.zeros, rows)
+        return WeightNumbers(
+            self.number, self.values[rows], self._blocks_at(self.steps, rows), zeros, self.unit
+        )
+
+    def _blocks_at(self, blocks: Array, rows: slice | Array) -> Array:
+        """Numbers of blocks, for each of some rows if they are not the same for all."""
+        if len(blocks) == 1:
+            return blocks
+        whole = len(self.values)
+        if len(blocks) < whole:
+            blocks = np.repeat(blocks, _block(len(blocks), whole), axis=0)[:whole]
+        return blocks[rows]
 
     @property
     def are_on_levels(self) -> bool:

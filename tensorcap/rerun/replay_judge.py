@@ -119,8 +119,10 @@ class ReplayJudge:
         self._quantised = (
             {} if runs.compute_dtype else quantised_sites(runs.exact, runs.target, pairs, self._layers)
         )
-        self._padding = Padding(runs.exact, runs.target)
-        self._near_ties = NearTies.of(runs.exact, runs.target, pairs, noise=self._noise)
+        self._padding = Padding(runs.exact, runs.target, self._layers.divisors)
+        self._near_ties = NearTies.of(
+            runs.exact, runs.target, pairs, noise=self._noise, divisors=self._layers.divisors
+        )
         self._arguments = Inputs(reference, pairs)
         self._states = States(self._makers.writers, (runs.exact, runs.target))
         self._ranks_that_add = ranks_that_add(runs.target)
@@ -138,9 +140,12 @@ class ReplayJudge:
         if pair.key in self._layers.folded:
             finding = self._layers.results[pair.key].finding
             return self._makers.own_error(pair, finding.status, (finding,))
-        if pair.key in self._layers.undone:
-            return self._makers.own_error(pair, "explained", pair.findings)
         is_leaf = self._is_leaf(key)
+        if pair.key in self._layers.undone:
+            left = self._judge_errors(pair, is_leaf=is_leaf) if pair.key in self._layers.divisors else ()
+            if left and worst_status(left) in BAD:
+                return self._makers.own_error(pair, worst_status(left), left)
+            return self._makers.own_error(pair, "explained", pair.findings)
         ratio = None if pair.baseline is None else pair.baseline.r
         status, findings = self._status(pair, ratio, is_leaf=is_leaf)
         inherited = self._states.inherited(pair) if status in BAD else None
@@ -178,17 +183,7 @@ class ReplayJudge:
         if error is None or pair.difference is None or not reference.dtype.is_inexact:
             return (pair.status if pair.status in JUDGED else "unjudged"), pair.findings
         elements = pair.elements
-        own = list(
-            judge_replayed(
-                error,
-                pair.difference.row_error_p95,
-                self._precision_of(pair),
-                is_leaf=is_leaf,
-                elements=elements,
-                is_forward=self._is_forward,
-                ranks=self._ranks_that_add.get(pair.key, 1),
-            )
-        )
+        own = list(self._judge_errors(pair, is_leaf=is_leaf))
         if ratio is not None and ratio <= self._rounds_as_much(reference.key, elements, is_leaf=is_leaf):
             own = [replace(f, status="within-rounding") for f in own]
         elif ratio is not None and math.isfinite(ratio) and self._is_judged_by_twin(pair, is_leaf=is_leaf):
@@ -206,6 +201,22 @@ class ReplayJudge:
         if not (is_precise and (self._is_forward or has_own_tensors)):
             own += self._judge_bits(pair)
         return worst_status(own), tuple(own)
+
+    def _judge_errors(self, pair: Pair, *, is_leaf: bool) -> tuple[Finding, ...]:
+        """Judge the row errors of a pair; nothing if it has none."""
+        if pair.row_error is None or pair.difference is None:
+            return ()
+        return tuple(
+            judge_replayed(
+                pair.row_error,
+                pair.difference.row_error_p95,
+                self._precision_of(pair),
+                is_leaf=is_leaf,
+                elements=pair.elements,
+                is_forward=self._is_forward,
+                ranks=self._ranks_that_add.get(pair.key, 1),
+            )
+        )
 
     def _rounds_as_much(self, key: Key, elements: int, *, is_leaf: bool) -> float:
         """The largest R at which the model itself rounds as much as the target does.

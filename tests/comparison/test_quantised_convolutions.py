@@ -112,6 +112,40 @@ def test_a_convolution_is_off_by_what_its_rounding_predicts(
     assert (0.8 < ratio < 1.25) == (expected == "within-rounding")
 
 
+@pytest.mark.spec("POL-284")
+@pytest.mark.parametrize(
+    ("added", "expected"),
+    [pytest.param(0, "explained", id="right"), pytest.param(0.2, "diverged", id="and-something-is-added")],
+)
+def test_channels_are_multiplied_in_the_weight_and_divided_before_it(
+    make_archive: MakeArchive, added: float, expected: str
+) -> None:
+    """As where ranges of channels are made alike; as many channels as columns of a picture."""
+    x, weight = RNG.normal(size=(2, 16, 16, 16)), RNG.normal(size=(24, 16, 1, 1))
+    factors = np.exp(np.linspace(-1, 1, 16)).reshape(-1, 1, 1)
+    kept, scales = in_rows(weight * factors)
+    settings = {**CONVOLUTION, "stride": [1, 1], "padding": [0, 0], "groups": 1}
+    given = (x + added) / factors
+    sides: Any = (x, weight, {}), (given, kept, {"0/conv/param.weight_step": scales})
+    reference, target = (
+        network(
+            make_archive,
+            {
+                "0/before/output": a,
+                "0/conv/param.weight": w,
+                "0/conv/input": a,
+                "0/conv/output": np.einsum("nchw,oc->nohw", a, w[:, :, 0, 0]),
+                **steps,
+            },
+            settings | ({"dequantised": ["weight"], "numbers": {"weight": "int8"}} if steps else {}),
+        )
+        for a, w, steps in sides
+    )
+    found = compare(reference, target)
+    assert status(found, "0/conv/param.weight") == "within-rounding"
+    assert [status(found, f"0/{key}") for key in ("before/output", "conv/input")] == [expected] * 2
+
+
 @pytest.mark.spec("POL-640")
 @pytest.mark.parametrize(
     ("scale", "high", "weights", "results"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensorcap.comparison import compare
-from tensorcap.comparison.rounded_nodes import inner_roundings, lost_operands, rounded_nodes
+from tensorcap.comparison.rounded_nodes import inner_roundings, lost_operands, rounded_nodes, rounded_tensors
 from tensorcap_formats.dtypes import Array
 from tests.comparison.conftest import MakeArchive
 
@@ -115,3 +115,16 @@ def test_operands_of_a_product_are_rounded_within_its_module(
     archive = make_archive(tensors, values=values)
     wanted = {} if is_weight else {"norm": pytest.approx(np.sqrt(2) * 8 / 255 / np.sqrt(12), rel=0.05)}
     assert inner_roundings(archive, rounded_nodes(archive)) == wanted
+
+
+@pytest.mark.parametrize("unreadable", ["", "0/norm/output"])
+def test_what_a_module_hands_on_that_a_node_rounded_may_be_unreadable(
+    make_archive: MakeArchive, unreadable: str
+) -> None:
+    tensors, values = difference({0: (X, SMALL, 0.03)})
+    tensors["0/norm/output"] = tensors["0/norm:Sub/output"]
+    archive = make_archive(tensors, values=values, unreadable=unreadable)
+    found = [key for key, _ in rounded_tensors(archive, rounded_nodes(archive))]
+    assert found == ([] if unreadable else ["0/norm/output"])
+    statuses = {pair.key: pair.status for pair in compare(make_archive(tensors), archive).pairs}
+    assert (statuses["0/norm/output"] == "unreadable") == bool(unreadable)

@@ -50,6 +50,24 @@ def test_numbers_in_another_order_are_named(order: list[int], text: str) -> None
 
 
 @pytest.mark.spec("POL-660")
+@pytest.mark.parametrize("blocks", [(64, 4), (1, 64), (64, 1), (4, 4)], ids=str)
+@pytest.mark.parametrize("number", ["uint4", "nf4"])
+def test_readings_of_some_rows_are_those_rows_of_the_readings(number: str, blocks: tuple[int, int]) -> None:
+    steps = np.exp(RNG.normal(size=blocks))
+    zeros = np.rint(RNG.uniform(0, 15, size=blocks)) if number == "uint4" else np.zeros(blocks)
+    by_element = np.ones((64 // blocks[0], 64 // blocks[1]))
+    numbers = RNG.choice(table_of(number), size=(64, 64))
+    values = (numbers - np.kron(zeros, by_element)) * np.kron(steps, by_element)
+    weight = WeightNumbers(number, values, steps, zeros if zeros.any() else None)
+    rows = np.array([0, 7, 33, 63])
+    whole, few = list(readings(weight)), list(readings(weight, rows))
+    assert len(whole) > 30
+    assert [reading.made for reading in few] == [reading.made for reading in whole]
+    for one, other in zip(few, whole, strict=True):
+        assert np.array_equal(one.weight.values, other.weight.values[rows])
+
+
+@pytest.mark.spec("POL-660")
 def test_zero_points_may_be_packed_in_the_order_of_numbers() -> None:
     """As AWQ packs both along the outputs; scales are in order."""
     parts = WEIGHT.reshape(64, -1, 16)

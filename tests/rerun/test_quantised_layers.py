@@ -449,6 +449,14 @@ def norm_not_divided(block: Any) -> None:
     block.norm.weight.copy_(blocks()[1].norm.weight)
 
 
+def norm_adds_more(block: Any) -> None:
+    block.norm.register_forward_hook(lambda _, given, made: made + 0.2)
+
+
+def norm_of_another_epsilon(block: Any) -> None:
+    block.norm.eps = 0.2
+
+
 def larger_scale_of_awq(block: Any) -> None:
     block.up.scales *= 1.4
 
@@ -459,6 +467,8 @@ def larger_scale_of_awq(block: Any) -> None:
     [
         pytest.param(None, set(), id="right"),
         pytest.param(norm_not_divided, {"1.norm", "1.up"}, id="the norm is not divided"),
+        pytest.param(norm_adds_more, {"1.norm"}, id="the norm is divided, and adds 0.2"),
+        pytest.param(norm_of_another_epsilon, {"1.norm"}, id="the norm is divided, of another epsilon"),
         pytest.param(larger_scale_of_awq, {"1.norm", "1.up"}, id="larger scales"),
     ],
 )
