@@ -180,6 +180,15 @@ def test_angles_that_are_computed_in_low_precision_are_tried() -> None:
     assert np.abs(tables["positions, frequencies and angles in bfloat16"] - expected).max() < 1e-9
 
 
+@pytest.mark.spec("DIA-384")
+def test_of_the_angles_of_one_token_parts_are_tried() -> None:
+    """A decode step has one: no frequencies are known, and no other base."""
+    angles = np.exp(1j * 7.0 * 10000.0 ** (-np.arange(8) / 8))[None, None]
+    names = [name for name, _, _ in list_tables(angles, 16)]
+    assert "the first 8 of 16 channels, by every other frequency" in names
+    assert not any("base" in name for name in names)
+
+
 def layer_norm(x: Array, weight: Array, bias: Array) -> Array:
     deviation = np.sqrt(x.var(-1, keepdims=True) + EPS)
     return np.asarray((x - x.mean(-1, keepdims=True)) / deviation * weight + bias)

@@ -151,7 +151,9 @@ def _steps(angles: Values) -> Values:
 
 
 def _find_base(angles: Values) -> float | None:
-    """Find the number whose powers the frequencies are; None if they are not."""
+    """Find the number whose powers the frequencies are; None if they are not, or one token shows none."""
+    if angles.shape[1] < 2:
+        return None
     frequencies = _steps(angles)[0, 0]
     if len(frequencies) < 2 or not (frequencies > 0).all():
         return None
