@@ -16,6 +16,8 @@ from tensorcap.localization import gather_evidence, localize
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
 from tensorcap_formats.open import opened_both
+from tests.zoo.catalogue import ALL_ENTRIES
+from tests.zoo.entry import build
 
 WIDTH: Final = 24
 INNOCENT: Final = (
@@ -261,3 +263,14 @@ def test_a_model_that_ends_with_a_norm_is_not_the_stack_that_ends_with_a_layer(t
     capture_workload(Workload(port, {"tokens": ids}), tmp_path / "tgt.h5")
     sources = align(tmp_path / "ref.h5", tmp_path / "tgt.h5").target.sources
     assert [source.key.text for source in sources["0/1.norm/output"]] == ["0/last/output"]
+
+
+@pytest.mark.slow
+@pytest.mark.spec("ALN-311")
+def test_what_hands_on_a_part_of_the_last_module_lacks_the_rest_of_it(tmp_path: Path) -> None:
+    """A tower of images whose head adds nothing to what its feed-forward makes, and has its query folded."""
+    pair = build(ALL_ENTRIES["siglip_probe_without_residual"], "float32")
+    capture_workload(pair.reference, tmp_path / "ref.h5")
+    capture_workload(pair.target, tmp_path / "tgt.h5")
+    found = localize(tmp_path / "ref.h5", tmp_path / "tgt.h5")
+    assert [suspect.module for suspect in found.suspects] == ["vision_model.head"]

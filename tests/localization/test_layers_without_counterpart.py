@@ -610,7 +610,8 @@ class FlatReader(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         memory = self.memory(x)
-        for at, (norm, own, other) in enumerate(zip(self.norms, self.own, self.other, strict=True)):
+        parts: Any = zip(self.norms, self.own, self.other, strict=True)
+        for at, (norm, own, other) in enumerate(parts):
             is_wrong = at == 1
             normed = norm(x)
             if is_wrong and self.mistake == "layer":

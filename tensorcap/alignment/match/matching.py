@@ -345,13 +345,16 @@ class Matching(Pairs):
         """Whether two modules hand on results of modules within that do not belong together.
 
         The reference's model ends with a norm, and the target's stack of layers, which lies beside its norm,
-        with the last of the layers.
+        with the last of the layers. A module that hands on what a part of the reference's last one makes lacks
+        the rest of it.
         """
         one, other = self.sides
         last = [] if candidate.is_named else self._handed_on(0, left)
         other_last = self._handed_on(1, right) if last else []
         partners = [self.partner[1][site] for site in other_last if site in self.partner[1]]
-        if not partners:
+        if not partners or any(
+            lies_within(one.module(part), one.module(site)) for part in partners for site in last
+        ):
             return False
         theirs = [self.partner[0][site] for site in last if site in self.partner[0]]
         is_there = any(lies_within(other.module(site), other.module(right)) for site in theirs)
