@@ -345,8 +345,8 @@ class Matching(Pairs):
         """Whether two modules hand on results of modules within that do not belong together.
 
         The reference's model ends with a norm, and the target's stack of layers, which lies beside its norm,
-        with the last of the layers. A module that hands on what a part of the reference's last one makes lacks
-        the rest of it.
+        with the last of the layers. What hands on what a part of the reference's last module makes lacks the
+        rest of that.
         """
         one, other = self.sides
         last = [] if candidate.is_named else self._handed_on(0, left)
