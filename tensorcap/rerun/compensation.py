@@ -8,6 +8,7 @@ and is right for what this one gives itself, undoes it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -122,11 +123,11 @@ class Dependencies:
         is_result = key.slot.startswith("output")
         return is_result and (key.rank, key.step, key.site) not in self._results_within
 
-    def first(self, texts: Iterable[str]) -> int:
-        """The order of the first of some tensors."""
-        return min((self._records[text].order for text in texts), default=-1)
+    def first(self, texts: Iterable[str]) -> float:
+        """The order of the first of some tensors; infinite of none."""
+        return min((self._records[text].order for text in texts), default=math.inf)
 
-    def since(self, order: int, texts: Iterable[str]) -> list[str]:
+    def since(self, order: float, texts: Iterable[str]) -> list[str]:
         """Those of some tensors that are not before an order of execution."""
         return sorted(text for text in texts if self._records[text].order >= order)
 
@@ -342,7 +343,7 @@ class _Search(Generic[J]):
         self._explained = explained
         self._rejudge = rejudge
         self._dependencies = dependencies
-        self._firsts: dict[str, int] = {}  # order of the first tensor that one undoes
+        self._firsts: dict[str, float] = {}  # order of the first tensor that one undoes
         self._unaffected: dict[str, dict[str, float]] = {}  # of each, what may be made of it and is right
         self.undoing: set[str] = set()
 
