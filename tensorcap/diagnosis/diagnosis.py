@@ -16,7 +16,7 @@ import numpy as np
 from tensorcap.adapters import Rerun
 from tensorcap.diagnosis.activations import propose_activations
 from tensorcap.diagnosis.attention import propose_attention_cores
-from tensorcap.diagnosis.context import PairContext, read_pair
+from tensorcap.diagnosis.context import PairContext, read_pair, values_of
 from tensorcap.diagnosis.error_location import propose_error_locations, propose_mistakes_in_inner_inputs
 from tensorcap.diagnosis.factors import propose_factors
 from tensorcap.diagnosis.group_norms import propose_group_norms
@@ -49,11 +49,16 @@ from tensorcap.wording import conjugated, counted, fault_text
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import TensorcapError, UsageError, no_such_tensor
 from tensorcap_formats.json_values import json_object
+from tensorcap_formats.keys import module_of, unescape
 from tensorcap_formats.records import Record
 
 LIMIT: Final = 1 << 22  # elements of a pair that are looked at
 _LARGEST_LIMIT: Final = 1 << 24
 _RIGHT_FIRST_TOKEN: Final = 0.1  # share of the whole error below which the first token counts as right
+_FEW: Final = 2  # fitted numbers; more may make one record out of another
+_FEWER: Final = (
+    0.5  # share of what equality to another record leaves, that fitted numbers have to leave less than
+)
 _UNRELATED_COSINE: Final = 0.5  # two tensors of a smaller cosine have hardly anything in common
 
 Status = Literal["identical", "explained", "unexplained"]
@@ -215,7 +220,8 @@ def diagnose(
     )
     scorer = Scorer(context.rounding, 0.0 if is_identical else context.inherited)
     scores = _Scores() if is_identical else _score_families(context, scorer, without, further)
-    explanations = tuple(_as_argument(one, context) for one in rank_explanations(scores.explanations))
+    ranked = rank_explanations(_without_fits_of_others(scores.explanations, context))
+    explanations = tuple(_as_argument(one, context) for one in ranked)
     notes = [*_dtype_notes(context.reference, context.target)]
     if not is_identical:
         notes += [*_input_notes(context), *_value_notes(context)]
@@ -302,12 +308,54 @@ def _score_families(
     return _Scores(explanations, failed, families)
 
 
+def _without_fits_of_others(
+    explanations: Sequence[Explanation], context: PairContext
+) -> Sequence[Explanation]:
+    """Drop numbers that were fitted to make another record of one, where an argument is that other."""
+    exchanged = [one for one in explanations if _is_exchanged(one, context)]
+    least = min((one.after for one in exchanged), default=None)
+    if least is None or context.reference.dtype.kind != "float" or context.is_mask:
+        return explanations
+    return [
+        one
+        for one in explanations
+        if one in exchanged or one.parameters <= _FEW or not one.is_within or one.after < least * _FEWER
+    ]
+
+
 def _as_argument(explanation: Explanation, context: PairContext) -> Explanation:
-    """Say of an argument that holds another record that this is handed on in its place."""
+    """Say of an argument that holds another record that this is handed on in its place, and to whom."""
     if not _is_exchanged(explanation, context):
         return explanation
-    text = explanation.text.replace("holds the value", "hands on the value", 1)
-    return replace(explanation, kind="operand-exchanged", text=text)
+    site = unescape(module_of(context.reference.key.site))
+    text = explanation.text.replace("the target holds the value", f"the target gives {site} the value", 1)
+    hint, other = explanation.hint, str(explanation.facts["key"])
+    if other in context.reference_archive and (taker := _given_this(other, context)):
+        hint = (
+            f"{site} and {taker} are exchanged: each is given what the other one is given in the reference."
+        )
+    return replace(explanation, kind="operand-exchanged", text=text, hint=hint)
+
+
+def _given_this(other: str, context: PairContext) -> str:
+    """The module that is given another record in the reference, and in the target what should stand here."""
+    archive, target, r = context.reference_archive, context.target_archive, context.r
+    given = values_of(archive, archive.get(other)).reshape(r.shape)
+    size = float(np.linalg.norm(given))
+    for record in archive.records:
+        key, l2 = record.key, record.statistics.l2 if record.statistics is not None else None
+        is_argument = key.slot.startswith("input.") and key.where != context.reference.key.where
+        if not is_argument or record.size != r.size or key.text not in target or l2 is None:
+            continue
+        is_read = record.stored and record.dtype.kind == "float" and target.get(key.text).stored
+        if not is_read or abs(l2 - size) > context.tolerance() * size:
+            continue
+        sides = (values_of(archive, record), given), (values_of(target, target.get(key.text)), r)
+        if all(x.size == r.size for x, _ in sides) and all(
+            relative_error(x.reshape(r.shape), wanted) <= context.tolerance() for x, wanted in sides
+        ):
+            return unescape(module_of(key.site))
+    return ""
 
 
 def _is_exchanged(explanation: Explanation, context: PairContext) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -34,7 +35,7 @@ from tensorcap.adapters import (
 )
 from tensorcap.diagnosis.context import PairContext
 from tensorcap.diagnosis.repeated_call import RepeatedCall
-from tensorcap.diagnosis.values import Values
+from tensorcap.diagnosis.values import Values, listed
 
 SMALLEST_FITTED: Final = 1e-2  # a setting below it is an eps, of which only usual values are tried
 _EPS: Final = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.0)
@@ -51,6 +52,9 @@ _PARTS: Final = (2, 3, 4, 8)  # equal ones of a tensor, as ranks or shards hold 
 _MANY_PARTS: Final = 8  # of so many only neighbours stand for one another
 _MOST_BLOCKS: Final = 64  # of an axis
 _PERMUTED: Final = 4  # blocks that are put into all orders
+_RECURRENT: Final = re.compile(r"(?:weight|bias)_([ih]h)((?:_l\d+)?(?:_reverse)?)$")  # of torch's cells
+_GATES: Final = (4, 3)  # of an LSTM, of a GRU
+_FURTHEST: Final = 4  # doublings of a distance, either way, that are tried
 _NEIGHBOURS: Final = 2  # results are exchanged with those of so many calls of the same shape behind
 _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {  # by a part of their names; the first that fits counts
     "eps": ("norm-eps", "Another eps; it shows in rows of small values only."),
@@ -149,6 +153,8 @@ def list_mutations(context: PairContext, call: RepeatedCall, *, largest: int) ->
         *exchange_arguments(rerun),
         *mutate_results(rerun),
         *(mutation for name in used for mutation in drop_tensor(name)),
+        *drop_biases_of_cells(used),
+        *reorder_gates(used_shapes),
         *take_other_tensors(rerun, shapes, used),
         *(
             mutation
@@ -282,6 +288,40 @@ def drop_tensor(name: str) -> Iterator[Mutation]:
         text, hint = f"with {shown} in the place of {name}", f"{role} is missing: {name}."
         facts = {"parameter": name, "value": value}
         yield Mutation(kind, text, hint, CallMutation({name: Filled(value)}), facts)
+
+
+def drop_biases_of_cells(names: Iterable[str]) -> Iterator[Mutation]:
+    """Leave out one of the two biases of all recurrent cells, which libraries add up or have but one of."""
+    found = [(name, match) for name in names if (match := _RECURRENT.search(name)) and "bias" in match[0]]
+    for kind in ("ih", "hh"):
+        of_kind = [name for name, match in found if match[1] == kind]
+        if len(of_kind) > 1:
+            text, hint = f"without bias_{kind} of all cells", "Of the two biases of a cell one was dropped."
+            call = CallMutation(dict.fromkeys(of_kind, Filled(0.0)))
+            yield Mutation("bias-dropped", text, hint, call, {"parameters": of_kind})
+
+
+def reorder_gates(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Mutation]:
+    """Put the gates of recurrent cells in any order, of all cells and of each."""
+    cells: dict[str, list[str]] = {}
+    for name in shapes:
+        if match := _RECURRENT.search(name):
+            cells.setdefault(name[: match.start()] + match[2], []).append(name)
+    every = [name for names in cells.values() for name in names]
+    for names in [every, *cells.values()] if len(cells) > 1 else cells.values():
+        sizes = {shapes[name][0] for name in names}
+        for count in (n for n in _GATES if len(sizes) == 1 and not max(sizes) % n):
+            blocks = np.arange(max(sizes)).reshape(count, -1)
+            for order in [*itertools.permutations(range(count))][1:]:
+                flat = np.ascontiguousarray(blocks[list(order)].reshape(-1))
+                tensors: dict[str, Edit] = {name: Ordered(0, flat) for name in names}
+                which = "all cells" if names is every else " and ".join(names)
+                text = f"with the {count} gates of {which} in the order {listed(order, count)}"
+                hint = (
+                    "Gates of a cell lie in another order: i, f, g, o in one library, i, g, f, o in another."
+                )
+                facts = {"parameters": names, "order": list(order)}
+                yield Mutation("parameter-order", text, hint, CallMutation(tensors), facts)
 
 
 def take_other_tensors(
@@ -488,8 +528,8 @@ def _is_exchangeable(value: Any, other: Any) -> bool:
 def mutate_settings(rerun: Rerun) -> Iterator[Mutation]:
     """Give each setting another usual value."""
     for name, value in rerun.settings.items():
-        for other in _other_values(value):
-            kind, hint = classify_setting(name, rerun.class_name)
+        kind, hint = classify_setting(name, rerun.class_name)
+        for other in (*_other_values(value), *_other_distances(kind, value)):
             shown = "nothing" if other is None else f"{other:g}" if isinstance(other, float) else repr(other)
             text = f"with {shown} in the place of {value!r} for its setting {name}"
             facts = {"setting": name, "reference": value, "target": other}
@@ -509,6 +549,18 @@ def _other_values(value: Any) -> Iterator[Any]:
     elif isinstance(value, (list, tuple)):
         for word in dict.fromkeys(value):
             yield type(value)([word] * len(value))
+
+
+def _other_distances(kind: str, value: Any) -> Iterator[int]:
+    """Doublings and halvings of how far positions are told apart, or seen."""
+    if (
+        kind not in ("position-offset", "attention-mask")
+        or isinstance(value, bool)
+        or not isinstance(value, int)
+    ):
+        return
+    for doublings in range(1, _FURTHEST + 1):
+        yield from (value << doublings, *([value >> doublings] if value % (1 << doublings) == 0 else []))
 
 
 def mutate_arguments(context: PairContext, rerun: Rerun) -> Iterator[Mutation]:

@@ -56,9 +56,28 @@ def propose_orders(context: PairContext) -> Iterator[Hypothesis]:
         if r.shape[axis] > 1:
             yield from _propose_moves(context, axis)
     yield from _propose_signs(context)
+    yield from _propose_reversed_halves(context)
     if r.ndim >= 3 and r.shape[0] > 1:
         yield from _propose_shifts_by_sequence(context)
     yield from _propose_any_order(context)
+
+
+def _propose_reversed_halves(context: PairContext) -> Iterator[Hypothesis]:
+    """Propose that half of the channels have their tokens from last to first, as a direction makes them."""
+    r, width = context.r, context.r.shape[-1]
+    for axis in range(r.ndim - 1) if r.ndim >= 2 and not width % 2 and r.dtype.kind == "f" else ():
+        for name, half in (("first", slice(0, width // 2)), ("second", slice(width // 2, width))):
+            predicted = r.copy()
+            predicted[..., half] = np.flip(r[..., half], axis)
+            if r.shape[axis] > 2:
+                yield context.propose(
+                    "half-order",
+                    f"the {name} half of the target's channels has axis {axis} from the last to the first",
+                    predicted,
+                    log_alternatives=math.log(2 * (r.ndim - 1)),
+                    hint="What one direction of a recurrent layer makes is not turned back.",
+                    facts={"axis": axis, "half": name},
+                )
 
 
 def _propose_any_order(context: PairContext) -> Iterator[Hypothesis]:

@@ -8,6 +8,7 @@ and is right for what this one gives itself, undoes it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -122,11 +123,11 @@ class Dependencies:
         is_result = key.slot.startswith("output")
         return is_result and (key.rank, key.step, key.site) not in self._results_within
 
-    def first(self, texts: Iterable[str]) -> int:
-        """The order of the first of some tensors."""
-        return min((self._records[text].order for text in texts), default=-1)
+    def first(self, texts: Iterable[str]) -> float:
+        """The order of the first of some tensors; infinite of none."""
+        return min((self._records[text].order for text in texts), default=math.inf)
 
-    def since(self, order: int, texts: Iterable[str]) -> list[str]:
+    def since(self, order: float, texts: Iterable[str]) -> list[str]:
         """Those of some tensors that are not before an order of execution."""
         return sorted(text for text in texts if self._records[text].order >= order)
 
@@ -258,18 +259,26 @@ def settle(
     more = _of_other_layers(first.own_errors, bad, undone, search.undoing)
     undone = {**more, **{text: by for text, by in undone.items() if text not in more.values()}}
     undone = {**{text: by for by, text in folded.items()}, **undone}
+    suspected = {own.key: own.status for own in first.own_errors if own.is_bad and own.key not in bad}
+    rejected: set[str] = set()  # what seemed to undo something, and is wrong itself
     for _ in range(_ATTEMPTS):
         released = frozenset(dependencies.equal(undone) - search.undoing)
         judged = rejudge(released)
-        wrong = {own.key for own in judged.own_errors if own.is_bad}
-        fresh = {text for text in wrong - released if text not in bad or text in search.undoing}
+        wrong = {own.key: own.status for own in judged.own_errors if own.is_bad}
+        fresh = {text for text in wrong.keys() - released if text not in bad or text in search.undoing}
+        fresh -= {text for text in fresh if wrong[text] == suspected.get(text)}
         if not fresh:
             by_key = {text: _by(text, undone, dependencies) for text in released}
             modules = {by: Key.parse(text).site for by, text in folded.items() if text in undone}
             return Settled(judged, released, {text: by for text, by in by_key.items() if by}, modules)
-        guilty = {source for text in fresh for source in dependencies.chain(text, wrong & released, target)}
+        guilty = {
+            source for text in fresh for source in dependencies.chain(text, wrong.keys() & released, target)
+        }
         left = {text: by for text, by in undone.items() if text not in guilty and by not in fresh}
+        rejected |= search.undoing & fresh
         search.undoing -= fresh
+        if len(left) == len(undone):  # no longer kept by what it undoes, it is left in place itself
+            left = {text: by for text, by in undone.items() if text not in rejected}
         if not left or len(left) == len(undone):
             break
         undone = left
@@ -334,7 +343,7 @@ class _Search(Generic[J]):
         self._explained = explained
         self._rejudge = rejudge
         self._dependencies = dependencies
-        self._firsts: dict[str, int] = {}  # order of the first tensor that one undoes
+        self._firsts: dict[str, float] = {}  # order of the first tensor that one undoes
         self._unaffected: dict[str, dict[str, float]] = {}  # of each, what may be made of it and is right
         self.undoing: set[str] = set()
 

@@ -40,6 +40,8 @@ from tensorcap.runs import Contents, contents_of, is_inner, is_parameter, is_res
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import Key
 
+Judged = tuple[Status, tuple[Finding, ...]]
+
 
 class InjectionJudge:
     """Judges what modules made in an injected run, whose results are natural.
@@ -103,8 +105,10 @@ class InjectionJudge:
         if pair.status in BAD and self._is_of_unmatched_tokens(pair):
             findings = tuple(replace(finding, status="unjudged") for finding in pair.findings)
             return self._makers.own_error(pair, "unjudged", findings)
-        left = tuple(one for one in left if one not in self._released)
-        judged = self._status(pair, left, is_leaf=self._makers.is_leaf(key))
+        kept = tuple(one for one in left if one not in self._released)
+        judged = self._status(pair, kept, is_leaf=self._makers.is_leaf(key))
+        if kept != left:
+            judged = self._without_gain(pair, judged)
         inherited = self._states.inherited(pair) if pair.status in BAD else None
         if inherited is not None:
             judged = inherited.status, (inherited,)
@@ -114,9 +118,7 @@ class InjectionJudge:
         """Whether a tensor has tokens that were not matched, and was compared as it is (ALN-75)."""
         return self._mapped is not None and bool(self._mapped.doubt(both_records(pair)[1]))
 
-    def _status(
-        self, pair: Pair, left: Sequence[Key], *, is_leaf: bool
-    ) -> tuple[Status, tuple[Finding, ...]] | None:
+    def _status(self, pair: Pair, left: Sequence[Key], *, is_leaf: bool) -> Judged | None:
         """The status of what a pair shows of its own module; None if the module may have inherited it.
 
         1. What is not bad keeps the comparison's status.
@@ -149,6 +151,20 @@ class InjectionJudge:
         if certain:
             return worst_status(certain), findings
         return ("within-rounding" if findings else pair.status), findings
+
+    def _without_gain(self, pair: Pair, judged: Judged | None) -> Judged | None:
+        """What was judged, unless errors of arguments excuse it that were left in place since it undoes them.
+
+        They hold something else than the reference's, so that a gain of theirs says nothing: the result is
+        judged by its own error, where the whole one is too large.
+        """
+        precision, error = self._precision_of(pair), pair.row_error
+        is_excused = judged is not None and judged[0] not in BAD
+        is_large = any(f.test in GROWTH_TESTS and f.status in TOO_LARGE for f in pair.findings)
+        if not (is_excused and is_large) or precision is None or error is None:
+            return judged
+        own = judge_own_error(error, precision, is_leaf=False, elements=pair.elements)
+        return (own.status, (own,)) if own.status == "diverged" else judged
 
     def _errors_of(self, pair: Pair, left: Sequence[Key]) -> list[float] | None:
         """Row errors of arguments that were left in place; None, and noted, if one is not known."""

@@ -376,3 +376,44 @@ def test_a_layer_without_the_permutation_of_the_others_leaves_theirs_what_it_is(
     comparison = tensorcap.compare(tmp_path / "ref.h5", tmp_path / "tgt.h5")
     assert comparison.divergence is not None
     assert comparison.divergence.module == "layers.1.k"
+
+
+class WordsAndPlaces(nn.Module):
+    """Words that the head holds too, and places, as modules or as parameters of one."""
+
+    def __init__(self, *, is_one: bool) -> None:
+        super().__init__()
+        self.is_one, self.head = is_one, nn.Linear(16, 40, bias=False)
+        self.words, self.places = nn.Embedding(40, 16), nn.Embedding(12, 16)
+        self.norm, self.embed = nn.LayerNorm(16), nn.Module()
+        self.head.weight = self.words.weight
+
+    def forward(self, ids: Any) -> Any:
+        at = torch.arange(ids.shape[1])[None]
+        x = self.embed(ids, at) if self.is_one else self.words(ids) + self.places(at)
+        return self.head(self.norm(x))
+
+
+class BothTables(nn.Module):
+    def __init__(self, words: Any, places: Any) -> None:
+        super().__init__()
+        self.words, self.places = nn.Parameter(words), nn.Parameter(places)
+
+    def forward(self, ids: Any, at: Any) -> Any:
+        return self.words[ids] + self.places[at]
+
+
+@pytest.mark.spec("ALN-360")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_module_of_both_tables_is_not_the_one_whose_other_table_lies_elsewhere(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    reference = drawn(WordsAndPlaces(is_one=False), 1)
+    port: Any = drawn(WordsAndPlaces(is_one=True), 1)
+    words, places = (table.weight.detach().clone() for table in (port.words, port.places))
+    port.embed = BothTables(words, places)
+    del port.words, port.places
+    ids = torch.randint(0, 40, (1, 9), generator=torch.Generator().manual_seed(4))
+    pairs = pairs_of(reference, ids, port.to(dtype), ids, tmp_path)
+    assert ("norm/output", "norm/output") in pairs
+    assert not [pair for pair in pairs if pair[0].startswith("places/") and pair[1].startswith("embed/")]

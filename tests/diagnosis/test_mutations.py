@@ -897,3 +897,73 @@ def test_a_setting_of_a_module_within_that_the_target_lacks_is_named(
     found = found_by(workload, dict.fromkeys(keys, made), tmp_path, "routed", keys[0], lacking=lacking)
     facts = [e.facts for e in found.explanations if e.after < 1e-5 and e.facts.get("setting") == setting]
     assert [(one["target"], one["child"]) for one in facts] == [(value, child)]
+
+
+class Directions(nn.Module):
+    """Two layers of an LSTM, both ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 6, 2, batch_first=True, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.lstm(x)[0]
+        return out
+
+
+def run_directions(
+    weights: Mapping[str, Array],
+    x: Array,
+    *,
+    order: str = "ifgo",
+    uses_both_biases: bool = True,
+    turns_back: bool = True,
+) -> Array:
+    """An LSTM of two layers, both ways: (batch, token, channel); `order` is that of layer 1 forwards."""
+    for layer in range(2):
+        ways = []
+        for way in ("", "_reverse"):
+            w, u, b, c = (
+                weights[f"{name}_l{layer}{way}"] for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            )
+            names = order if (layer, way) == (1, "") else "ifgo"
+            state = cell = np.zeros((len(x), 6))
+            made = []
+            for token in range(x.shape[1])[:: -1 if way else 1]:
+                sums = x[:, token] @ w.T + state @ u.T + b + (c if uses_both_biases else 0)
+                gates = dict(zip(names, np.split(sums, 4, -1), strict=True))
+                i, f, o = (1 / (1 + np.exp(-gates[name])) for name in "ifo")
+                cell = f * cell + i * np.tanh(gates["g"])
+                state = o * np.tanh(cell)
+                made.append(state)
+            is_turned = way and (turns_back or layer == 0)
+            ways.append(np.stack(made[::-1] if is_turned else made, 1))
+        x = np.concatenate(ways, -1)
+    return x
+
+
+@pytest.mark.spec("DIA-640")
+@pytest.mark.parametrize(
+    ("mistake", "kind", "words"),
+    [
+        ({"order": "igfo"}, "parameter-order", "4 gates of"),
+        ({"uses_both_biases": False}, "bias-dropped", "without bias_hh of all cells"),
+        ({"turns_back": False}, "half-order", "the second half"),
+    ],
+    ids=["gates", "bias", "direction"],
+)
+def test_mistakes_in_recurrent_layers_are_named(
+    mistake: Mapping[str, Any], kind: str, words: str, tmp_path: Path
+) -> None:
+    model, generator = Directions(), torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator))
+    x = torch.randn(3, 9, 8, generator=generator)
+    weights = {name: value.detach().double().numpy() for name, value in model.lstm.named_parameters()}
+    with torch.no_grad():
+        assert np.allclose(run_directions(weights, x.double().numpy()), model(x), atol=1e-5)
+    made = run_directions(weights, x.double().numpy(), **mistake)
+    changed = {"0/lstm/output.0": made, "0/@root/output": made}
+    found = found_by(Workload(model, {"x": x}), changed, tmp_path, "lstm", "0/lstm/output.0")
+    assert (found.explanations[0].kind, words in found.explanations[0].text) == (kind, True)

@@ -371,3 +371,20 @@ def test_an_argument_that_is_another_record_is_exchanged(diagnosed: Diagnose) ->
     first = diagnosed(ours, theirs, key="0/block.conv/input.x").explanations[0]
     assert first.kind == "operand-exchanged"
     assert "0/block.layer/output" in first.text
+
+
+@pytest.mark.spec("DIA-641")
+def test_arguments_that_are_each_others_are_told_before_fitted_numbers(diagnosed: Diagnose) -> None:
+    generator = np.random.default_rng(3)
+    x = generator.standard_normal((12, 16))
+    norms = [x * generator.uniform(0.5, 2, 16) + generator.standard_normal(16) for _ in range(2)]
+    taken = ["0/block.attn/input.x", "0/block.mlp/input.x"]
+    made = {"0/block.one/output": norms[0], "0/block.two/output": norms[1]}
+    ours, theirs = (
+        {**made, **dict(zip(taken, norms, strict=True))},
+        dict(zip(taken, norms[::-1], strict=True)),
+    )
+    first = diagnosed(ours, theirs, key=taken[0]).explanations[0]
+    assert first.kind == "operand-exchanged"
+    assert first.text.startswith("the target gives block.attn the value of 0/block.")
+    assert first.hint.startswith("block.attn and block.mlp are exchanged")

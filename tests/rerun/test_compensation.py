@@ -414,6 +414,50 @@ def test_a_mistake_in_one_folded_pair_accuses_that_convolution_alone(tmp_path: P
     assert first.module == "steps.1.conv"
 
 
+class FoldedBlock(nn.Module):
+    """What a convolution with its norm makes, added to what it is given."""
+
+    def __init__(self, act: Any = F.relu) -> None:
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), act
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.act(self.norm(self.conv(x)))
+        return out
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
+        self.blocks = nn.ModuleList(FoldedBlock() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head(x.mean((2, 3)))
+        return out
+
+
+@pytest.mark.spec("RPL-50", "RPL-240")
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("module", ["blocks.1", "blocks.1.conv"])
+def test_a_mistake_in_one_of_several_folded_blocks_is_not_undone_by_what_is_made_of_all(
+    tmp_path: Path, module: str, dtype: torch.dtype | None
+) -> None:
+    port: Any = seeded(Chain)
+    for block in port.blocks:
+        block.conv, block.norm = fuse_conv_bn_eval(block.conv, block.norm), nn.Identity()
+    if module == "blocks.1":
+        port.blocks[1].act = torch.tanh
+    else:
+        with torch.no_grad():
+            port.blocks[1].conv.bias -= 3
+    result = localized(tmp_path, seeded(Chain), port, IMAGES, "injection", dtype=dtype)
+    assert [suspect.module for suspect in result.suspects] == [module]
+
+
 @pytest.mark.spec("RPL-50")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(

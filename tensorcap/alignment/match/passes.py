@@ -230,7 +230,8 @@ def _modules_of_equal_contents(state: MatchState) -> list[SitePair]:
 def _modules_that_lack_parameters(state: MatchState, pairs: Sequence[SitePair]) -> list[SitePair]:
     """Sites of both sides, in no pair yet, of which one holds a part of the other's parameters and no others.
 
-    A parameter that both hold is no constant, and no other site holds it.
+    A parameter that both hold is no constant, and no other site holds it. What the one lacks, no other site
+    of its side holds: a module that has the words and the places is not the embedding of places.
     """
     holders: list[dict[ParameterMark, list[str]]] = [defaultdict(list), defaultdict(list)]
     for i, known in enumerate(state.parameters):
@@ -239,13 +240,18 @@ def _modules_that_lack_parameters(state: MatchState, pairs: Sequence[SitePair]) 
             for mark in marks if site not in paired else ():
                 holders[i][mark].append(site)
     ours, theirs = state.parameters
+    held = [
+        {mark for marks in known.values() for mark in marks if not mark.is_constant}
+        for known in (ours, theirs)
+    ]
     options: tuple[dict[str, set[str]], dict[str, set[str]]] = (defaultdict(set), defaultdict(set))
     for mark, sites in holders[0].items():
         others = holders[1].get(mark, [])
         if mark.is_constant or len(sites) != 1 or len(others) != 1:
             continue
         one, other = ours[sites[0]], theirs[others[0]]
-        if one <= other or other <= one:
+        is_elsewhere = bool((other - one) & held[0] or (one - other) & held[1])
+        if (one <= other or other <= one) and not is_elsewhere:
             options[0][sites[0]].add(others[0])
             options[1][others[0]].add(sites[0])
     return [
