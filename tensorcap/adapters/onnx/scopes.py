@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from tensorcap.adapters.onnx.cut_ranges import CUT
 from tensorcap.adapters.onnx.graph import GraphNode, OnnxGraph
 from tensorcap.adapters.onnx.quantisation import (
     QuantisedWeight,
@@ -136,7 +137,8 @@ class Scopes:
                 for part in scaling_nodes(graph, node):
                     located[part.index] = located[part.index] or (product[0], part.name or part.op)
         for node in graph.nodes:
-            maker = graph.makers.get(node.inputs[0]) if node.op in _ROUNDED and node.inputs else None
+            is_behind = node.op in _ROUNDED or CUT in node.metadata
+            maker = graph.makers.get(node.inputs[0]) if is_behind and node.inputs else None
             is_alone = node.op != "DequantizeLinear" or len(graph.takers.get(node.inputs[0], ())) == 1
             if (
                 located[node.index] is None
