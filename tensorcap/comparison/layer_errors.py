@@ -144,9 +144,10 @@ def layer_error(
     is_of_chance = bool(inputs.any()) or not is_right
     worst = 0.0
     if not inputs.any() and step is None:  # of like rows, rounding errors of inputs and results are alike
-        by_chance = chance_of(min(len(x), x.shape[1]))
+        counts = np.full(len(squares), len(x)) if kept is None else kept.sum(axis=0)
+        by_chance = np.array([chance_of(max(1, min(int(count), x.shape[1]))) for count in counts])
         if not is_right:  # errors that are not known fall on few directions if the rows are alike
-            by_chance = chance_of_rows(x)
+            by_chance = np.full(len(squares), chance_of_rows(x))
         ratios = np.sqrt(squares / np.maximum(made, 1e-300)) / by_chance
         worst = float(ratios.max(initial=0.0))
     own_error, predicted = (math.sqrt(float(side.sum())) / size for side in (squares, made))
