@@ -503,7 +503,7 @@ class _Measurement:
         self.undone |= {
             key: f"in the target {part.activation.site} is a part of it"
             for key, part in self._parts.items()
-            if part.activation is not None and part.activation.is_held and key not in self._inside.calls
+            if part.activation is not None and key not in self._inside.calls
         }
         self.undone |= self._inside.undone
         self.results |= self._inside.results

@@ -17,6 +17,7 @@ import tensorcap
 from tensorcap.comparison import Comparison, compare
 from tensorcap.comparison.rounded_paths import rounded_paths
 from tensorcap.localization import localize
+from tensorcap.reports.next_step import Sides, after_comparison
 from tensorcap.session import capture_workload
 from tensorcap_formats.dtypes import Array
 from tensorcap_formats.open import open_archive
@@ -112,7 +113,9 @@ class Target:
         ]
 
 
-def target(folder: Path, x: Array = X, *, alpha: float = 1 / 6, **ranges: tuple[float, float]) -> Path:
+def target(
+    folder: Path, x: Array = X, *, alpha: float = 1 / 6, params: Any = True, **ranges: tuple[float, float]
+) -> Path:
     """The network with ranges of `X` but for those that are given; `alpha` is that of the hard sigmoid."""
     own = {name: (min(made.min(), 0.0), made.max()) for name, made in values(X).items()}
     made = Target([], {}, own | ranges)
@@ -129,13 +132,13 @@ def target(folder: Path, x: Array = X, *, alpha: float = 1 / 6, **ranges: tuple[
         model(made.nodes, [("x", TensorProto.FLOAT, list(x.shape))], ["y"], made.weights), folder / "net.onnx"
     )
     workload = tensorcap.Workload(tensorcap.OnnxModel(path), {"x": x})
-    capture_workload(workload, folder / "tgt.h5", params=True)
+    capture_workload(workload, folder / "tgt.h5", params=params)
     return folder / "tgt.h5"
 
 
-def reference(folder: Path, x: Array = X) -> tuple[Path, tensorcap.Workload]:
+def reference(folder: Path, x: Array = X, *, params: Any = True) -> tuple[Path, tensorcap.Workload]:
     workload = tensorcap.Workload(Net().eval(), {"x": torch.from_numpy(x)})
-    capture_workload(workload, folder / "ref.h5", params=True)
+    capture_workload(workload, folder / "ref.h5", params=params)
     return folder / "ref.h5", workload
 
 
@@ -213,3 +216,15 @@ def test_ranges_that_are_all_too_wide_are_those_of_other_inputs(tmp_path: Path) 
     result = compare(reference(tmp_path, x)[0], target(tmp_path, x))
     assert result.exit_status == 0
     assert any("are far wider than what they hold" in warning for warning in result.warnings)
+
+
+@pytest.mark.spec("POL-703")
+@pytest.mark.parametrize("params", [None, True])
+def test_what_is_estimated_without_values_of_weights_is_told(params: Any, tmp_path: Path) -> None:
+    ours, theirs = reference(tmp_path, params=params)[0], target(tmp_path, params=params)
+    result = compare(ours, theirs)
+    assert (result.exit_status, result.account is None) == (0, False)
+    assert result.account is not None
+    told = [text for text in result.account.blind if "the target's capture has no values of them" in text]
+    advice = after_comparison(result, Sides(str(ours), str(theirs))).line
+    assert (len(told), "--params" in advice) == ((0, False) if params else (1, True))
