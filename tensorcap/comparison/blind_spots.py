@@ -17,6 +17,7 @@ import numpy as np
 from tensorcap.comparison.pair import Pair
 from tensorcap.comparison.policy import POLICY, Policy, Precision
 from tensorcap.comparison.policy_tests import Gain, GainLog
+from tensorcap.comparison.quantised_weights import holds_packed_weights
 from tensorcap.comparison.routing import Flips
 from tensorcap.metrics import is_routing
 from tensorcap.runs import Calls, is_gradient, is_parameter
@@ -61,6 +62,7 @@ class RunSummary:
         flips: Routers that chose other experts, and how often.
         blind: What this run cannot see, a sentence each.
         commands: Commands that would prove more.
+        has_estimates: Whether what weights in few bits make of results is an estimate, without their values.
     """
 
     policy: Policy
@@ -72,6 +74,7 @@ class RunSummary:
     flips: tuple[Flips, ...] = ()
     blind: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
+    has_estimates: bool = False
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -128,6 +131,13 @@ def summarize_runs(
         if coarsest.is_wide:
             least = POLICY.in_proportion(POLICY.wide_own, coarsest).green
         blind.append(f"An own error of a leaf below {least:.2g} cannot be seen.")
+    most = _largest_growth(measured) if coarsest is not None and coarsest.weights else 0.0
+    has_estimates = most > 0 and not is_injected and not holds_packed_weights(target)
+    if has_estimates:
+        blind.append(
+            "Weights in few bits were not compared, since the target's capture has no values of them: what "
+            f"their rounding makes is an estimate, and results may be off by up to {most:.2g} within it."
+        )
     blind += unexercised(reference)
     return RunSummary(
         policy=POLICY,
@@ -139,7 +149,14 @@ def summarize_runs(
         flips=tuple(flips),
         blind=tuple(blind) if measured else (),
         commands=_commands(reference, target, coarsest) if measured else (),
+        has_estimates=has_estimates,
     )
+
+
+def _largest_growth(pairs: Sequence[Pair]) -> float:
+    """The largest row error that is allowed of a result."""
+    limits = [f.limit for pair in pairs for f in pair.findings if f.test == "growth" and f.limit is not None]
+    return max(limits, default=0.0)
 
 
 def _growth(
@@ -170,6 +187,8 @@ def _growth(
             if used.is_wide
             else POLICY.envelope_at(depth, used)
         )
+        if used.weights:
+            limit = min(limit, _largest_growth(by_depth[depth]) or limit)
         hidden = (limit**2 - error**2) ** 0.5 if error < limit else limit
         visible = _visible_error(inputs, used) if has_inputs else hidden
         growth.append(DepthError(depth, error, limit, visible))

@@ -24,6 +24,8 @@ MOST_CUT: Final = 2.0  # times what rounding makes, that cutting values may make
 _MOST: Final = 0.01  # of the values may be cut by choice: percentiles and entropies cut fewer
 _ROWS: Final = 8  # that a channel has, to be told from one value
 _NEEDED: Final = 0.125  # of a range: three bits of eight stand for nothing
+_FIXED: Final = ((0.0, 1.0), (-1.0, 1.0))  # ranges of sigmoids and softmaxes, and of hyperbolic tangents
+_OF_FIXED: Final = 0.02  # that their ends may be off by: some steps
 _HALF: Final = 0.501  # of a step, and what float32 adds
 _WHOLE: Final = 0.5  # of the values of a channel, to be cut as a whole
 
@@ -92,8 +94,26 @@ def cut_results(wanted: Array, settings: Mapping[str, Any]) -> CutValues | None:
     return find_cut(wanted, settings.get("output_range"), settings.get("output_step"), "its results")
 
 
-def spare_range(least: float, most: float, ends: object, what: str) -> str:
-    """Say that values need a small part of a range, as of one that is another tensor's; "" if they need more.
+@dataclass(frozen=True, slots=True)
+class UsedRange:
+    """How much of a range values need.
+
+    Attributes:
+        share: Of the range, 0 to 1.
+        text: The same in words.
+    """
+
+    share: float
+    text: str
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether values need so small a part of it that it is another tensor's."""
+        return 0 < self.share < _NEEDED
+
+
+def used_range(least: float, most: float, ends: object, what: str) -> UsedRange | None:
+    """Return how much of a range values need; None if it is not known, or one that operators have by nature.
 
     Args:
         least: The smallest value of all.
@@ -102,17 +122,17 @@ def spare_range(least: float, most: float, ends: object, what: str) -> str:
         what: What the values are of, in words.
 
     Example:
-        >>> spare_range(-1.0, 3.0, [-64.0, 64.0], "its results")
+        >>> used_range(-1.0, 3.0, [-64.0, 64.0], "its results").text
         'its results, -1 to 3, need 3.1 % of the calibrated range -64 to 64'
     """
     if not (isinstance(ends, list) and len(ends) == 2 and all(isinstance(end, float) for end in ends)):
-        return ""
+        return None
     low, high = ends
-    share = (max(most, 0.0) - min(least, 0.0)) / (high - low) if high > low else 1.0
-    if not 0 < share < _NEEDED:
-        return ""
+    if not high > low or any(np.allclose(ends, fixed, rtol=0, atol=_OF_FIXED) for fixed in _FIXED):
+        return None
+    share = (max(most, 0.0) - min(least, 0.0)) / (high - low)
     needed = f"{least:.3g} to {most:.3g}, need {100 * share:.2g} %"
-    return f"{what}, {needed} of the calibrated range {low:.3g} to {high:.3g}"
+    return UsedRange(share, f"{what}, {needed} of the calibrated range {low:.3g} to {high:.3g}")
 
 
 class RoundedArguments:

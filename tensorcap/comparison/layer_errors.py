@@ -204,10 +204,12 @@ def _error_beside(
     size = max(float(np.linalg.norm(product.wanted)), 1e-300)
     worst = 0.0
     if not roundings.has_inputs and not roundings.has_results:  # of like rows, these errors are alike
-        by_chance = chance_of(min(len(x), x.shape[1]))
+        made = np.square(own).sum(axis=0)
+        counts = np.full(len(made), len(x)) if kept is None else kept.sum(axis=0)
+        by_chance = np.array([chance_of(max(1, min(int(count), x.shape[1]))) for count in counts])
         if not is_known:  # errors that are not known fall on few directions if the rows are alike
-            by_chance = chance_of_rows(x)
-        ratios = np.sqrt(np.square(own).sum(axis=0) / np.maximum(predicted, 1e-300)) / by_chance
+            by_chance = np.full(len(made), chance_of_rows(x))
+        ratios = np.sqrt(made / np.maximum(predicted, 1e-300)) / by_chance
         worst = float(ratios.max(initial=0.0))
     of_inputs = cut_inputs(x, roundings.settings)
     taken = multiply(of_inputs.error, weight.values) if of_inputs is not None else np.zeros_like(own)

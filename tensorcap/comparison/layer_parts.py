@@ -180,8 +180,8 @@ class _Parts:
     def _activation(self, before: Record, layer: Record) -> Activation | None:
         """The activation behind a result of the reference that is a part of a layer in the target.
 
-        The target has the same as results of both, and what it cuts off is most of how they differ; or the
-        class of its layer says so.
+        The target has the same as results of both, or its results lie between the ends that the activation
+        cuts at; and what that cuts off is most of how they differ. Or the class of its layer says so.
         """
         result = self._behind(before, _ENDS)
         if result is None:
@@ -192,15 +192,14 @@ class _Parts:
         own = modules[1].get(layer.key.site)
         if own is not None and "ReLU" in own.short_class:
             return Activation(result.key.site, result.key.text, ends, is_held)
-        if not is_held:
-            return None
         wanted, whole = (floats_of(self._reference, each) for each in (result, before))
         values = floats_of(self._target, self._target.get(layer.key.text))
         if wanted is None or whole is None or values is None or wanted.shape != values.shape:
             return None
         if np.linalg.norm(values - wanted) > _MOST * np.linalg.norm(values - whole):
             return None
-        return Activation(result.key.site, result.key.text, ends, is_held=True)
+        is_cut = values.min(initial=math.inf) >= ends[0] and values.max(initial=-math.inf) <= ends[1]
+        return Activation(result.key.site, result.key.text, ends, is_held) if is_held or is_cut else None
 
 
 def is_folded_bias(norm: FoldedNorm, ours: Array | None, theirs: Array) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Final
@@ -23,7 +23,7 @@ from tensorcap.comparison.column_factors import (
     divided_parameters,
     divided_tensors,
 )
-from tensorcap.comparison.cut_values import spare_range
+from tensorcap.comparison.cut_values import UsedRange, used_range
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.layer_errors import LayerError, input_variances, layer_error, row_error, step_error
 from tensorcap.comparison.layer_mistakes import LayerMistake, describe_unfinite
@@ -52,6 +52,7 @@ from tensorcap.comparison.rounded_nodes import (
     rounded_nodes,
     rounded_tensors,
 )
+from tensorcap.comparison.rounded_paths import rounded_paths
 from tensorcap.comparison.stepped_tensors import stepped_tensors
 from tensorcap.comparison.weight_judge import (
     PackedWeights,
@@ -72,6 +73,8 @@ from tensorcap_formats.errors import ReadError
 from tensorcap_formats.keys import Key, escape
 from tensorcap_formats.records import Record
 
+_RANGES: Final = 4  # of a run, to know what is usual
+_USED: Final = 0.5  # of their range, that values of most modules need
 _FOLDED: Final = "each column times a number that its input is divided by"
 _WRONG: Final = ("suspect", "diverged")
 _OF_ERRORS: Final = ("gain", "gain_tail", "growth", "wide_error")  # tests of a pair's row errors alone
@@ -97,6 +100,7 @@ class QuantisedLayers:
         lost: What is lost in a sum of the module that makes a result, by the key text of that.
         rounded: What rounding to whole steps makes of tensors that code between modules rounds, by key text,
             relative.
+        wide: Ranges that are far wider than what the module of a result needs on both sides, by key text.
         spare: Modules whose values need a small part of the range that is said for them, by site, in words.
         unfinite: What layers do whose results are not finite, by key text.
         inside: Key texts of what the reference makes within what is one layer of the target, as what a norm
@@ -114,6 +118,7 @@ class QuantisedLayers:
     inner: Mapping[str, float] = field(default_factory=dict)
     lost: Mapping[str, str] = field(default_factory=dict)
     rounded: Mapping[str, float] = field(default_factory=dict)
+    wide: Mapping[str, UsedRange] = field(default_factory=dict)
     spare: Mapping[str, str] = field(default_factory=dict)
     unfinite: Mapping[str, LayerMistake] = field(default_factory=dict)
     inside: frozenset[str] = frozenset()
@@ -129,6 +134,10 @@ class QuantisedLayers:
         found = [self.results[key].finding] if key in self.results else []
         if key in self.lost:
             found.append(POLICY.quantised.finding("quantisation", math.inf, self.lost[key]))
+        if key in self.wide:
+            used = self.wide[key]
+            text = f"{used.text}: its steps are {1 / used.share:.2g} times as wide as they have to be"
+            found.append(POLICY.quantised.finding("quantisation", 1 / used.share, text))
         return found
 
     @property
@@ -203,6 +212,7 @@ def measure_layers(
     measurement.estimate_layers(besides=measured)
     measurement.measure_roundings(steps)
     measurement.explain_parts(nodes)
+    measurement.follow_graph()
     inner = {site: error for site, error in inner_roundings(target, nodes).items() if site not in measured}
     if steps and not nodes:
         for site, error in measurement.measure_code(steps):
@@ -525,7 +535,7 @@ class _Measurement:
         self.undone |= {
             key: f"in the target {part.activation.site} is a part of it"
             for key, part in self._parts.items()
-            if part.activation is not None and part.activation.is_held and key not in self._inside.calls
+            if part.activation is not None and key not in self._inside.calls
         }
         self.undone |= self._inside.undone
         self.results |= self._inside.results
@@ -533,6 +543,13 @@ class _Measurement:
             k: error for k, error in rounded_tensors(self._target, nodes) if k not in self.results
         }
         self.rounded |= self._inside.rounded
+
+    def follow_graph(self) -> None:
+        """Add what nodes of a graph round on the way to results of the modules around them."""
+        paths = rounded_paths(self._reference, self._target, self.predicted, self._sites)
+        for key, error in paths:
+            if key not in self.results:
+                self.rounded[key] = max(error, self.rounded.get(key, 0.0))
 
     def measure_code(self, steps: Mapping[str, float]) -> Iterator[tuple[str, float]]:
         """Measure what code between modules rounds to whole steps; yield sites and what that makes, relative.
@@ -559,6 +576,7 @@ class _Measurement:
             inner: By site, what rounding between the nodes of a module does to its results, relative.
             lost: What is lost in a sum, by the key text of the result that it makes.
         """
+        spare = list(_spare_ranges(self._target, (self._our_calls, self._their_calls)))
         return QuantisedLayers(
             self.weights,
             self.results,
@@ -571,29 +589,64 @@ class _Measurement:
             inner=inner,
             lost=lost,
             rounded=self.rounded,
-            spare=dict(_spare_ranges(self._target, self._their_calls)),
+            spare={spare.site: spare.used.text for spare in spare if not spare.is_proven},
+            wide={key: spare.used for spare in spare if spare.is_proven for key in spare.keys},
             unfinite=self.unfinite,
             inside=frozenset(self._inside.inside),
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _SpareRange:
+    """A range of a module of which its values need a small part in all calls.
+
+    Attributes:
+        site: Its site.
+        used: How much they need, and the reference's if these are known.
+        keys: Key texts of the module's results.
+        is_proven: Whether the reference's values are known, and others of the run need most of their ranges.
+    """
+
+    site: str
+    used: UsedRange
+    keys: tuple[str, ...]
+    is_proven: bool
+
+
 def _spare_ranges(
-    target: Archive, calls: Mapping[str, Mapping[tuple[int, int, int], Call]]
-) -> Iterator[tuple[str, str]]:
-    """Yield sites of modules whose values need a small part of their range in all calls, and which."""
-    for site, of_site in calls.items():
-        settings = target.info.modules[site].settings
+    target: Archive, calls: Sequence[Mapping[str, Mapping[tuple[int, int, int], Call]]]
+) -> Iterator[_SpareRange]:
+    """Yield ranges of modules of which values need a small part.
+
+    Inputs that are far smaller than those of the calibration need small parts of all ranges: that is no
+    mistake, so that the others of the run have to need half of theirs.
+
+    Args:
+        target: The target.
+        calls: The reference's, and the target's, by site.
+    """
+    found: list[_SpareRange] = []
+    ours, theirs = calls
+    for site, of_site in theirs.items():
+        settings, trusted = target.info.modules[site].settings, ours.get(site, {})
         for side in ("input", "output"):
-            records = [call.input if side == "input" else call.output for call in of_site.values()]
+            both = [*of_site.values(), *trusted.values()]
+            records = [call.input if side == "input" else call.output for call in both]
             known = [record.statistics for record in records if record.statistics is not None]
             ends = [(float(s.minimum or 0), float(s.maximum or 0)) for s in known]
             if not ends or len(ends) < len(records):
                 continue
             least, most = min(low for low, _ in ends), max(high for _, high in ends)
             what = "what it is given" if side == "input" else "its results"
-            text = spare_range(least, most, settings.get(f"{side}_range"), what)
-            if text:
-                yield site, text
+            used = used_range(least, most, settings.get(f"{side}_range"), what)
+            if used is not None:
+                keys = tuple(call.output.key.text for call in trusted.values())
+                found.append(_SpareRange(site, used, keys, is_proven=len(trusted) >= len(of_site)))
+    shares = sorted(spare.used.share for spare in found)
+    is_typical = len(shares) >= _RANGES and shares[len(shares) // 2] >= _USED
+    for spare in found:
+        if spare.used.is_spare:
+            yield replace(spare, is_proven=spare.is_proven and is_typical)
 
 
 def _row_size(values: Array) -> float:

@@ -83,7 +83,7 @@ def rounded_nodes(target: Archive) -> Iterator[RoundedNode]:
         for text, value in target.values.items()
         if is_fact(text, value) and isinstance(value, Mapping)
     }
-    if not any("step" in value or _base(value) == _DYNAMIC for value in facts.values()):
+    if not any("step" in value or base_of(value) == _DYNAMIC for value in facts.values()):
         return
     makers = {
         output["record"]: value
@@ -97,12 +97,12 @@ def rounded_nodes(target: Archive) -> Iterator[RoundedNode]:
         if not isinstance(step, float) or not step > 0 or key not in target:
             continue
         made: Any = value
-        if _base(value) == "QuantizeLinear":
-            made = next((makers[text] for text in _inputs(value) if text in makers), {})
-        operands = tuple(_operands(target, made, makers)) if _base(made) in _SUMS else ()
+        if base_of(value) == "QuantizeLinear":
+            made = next((makers[text] for text in inputs_of(value) if text in makers), {})
+        operands = tuple(_operands(target, made, makers)) if base_of(made) in _SUMS else ()
         record, (module, _, name) = target.get(key), Key.parse(text).site.partition(":")
-        zero = _number(value, "zero") if record.dtype.kind in _WHOLE else 0.0
-        call = int(_number(value, "module_call"))
+        zero = number_of(value, "zero") if record.dtype.kind in _WHOLE else 0.0
+        call = int(number_of(value, "module_call"))
         yield RoundedNode(names.get(module, module), call, name, step, zero, record, operands)
 
 
@@ -114,8 +114,10 @@ def _rounded_operands(
 ) -> Iterator[RoundedNode]:
     """Yield nodes that round operands of a product of two computed tensors, within the module of that."""
     for text, value in facts.items():
-        operands = [operand for operand in _inputs(value)[:2] if _base(makers.get(operand, {})) == _DYNAMIC]
-        if _base(value) not in _PRODUCTS or len(operands) < 2:
+        operands = [
+            operand for operand in inputs_of(value)[:2] if base_of(makers.get(operand, {})) == _DYNAMIC
+        ]
+        if base_of(value) not in _PRODUCTS or len(operands) < 2:
             continue
         module = Key.parse(text).site.partition(":")[0]
         for numbers in operands:
@@ -126,7 +128,7 @@ def _rounded_operands(
                 step, zero = (float(target.load(target.get(record)).reshape(-1)[0]) for record in made[1:])
             except (OSError, ReadError):  # the comparison says so
                 continue
-            call, name = int(_number(value, "module_call")), Key.parse(numbers).site.partition(":")[2]
+            call, name = int(number_of(value, "module_call")), Key.parse(numbers).site.partition(":")[2]
             yield RoundedNode(names.get(module, module), call, name, step, zero, target.get(numbers), ())
 
 
@@ -225,31 +227,33 @@ def _operands(
     target: Archive, facts: Mapping[str, Any], makers: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[tuple[Record, float]]:
     """The operands of a sum that are computed and vary, each with its largest magnitude."""
-    for text in _inputs(facts):
+    for text in inputs_of(facts):
         record, maker = target.get(text) if text in target else None, makers.get(text)
         statistics = None if record is None else record.statistics
-        if record is None or maker is None or not _inputs(maker) or statistics is None:
+        if record is None or maker is None or not inputs_of(maker) or statistics is None:
             continue
         if statistics.minimum is None or statistics.maximum is None:
             continue
         step, zero = 1.0, 0.0
         if record.dtype.kind in _WHOLE:
-            step, zero = _number(maker, "step"), _number(maker, "zero")
+            step, zero = number_of(maker, "step"), number_of(maker, "zero")
         ends = [(float(end) - zero) * step for end in (statistics.minimum, statistics.maximum)]
         if ends[0] != ends[1]:
             yield record, max(abs(end) for end in ends)
 
 
-def _inputs(facts: Mapping[str, Any]) -> list[str]:
+def inputs_of(facts: Mapping[str, Any]) -> list[str]:
     """Key texts of the records that an op takes."""
     entries = [entry.get("record") for entry in facts.get("inputs", ()) if isinstance(entry, Mapping)]
     return [text for text in entries if isinstance(text, str)]
 
 
-def _number(facts: Mapping[str, Any], name: str) -> float:
+def number_of(facts: Mapping[str, Any], name: str) -> float:
+    """A number of an op's facts; 0 if they have none of that name."""
     value = facts.get(name)
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _base(facts: Mapping[str, Any]) -> str:
+def base_of(facts: Mapping[str, Any]) -> str:
+    """An op's name without its domain."""
     return str(facts.get("op")).rpartition(".")[2]

@@ -157,6 +157,10 @@ def _after_green(comparison: Comparison, sides: Sides) -> NextStep:
     commands = comparison.account.commands if comparison.account else ()
     if commands and comparison.counts.get("within-rounding"):
         return NextStep("what would prove more", f"{commands[0]} && {commands[1]}")
+    if comparison.account is not None and comparison.account.has_estimates:
+        return NextStep(
+            "capture both runs with --params, which bounds what each layer with weights in few bits rounds"
+        )
     return NextStep(NOTHING)
 
 

@@ -17,6 +17,7 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from tensorcap.adapters.input_arrays import InputKind
+from tensorcap.adapters.onnx.cut_ranges import separate_cuts
 from tensorcap.adapters.onnx.engine import PACKED, from_stored, type_name
 from tensorcap.adapters.onnx.fused_sums import separate_sums
 from tensorcap.adapters.onnx.quantisation import quantised_constants, separate_quantisers, with_constants
@@ -77,7 +78,8 @@ class OnnxGraph:
         path: The file.
         plain: The model without the weights that are kept apart.
         proto: The same, each integer product with a node of its own that rounds its inputs, sums that fused
-            operators make by nodes of their own, and weights that the graph rounds itself as numbers.
+            operators make and cuts that ranges make by nodes of their own, and weights that the graph rounds
+            itself as numbers.
         nodes: All but constants, in an order of execution: that of the file, if it is one.
         constants: Nodes that make a constant, by the name of that.
         weights: Initialisers by name.
@@ -111,6 +113,10 @@ class OnnxGraph:
             node.output[0]: node for node in graph.node if node.op_type == "Constant" and node.output
         }
         self.proto = separate_sums(separate_quantisers(self.plain), self.is_constant)
+        count = len(self.proto.graph.initializer)
+        self.proto = separate_cuts(self.proto, self)
+        for stored in self.proto.graph.initializer[count:]:
+            self._take(stored)
         if folded := quantised_constants(self.proto, self):
             self.proto = with_constants(self.proto, folded)
             _drop_unused(self.proto.graph, self.apart)

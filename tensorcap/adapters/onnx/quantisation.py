@@ -461,11 +461,11 @@ def _grid(graph: OnnxGraph, steps: str, zeros: str = "") -> Grid | None:
     step, zero = (graph.floats(name) if name else np.zeros(1, np.float32) for name in (steps, zeros))
     if step.size != 1 or zero.size != 1:
         return None
-    limits = _limits(graph.number_format(zeros) if zeros else "uint8")
+    limits = number_limits(graph.number_format(zeros) if zeros else "uint8")
     return Grid(float(step.reshape(())), float(zero.reshape(())), limits)
 
 
-def _limits(number_format: str) -> tuple[int, ...]:
+def number_limits(number_format: str) -> tuple[int, ...]:
     """The least and the largest number of a format, as 0 and 15 of `uint4`; none of floats."""
     whole = _WHOLE.fullmatch(number_format)
     if whole is None:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from tensorcap.adapters.onnx.cut_ranges import CUT
 from tensorcap.adapters.onnx.graph import GraphNode, OnnxGraph
 from tensorcap.adapters.onnx.quantisation import (
     QuantisedWeight,
@@ -136,7 +137,8 @@ class Scopes:
                 for part in scaling_nodes(graph, node):
                     located[part.index] = located[part.index] or (product[0], part.name or part.op)
         for node in graph.nodes:
-            if located[node.index] is not None or node.op not in _ROUNDED or not node.inputs:
+            is_behind = node.op in _ROUNDED or CUT in node.metadata
+            if located[node.index] is not None or not is_behind or not node.inputs:
                 continue
             maker, takers = graph.makers.get(node.inputs[0]), graph.takers.get(node.inputs[0], ())
             path = None if maker is None else located[maker.index]

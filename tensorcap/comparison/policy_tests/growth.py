@@ -28,6 +28,7 @@ from tensorcap.comparison.robust_errors import has_measured_rows
 from tensorcap.runs import is_gradient, is_inner
 from tensorcap.wording import number_and_limit
 from tensorcap_formats.archive import Archive
+from tensorcap_formats.keys import ROOT_SITE
 from tensorcap_formats.records import Record
 
 _OF_ZEROS: Final = 1.0  # row error of zeros: farther off is what has nothing to do with the reference
@@ -65,6 +66,10 @@ def _total_errors(context: Context, *, is_wide: bool) -> Iterator[tuple[str, Fin
         is_of_other = is_wide != (precision.is_wide and not has_other_rows)
         if is_of_other or context.injected.own(pair) is not None:
             continue
+        measured = context.layers.results.get(pair.key)
+        is_proven = measured is not None and measured.finding.status == "within-rounding"
+        if is_proven and pair.key not in context.layers.undone and record.key.site != ROOT_SITE:
+            continue  # what was there before it is judged where it was made
         scaled = error * cancellation_scale(context, pair)
         if has_other_rows:
             yield pair.key, _judge_other_experts(scaled)
