@@ -128,16 +128,45 @@ def undone_by(
     """
     reason = f"its columns are divided by what those of the weight of {site} were multiplied by"
     undone = {record.key.text: reason for given in inputs for record in (given, *reference.holders(given))}
+    scaled = _scaled_parameters(reference, target, inputs, factors)
+    return undone | dict.fromkeys((record.key.text for record in scaled), reason)
+
+
+def has_divided_maker(
+    reference: RecordIndex, target: RecordIndex, inputs: Iterable[Record], factors: Array
+) -> bool:
+    """Whether a parameter of what makes a layer's input is divided by numbers, `[inputs]`, as gains are.
+
+    Raises:
+        OSError, ReadError: A parameter cannot be read.
+    """
+    return any(True for _ in _scaled_parameters(reference, target, inputs, 1 / factors))
+
+
+def _scaled_parameters(
+    reference: RecordIndex, target: RecordIndex, inputs: Iterable[Record], factors: Array
+) -> Iterator[Record]:
+    """Yield the reference's parameters of modules that make an input, of which the target's are a product."""
     for ours, theirs in _parameters_of_makers(reference, target, inputs):
         if ours.shape != theirs.shape or ours.size != factors.size:
             continue
         sides = floats_of(reference.archive, ours), floats_of(target.archive, theirs)
         if sides[0] is None or sides[1] is None:
             continue
-        wanted = sides[0].reshape(-1) * factors
-        if np.linalg.norm(sides[1].reshape(-1) - wanted) <= _ALIKE * np.linalg.norm(wanted):
-            undone[ours.key.text] = reason
-    return undone
+        own, made = sides[0].reshape(-1), sides[1].reshape(-1)
+        for shift in (0.0, 1.0):  # of gains that are added to 1
+            wanted = (own + shift) * factors - shift
+            if np.linalg.norm(made - wanted) <= _ALIKE * np.linalg.norm(wanted - own):
+                yield ours
+                break
+
+
+def is_divided_by(product: Product, factors: Array) -> bool:
+    """Whether what a layer is given is the reference's with its columns divided by numbers, `[inputs]`."""
+    if product.x.shape[1] != len(factors):
+        return False
+    rest = float(np.linalg.norm(product.x * factors - product.given))
+    return rest <= _LEFT * float(np.linalg.norm(product.x - product.given))
 
 
 def columns_of_inputs(product: Product) -> str:
