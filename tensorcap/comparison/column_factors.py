@@ -184,9 +184,31 @@ def divided_parameters(
         sides = floats_of(reference.archive, ours), floats_of(target.archive, theirs)
         if sides[0] is None or sides[1] is None:
             continue
-        wanted = sides[0].reshape(-1) / divisors
-        if np.linalg.norm(sides[1].reshape(-1) - wanted) <= _ALIKE * np.linalg.norm(wanted):
-            yield ours.key.text
+        own, made = sides[0].reshape(-1), sides[1].reshape(-1)
+        for shift in (0.0, 1.0):  # of gains that are added to 1
+            wanted = (own + shift) / divisors - shift
+            if np.linalg.norm(made - wanted) <= _ALIKE * np.linalg.norm(wanted - own):
+                yield ours.key.text
+                break
+
+
+def has_divided_maker(
+    reference: RecordIndex, target: RecordIndex, inputs: Iterable[Record], divisors: Array
+) -> bool:
+    """Whether a parameter of what makes a layer's input is divided by numbers, `[inputs]`, as gains are.
+
+    Raises:
+        OSError, ReadError: A parameter cannot be read.
+    """
+    return any(divided_parameters(reference, target, inputs, divisors))
+
+
+def is_divided_by(product: Product, divisors: Array) -> bool:
+    """Whether what a layer is given is the reference's with its columns divided by numbers, `[inputs]`."""
+    if product.x.shape[1] != len(divisors):
+        return False
+    rest = float(np.linalg.norm(product.x * divisors - product.given))
+    return rest <= _LEFT * float(np.linalg.norm(product.x - product.given))
 
 
 def columns_of_inputs(product: Product) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Final
@@ -22,8 +23,11 @@ from tensorcap.comparison.column_factors import (
     columns_of_inputs,
     divided_parameters,
     divided_tensors,
+    has_divided_maker,
+    is_divided_by,
 )
 from tensorcap.comparison.cut_values import UsedRange, used_range
+from tensorcap.comparison.fused_attentions import fused_attentions
 from tensorcap.comparison.injected import Injected
 from tensorcap.comparison.layer_errors import LayerError, input_variances, layer_error, row_error, step_error
 from tensorcap.comparison.layer_mistakes import LayerMistake, describe_unfinite
@@ -53,6 +57,7 @@ from tensorcap.comparison.rounded_nodes import (
     rounded_tensors,
 )
 from tensorcap.comparison.rounded_paths import rounded_paths
+from tensorcap.comparison.shared_inputs import FloatLayer, SharedInputs, left_out_text
 from tensorcap.comparison.stepped_tensors import stepped_tensors
 from tensorcap.comparison.weight_judge import (
     PackedWeights,
@@ -65,7 +70,7 @@ from tensorcap.comparison.weight_judge import (
 )
 from tensorcap.comparison.weight_mistakes import WeightMistake, find_other_layer, find_weight_mistake
 from tensorcap.comparison.weight_rounding import WeightNumbers
-from tensorcap.runs import enclosing_sites, is_parameter, is_result, rms_of
+from tensorcap.runs import Contents, contents_of, enclosing_sites, is_parameter, is_result, rms_of
 from tensorcap.wording import counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.dtypes import Array
@@ -78,6 +83,7 @@ _USED: Final = 0.5  # of their range, that values of most modules need
 _FOLDED: Final = "each column times a number that its input is divided by"
 _WRONG: Final = ("suspect", "diverged")
 _OF_ERRORS: Final = ("gain", "gain_tail", "growth", "wide_error")  # tests of a pair's row errors alone
+_OF_FLOATS: Final = "its input is divided by what its columns are multiplied by"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +210,17 @@ def measure_layers(
     """
     steps = output_steps(target.info)
     nodes = list(rounded_nodes(target))
-    if not packed_weights(target.info) and not steps and not nodes:
+    is_of_floats = not packed_weights(target.info) and not steps and not nodes
+    if is_of_floats and injected:
         return QuantisedLayers()
     measurement = _Measurement(reference, target, precision, injected)
+    if is_of_floats:
+        measurement.measure_floats()
+        return measurement.layers({}, {})
     measurement.measure_weights()
+    if not injected:
+        measurement.measure_floats()
+        measurement.measure_attentions()
     measured = set(measurement.predicted)
     measurement.estimate_layers(besides=measured)
     measurement.measure_roundings(steps)
@@ -239,6 +252,7 @@ class _Layer:
         lookups: Its calls, if it is a table.
         norm: The norm that is folded in; None if none is.
         is_right: Whether the weight is what it has to be, rounded.
+        mistake: What is wrong with it, if that is known before; None if not.
     """
 
     site: str
@@ -252,6 +266,7 @@ class _Layer:
     lookups: list[LookUp]
     norm: FoldedNorm | None
     is_right: bool
+    mistake: WeightMistake | None = None
 
 
 class _Measurement:
@@ -283,6 +298,8 @@ class _Measurement:
         self._others = OtherWeights(reference)
         self._parts = layer_parts(reference, target, self._sites)
         self._inside = Inside(self._ours, self._theirs)
+        self._divided: dict[Contents, tuple[str, Array]] = {}  # inputs, with whose weight has the factors
+        self._as_they_are: list[tuple[Record, Record]] = []  # weights that are right without factors
 
     def measure_weights(self) -> None:
         """Measure each weight in few bits of which both archives hold the values, and its layer.
@@ -292,12 +309,15 @@ class _Measurement:
            columns of the weight were divided, it is held against that.
         3. If the reference's result is the product of its weight and input, and a bias, the target's own
            error is its result less such a product of the input that it was given.
+        4. One that is right without factors, and is given an input that is divided for the sake of another
+           weight, is held against what the factors make of it.
         """
         for site, name in sorted(self._packed.names):
-            try:
+            with suppress(OSError, ReadError):  # the comparison says so
                 self._measure_weight(site, f"param.{escape(name)}")
-            except (OSError, ReadError):  # the comparison says so
-                continue
+        for ours, theirs in self._as_they_are if self._divided else ():
+            with suppress(OSError, ReadError):
+                self._measure_left_out(ours, theirs)
 
     def _measure_weight(self, site: str, slot: str) -> None:
         ours, theirs = (index.parameters(site).get(slot) for index in (self._ours, self._theirs))
@@ -314,9 +334,72 @@ class _Measurement:
         if weight is None:
             return
         layer = self._judge(ours, theirs, trusted, with_unit(weight, self._precision))
-        if not layer.is_right:
+        if layer.is_right:
+            self._as_they_are.append((ours, theirs))
+        else:
             self._find_factors(layer)
         self._measure_calls(layer)
+
+    def _measure_left_out(self, ours: Record, theirs: Record) -> None:
+        """Measure a layer whose input is divided by what columns of its weight are not multiplied by."""
+        inputs = self._inputs(ours.key.site)
+        divided = [self._divided[place] for place in map(contents_of, inputs) if place in self._divided]
+        trusted, weight = floats_of(self._reference, ours), self._packed.read(theirs)
+        if not divided or trusted is None or weight is None:
+            return
+        layer = self._judge(ours, theirs, trusted, with_unit(weight, self._precision))
+        site, factors = divided[0]
+        indices = self._ours, self._theirs
+        if not layer.products or not (
+            is_divided_by(layer.products[0], factors) or has_divided_maker(*indices, inputs, factors)
+        ):
+            return
+        scaled = judge_weight(layer.trusted * factors, layer.weight, layer.products[0].x)
+        if is_rounded(scaled.rounding):
+            return
+        self._multiply(layer, Factors(factors, factors), scaled)
+        layer.is_right = False
+        layer.mistake = WeightMistake("weight-columns", left_out_text(site))
+        self._measure_calls(layer)
+
+    def measure_attentions(self) -> None:
+        """Say what attentions do otherwise that are fused with their projections."""
+        with suppress(OSError, ReadError):  # the comparison says so
+            self.results |= dict(fused_attentions(self._ours, self._theirs))
+
+    def measure_floats(self) -> None:
+        """Measure layers in floats that share a divided input, if one of them lacks the factors."""
+        shared = SharedInputs(self._ours, self._theirs, self._sites)
+        measured: list[tuple[FloatLayer, Array, dict[str, LayerError]]] = []
+        with suppress(OSError, ReadError):  # the comparison says so
+            for contents, layers in shared.groups(self._divided):
+                multiplied = ((la.site, la.factors) for la in layers if la.factors is not None)
+                known = self._divided.get(contents) or next(multiplied)
+                for layer in layers:
+                    found = dict(shared.errors(layer, known[1], known[0], self._precision))
+                    measured.append((layer, known[1], found))
+        if not any(error.mistake.kind for _, _, errors in measured for error in errors.values()):
+            return
+        for layer, factors, errors in measured:
+            self.results |= errors
+            self.folded |= errors.keys()
+            if errors and layer.factors is not None:
+                self._explain_division(layer.ours, shared.inputs(layer), Factors(factors, factors))
+                self.undone[layer.ours.key.text] = _OF_FLOATS
+
+    def _inputs(self, site: str) -> list[Record]:
+        """What the reference's layer was given."""
+        return [call.input for call in self._our_calls.get(site, {}).values()]
+
+    def _multiply(self, layer: _Layer, factors: Factors, judged: QuantisedWeight) -> None:
+        """Hold a weight, and what its layer makes, against the reference's with columns multiplied."""
+        layer.trusted = layer.trusted * factors.factors
+        self.weights[layer.ours.key.text] = replace(judged, text=f"{judged.text}, {_FOLDED}")
+        layer.products = [
+            replace(p, wanted=np.clip(multiply(p.x, layer.trusted) + p.bias, *p.ends)) for p in layer.products
+        ]
+        self.folded |= {product.key for product in layer.products}
+        self._explain_division(layer.ours, self._inputs(layer.site), factors)
 
     def _judge(self, ours: Record, theirs: Record, trusted: Array, weight: WeightNumbers) -> _Layer:
         """Judge a weight by itself, and read the calls of its layer."""
@@ -350,23 +433,21 @@ class _Measurement:
 
     def _find_factors(self, layer: _Layer) -> None:
         """Hold a weight against the reference's with columns multiplied, if that makes it right."""
-        site, inputs = layer.site, [call.input for call in self._our_calls.get(layer.site, {}).values()]
+        site, inputs = layer.site, self._inputs(layer.site)
         indices = self._ours, self._theirs
         for factors in column_factors(*indices, site, layer.trusted, layer.weight, layer.products, inputs):
             scaled = judge_weight(layer.trusted * factors.factors, layer.weight, layer.products[0].x)
             if scaled.finding.status != "within-rounding":
                 continue
-            layer.trusted, layer.is_right = layer.trusted * factors.factors, True
-            self.weights[layer.ours.key.text] = replace(scaled, text=f"{scaled.text}, {_FOLDED}")
+            layer.is_right = True
             if factors.is_inside:
+                layer.trusted = layer.trusted * factors.factors
+                self.weights[layer.ours.key.text] = replace(scaled, text=f"{scaled.text}, {_FOLDED}")
                 layer.products = [replace(p, x=p.x / factors.factors) for p in layer.products]
                 return
-            layer.products = [
-                replace(p, wanted=np.clip(multiply(p.x, layer.trusted) + p.bias, *p.ends))
-                for p in layer.products
-            ]
-            self.folded |= {product.key for product in layer.products}
-            self._explain_division(layer.ours, inputs, factors)
+            self._multiply(layer, factors, scaled)
+            for given in (record for record in inputs if record.digest):
+                self._divided.setdefault(contents_of(given), (site, factors.factors))
             return
 
     def _explain_division(self, weight: Record, inputs: Collection[Record], factors: Factors) -> None:
@@ -419,6 +500,8 @@ class _Measurement:
 
     def _find_mistake(self, layer: _Layer) -> WeightMistake:
         """What is wrong with a weight: mistakes are undone, and other weights of both sides looked at."""
+        if layer.mistake is not None:
+            return layer.mistake
         inputs = layer.products[0].x if layer.products else None
         mistake = find_weight_mistake(layer.trusted, layer.shaped, inputs)
         if mistake.kind == "weight-columns" and layer.products:

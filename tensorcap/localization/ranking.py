@@ -24,7 +24,12 @@ from tensorcap.localization.curves import ChangePoint, CurvePoint, change_points
 from tensorcap.localization.evidence import Evidence, EvidenceSource, is_within
 from tensorcap.localization.grouping import group_suspects, kind_of_place
 from tensorcap.localization.nonfinite import find_nonfinite_origin
-from tensorcap.localization.quantised_weights import evidence_of_weights, explain_by_weights
+from tensorcap.localization.quantised_weights import (
+    evidence_of_weights,
+    explain_by_held,
+    explain_by_weights,
+    explain_left_out,
+)
 from tensorcap.localization.suspect import By, Localization, Noise, Precise, Suspect, Undone, find_mistake
 from tensorcap.rerun import TOO_LARGE, CallThrough, OwnError
 from tensorcap.runs import (
@@ -99,7 +104,9 @@ def rank_suspects(
     suspects: list[Suspect] = []
     weights = evidence_of_weights(reference, target, free)
     for merged in _merge([*sources, *([weights] if weights else [])]):
-        examined = explain_by_weights(free, merged.evidence.module)
+        module = merged.evidence.module
+        examined = explain_by_weights(free, module) or explain_left_out(merged.evidence)
+        examined = examined or explain_by_held(free, module)
         suspect = _suspect(merged, examined, free_errors, calls, called, noise)
         place = kind_of_place(suspect)
         if examined is None and merged.source is not weights and examiner.has_room(place):

@@ -13,6 +13,7 @@ target does not have; `run_log` keeps what the runs of a search came to.
 """
 
 from tensorcap.rerun.call_through import CallThrough
+from tensorcap.rerun.compensation import LEFT_OUT
 from tensorcap.rerun.component_runs import (
     ComponentRun,
     module_results,
@@ -34,6 +35,7 @@ from tensorcap.rerun.run_log import RunLog
 
 __all__ = [
     "BAD",
+    "LEFT_OUT",
     "TOO_LARGE",
     "CallThrough",
     "ComponentRun",

@@ -22,6 +22,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
 
+LEFT_OUT: Final = "left_out"  # test of what others undo, and a leaf does not
 _HALF: Final = re.compile(r"(?<![A-Za-z0-9_])(?:encoder|decoder)(?![A-Za-z0-9_])")
 _ROUNDS: Final = 3  # of runs: q, k and v, what attention makes of them, and the projection behind
 _LESSENED: Final = 8.0  # times the error of what is undone, that what undoes it has without (as CMP-55)
@@ -181,12 +182,15 @@ class Settled(Generic[J]):
         undone: What undoes a tensor, by key text: that of a result, or of an argument.
         folded: The module that does the work of another one, which hands on what it is given, by the key text
             of the other's result: both are judged as one.
+        left_out: By the key text of a leaf's result, what undoes what the leaf is given in its place, and the
+            leaf's own error where everything was replaced, relative.
     """
 
     judged: J
     released: frozenset[str] = frozenset()
     undone: Mapping[str, str] = field(default_factory=dict)
     folded: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, tuple[str, float]] = field(default_factory=dict)
 
     @property
     def own_errors(self) -> tuple[OwnError, ...]:
@@ -201,6 +205,11 @@ class Settled(Generic[J]):
             return replace(own, status="explained", findings=(Finding("undone", 1, 0, "explained", text),))
         if own.key in self.folded and own.is_bad:
             return replace(own, module=self.folded[own.key])
+        if own.key in self.left_out and own.is_bad:
+            undoing, left = self.left_out[own.key]
+            by = Key.parse(undoing).site
+            text = f"what it is given is changed, as {by} undoes, which is given the same, and it does not"
+            return replace(own, findings=(*own.findings, Finding(LEFT_OUT, left, 0, own.status, text)))
         return own
 
 
@@ -226,7 +235,8 @@ def settle(
        explains it.
     5. So are tensors that make up for each other, as the gains of queries and keys do.
     6. Another run with that alone left in place has to leave nothing wrong that was right; what this may
-       come from is not undone.
+       come from is not undone. It may leave a leaf wrong that is given what another one undoes: the leaf was
+       left out of that, and is what is wrong.
     7. Where both of two modules stay wrong and the target's second one hands on the first one's result, they
        are a folded pair with a mistake, which is the first one's.
 
@@ -267,10 +277,15 @@ def settle(
         wrong = {own.key: own.status for own in judged.own_errors if own.is_bad}
         fresh = {text for text in wrong.keys() - released if text not in bad or text in search.undoing}
         fresh -= {text for text in fresh if wrong[text] == suspected.get(text)}
+        left_out = _left_out(fresh - search.undoing, undone, search.undoing, dependencies)
+        fresh -= left_out.keys()
         if not fresh:
             by_key = {text: _by(text, undone, dependencies) for text in released}
             modules = {by: Key.parse(text).site for by, text in folded.items() if text in undone}
-            return Settled(judged, released, {text: by for text, by in by_key.items() if by}, modules)
+            by_key = {text: by for text, by in by_key.items() if by}
+            errors = {own.key: own.error or 0.0 for own in first.own_errors if own.key in left_out}
+            beside = {text: (by, errors.get(text, 0.0)) for text, by in left_out.items()}
+            return Settled(judged, released, by_key, modules, beside)
         guilty = {
             source for text in fresh for source in dependencies.chain(text, wrong.keys() & released, target)
         }
@@ -515,6 +530,24 @@ def _of_other_layers(
         if text in bad and text not in undone and user in bad and user not in undoing and user != text:
             more.setdefault(text, user)
     return more
+
+
+def _left_out(
+    fresh: Collection[str], undone: Mapping[str, str], undoing: Collection[str], dependencies: Dependencies
+) -> dict[str, str]:
+    """Results of leaves that do not undo what they are given, with the result of one that does."""
+    undoers: dict[str, str] = {}
+    for text, by in undone.items():
+        arguments = dependencies.equal(dependencies.of(by)) if by in undoing else set[str]()
+        if text in arguments and dependencies.is_of_leaf(by):
+            undoers |= dict.fromkeys(arguments, by)
+    return {
+        text: undoers[argument]
+        for text in fresh
+        if dependencies.is_of_leaf(text)
+        for argument in dependencies.of(text)
+        if len(dependencies.of(text)) == 1 and argument in undoers
+    }
 
 
 def _folded_pairs(

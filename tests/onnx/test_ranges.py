@@ -129,12 +129,15 @@ class Attending(nn.Module):
         return torch.relu(self.attention(x))
 
 
-@pytest.mark.spec("POL-11", "RPL-101", "ONX-40")
-@pytest.mark.parametrize("heads", [8, 2])
+@pytest.mark.spec("POL-11", "POL-691", "RPL-101", "ONX-40", "ALN-347", "LCL-670", "LCL-671")
+@pytest.mark.parametrize(("heads", "is_larger"), [(8, False), (2, False), (8, True)])
 def test_a_fused_attention_in_few_bits_is_judged_by_what_its_projections_were_given(
-    heads: int, tmp_path: Path
+    heads: int, is_larger: bool, tmp_path: Path
 ) -> None:
-    """`QAttention`: no result of a projection is a value of the graph. With 2 heads for 8 it is wrong."""
+    """`QAttention`: no result of a projection is a value of the graph. With 2 heads for 8 it is wrong.
+
+    So it is with scales of values that are 3 times as large.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(3)
         net = Attending().eval()
@@ -143,9 +146,10 @@ def test_a_fused_attention_in_few_bits_is_judged_by_what_its_projections_were_gi
     parts = net.attention.query, net.attention.key, net.attention.value
     whole = np.concatenate([part.weight.detach().numpy() for part in parts])
     steps = np.abs(whole).max(axis=1) / 127
+    held = np.concatenate([steps[:128], 3 * steps[128:]]) if is_larger else steps
     weights = {
         "qkv_quantized": np.rint(whole / steps[:, None]).astype(np.int8).T.copy(),
-        "qkv_scale": steps,
+        "qkv_scale": held,
         "qkv_zero_point": np.zeros(192, np.int8),
         "qkv_bias": np.concatenate([part.bias.detach().numpy() for part in parts]),
     }
@@ -165,12 +169,21 @@ def test_a_fused_attention_in_few_bits_is_judged_by_what_its_projections_were_gi
     capture_workload(tensorcap.Workload(target, {"x": x.numpy()}), tmp_path / "tgt.h5", params=True)
     compared = compare(tmp_path / "ref.h5", tmp_path / "tgt.h5")
     localized = localize(tmp_path / "ref.h5", tmp_path / "tgt.h5", reference_model=reference)
-    is_right = heads == 8
+    is_right = heads == 8 and not is_larger
     assert (compared.exit_status, localized.exit_status) == ((0, 0) if is_right else (1, 1))
-    assert [suspect.module for suspect in localized.suspects] == ([] if is_right else ["attention"])
-    if not is_right:
+    values = ["attention.value"] if is_larger else []
+    assert [suspect.module for suspect in localized.suspects] == ([] if is_right else ["attention", *values])
+    if is_larger:
+        assert [one.cause for one in localized.suspects] == ["weight-scales", "weight-scales"]
+    elif not is_right:
         assert compared.divergence is not None
         assert compared.divergence.pair.key == "0/attention/output"
+        text = "it has 2 heads, the reference 8"
+        assert any(text in finding.text for finding in compared.divergence.pair.findings)
+        assert localized.suspects[0].cause == "attention-layout"
+        of_graph = tensorcap.Workload(target, {"x": x.numpy()})
+        injected = localize(tmp_path / "ref.h5", tmp_path / "tgt.h5", target_model=of_graph)
+        assert [suspect.module for suspect in injected.suspects] == ["attention"]
 
 
 @pytest.mark.spec("POL-620", "ONX-41")

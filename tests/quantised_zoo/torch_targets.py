@@ -427,7 +427,7 @@ RIGHT: Final = (
     ),
     _of_decoder("gptq/symmetric", "GPTQ without zero points", lambda: packed(partial(gptq, symmetric=True))),
     _of_decoder("awq/folded", "AWQ's scales folded into the norm before", lambda: packed(awq, before=_fold)),
-    _of_decoder("awq/clipped", "ranges cut to 0.85 by AWQ's search", lambda: packed(partial(awq, clip=0.85))),
+    _of_decoder("awq/clipped", "ranges cut by AWQ's search", lambda: packed(partial(awq, is_searched=True))),
     _of_decoder("awq/rounded-twice", "int4 of an int8 checkpoint", lambda: packed(_twice)),
     _of_decoder("mx/mxfp4", "MXFP4", lambda: packed(mxfp4)),
     _of_decoder("fp8/blocks", "float8 with a scale for each block", lambda: packed(float8)),

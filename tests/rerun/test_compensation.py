@@ -475,6 +475,17 @@ def test_a_mistake_beside_compensations_is_accused_alone(
 
 
 @pytest.mark.spec("RPL-50")
+def test_a_leaf_that_was_left_out_of_what_others_undo_is_accused_alone(tmp_path: Path) -> None:
+    reference, target, x = PORTS["norms-folded"]
+    port = target()
+    with torch.no_grad():
+        port.layers[2].v.load_state_dict(reference().layers[2].v.state_dict())
+    result = localized(tmp_path, reference(), port, x, "replay")
+    assert [suspect.module for suspect in result.suspects] == ["layers.2.v"]
+    assert result.suspects[0].cause == "left-out"
+
+
+@pytest.mark.spec("RPL-50")
 @pytest.mark.parametrize("way", WAYS)
 def test_two_mistakes_in_a_row_undo_nothing(tmp_path: Path, way: str) -> None:
     port = copy.deepcopy(net())

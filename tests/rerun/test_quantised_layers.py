@@ -489,6 +489,99 @@ def test_columns_that_were_scaled_before_rounding_accuse_nobody(
         assert bool(found.suspects) == bool(guilty)
 
 
+class Gated(nn.Module):
+    """A norm that two layers share, beside a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(64)
+        self.gate, self.up, self.down = nn.Linear(64, 96), nn.Linear(64, 96), nn.Linear(96, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = self.norm(x)
+        result: Tensor = x + self.down(nn.functional.silu(self.gate(given)) * self.up(given))
+        return result
+
+
+class Numbers(nn.Module):
+    """int8 with a step for each row, under names of its own."""
+
+    is_transposed = False
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        step = layer.weight.detach().abs().amax(1) / 127
+        numbers = (layer.weight.detach() / step[:, None]).round().to(torch.int8)
+        self.register_buffer("w", numbers.T.contiguous() if self.is_transposed else numbers)
+        self.s, self.b = nn.Parameter(step), layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers = self.get_buffer("w").to(x.dtype)
+        return (x @ (numbers if self.is_transposed else numbers.T)) * self.s + self.b
+
+
+class Across(Numbers):
+    is_transposed = True
+
+
+class Squared(Numbers):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x.square().mean(-1, keepdim=True)
+
+
+@pytest.mark.spec("CAP-330")
+@pytest.mark.parametrize(("make", "is_read"), [(Numbers, True), (Across, True), (Squared, False)])
+def test_bytes_of_any_name_are_a_weight_if_the_module_computes_with_it(
+    tmp_path: Path, make: Callable[[nn.Linear], nn.Module], is_read: bool
+) -> None:
+    layer = nn.Linear(64, 32)
+    with open_archive(captured(tmp_path, nn.Sequential(make(layer)))) as run:
+        records = {record.key.slot: record for record in run.records}
+        assert ("param.weight" in records) == is_read
+        if is_read:
+            step = np.abs(layer.weight.detach().numpy()).max(axis=1, keepdims=True) / 127
+            off = np.abs(run.load(records["param.weight"]) - layer.weight.detach().numpy())
+            assert (off <= 0.501 * step).all()
+
+
+@pytest.mark.spec("POL-690")
+@pytest.mark.parametrize(
+    ("kept", "left_out"),
+    [
+        pytest.param((), None, id="int8, right"),
+        pytest.param((), "up", id="int8"),
+        pytest.param(("up",), "up", id="one in floats"),
+        pytest.param(("gate", "up", "down"), "up", id="floats"),
+    ],
+)
+def test_a_layer_that_lacks_the_factors_of_a_shared_input_is_guilty_alone(
+    tmp_path: Path, kept: tuple[str, ...], left_out: str | None
+) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(Gated(), Gated()).eval()
+    port: Any = copy.deepcopy(net)
+    for number, block in enumerate(port):
+        factors = torch.linspace(0.9, 1.1, 64)
+        with torch.no_grad():
+            block.norm.weight /= factors
+            for name in ("gate", "up"):
+                if (number, name) != (1, left_out):
+                    block.get_submodule(name).weight *= factors
+        for name in ("gate", "up", "down"):
+            if name not in kept:
+                setattr(block, name, Numbers(getattr(block, name)))
+    paths = tmp_path / "reference.h5", tmp_path / "target.h5"
+    workload = Workload(net, (X,))
+    capture_workload(workload, paths[0], params=True)
+    capture_workload(Workload(port, (X,)), paths[1], params=True)
+    found = localize(*paths, reference_model=workload)
+    assert compare(*paths).exit_status == found.exit_status == int(left_out is not None)
+    assert [suspect.module for suspect in found.suspects] == ([] if left_out is None else ["1.up"])
+    if left_out is not None:
+        assert found.suspects[0].cause == "weight-columns"
+
+
 class Noisy(Gptq):
     """A layer that draws random numbers in training."""
 

@@ -5,7 +5,9 @@ Read `quantised_weights` first: which layouts are known, and how numbers, steps 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -47,6 +49,8 @@ _BYTES: Final = {torch.int8: "int8", torch.uint8: "uint8"}
 _SCALES: Final = ("_scale", "_scales", "_scale_inv", "_absmax")  # behind the name of a weight
 _ZEROS: Final = ("_zero_point", "_zero_points", "_zeros")
 _PROBES: Final = 4  # inputs that tell readings of one weight apart
+_AS_MADE: Final = 0.03  # of what a module makes of these, that a reading may leave; int8 inputs leave 0.01
+_MOST_FLOATS: Final = 4  # tensors besides a matrix of bytes that are tried as its scales
 
 
 def packed_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -140,6 +144,8 @@ def quantised_weights(module: nn.Module) -> dict[str, QuantisedWeight]:
     5. `NAME` of int8, uint8 or float8 with floats `NAME_scale`, `NAME_scales`, or `scale` or `scales` if
        there is one such weight, that fit its shape: one, one for each row, or one for each block along the
        axes. Zero points lie beside them likewise. Two numbers of four bits may be in a byte.
+    6. The only matrix of bytes of a module without a `weight`, as it is or transposed, with scales and zero
+       points under whatever names, if the module makes of a few inputs what that makes of them.
 
     Where several readings of the same bytes are in use, the one counts by which the module computes.
     """
@@ -164,6 +170,8 @@ def quantised_weights(module: nn.Module) -> dict[str, QuantisedWeight]:
     for name, readings in _of_bytes(module, tensors):
         if name not in weights:
             weights[name] = _as_computed(module, readings)
+    if not weights and "weight" not in tensors:
+        weights |= _of_other_names(module, tensors)
     return weights
 
 
@@ -381,36 +389,83 @@ def _readings(
         yield _affine(packed, "int4", partial(_itself, signed), steps, offsets)
 
 
+def _of_other_names(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, QuantisedWeight]:
+    """`weight` of a module that computes with one matrix of bytes and scales of any names."""
+    held = [tensor for tensor in tensors.values() if tensor.dtype in _BYTES or _is_float8(tensor)]
+    matrices = [tensor for tensor in held if tensor.ndim > 1]
+    floats = [t for n, t in tensors.items() if n != "bias" and t.is_floating_point() and not _is_float8(t)]
+    if len(matrices) != 1 or matrices[0].ndim != 2 or not 1 <= len(floats) <= _MOST_FLOATS:
+        return {}
+    if any(tensor.is_meta for tensor in tensors.values()):
+        return {}
+    readings: list[QuantisedWeight] = []
+    for packed in (matrices[0], matrices[0].t()):
+        for scales in floats:
+            besides = (one for one in tensors.values() if one is not scales and one.shape == scales.shape)
+            for zeros in (None, *besides):
+                readings += _readings(module, packed, scales, zeros)
+    made = _made_by(deepcopy(module), readings)  # it may keep what it is given
+    return {} if made is None or made[1] > _AS_MADE else {"weight": made[0]}
+
+
 def _itself(numbers: torch.Tensor) -> torch.Tensor:
     return numbers
 
 
 def _as_computed(module: nn.Module, readings: Sequence[QuantisedWeight]) -> QuantisedWeight:
-    """The reading by which the module computes; the first if it cannot be asked.
+    """The reading by which the module computes; the first if it cannot be asked."""
+    made = _made_by(module, readings) if len(readings) > 1 else None
+    return readings[0] if made is None else made[0]
 
-    The generators of random numbers are as before.
+
+def _made_by(module: nn.Module, readings: Sequence[QuantisedWeight]) -> tuple[QuantisedWeight, float] | None:
+    """The reading that is nearest to what a module makes of a few inputs, and what it leaves, relative.
+
+    None if there is none, or if the module cannot be asked. The generators of random numbers are as before.
     """
-    if len(readings) == 1:
-        return readings[0]
+    if not readings:
+        return None
     with torch.no_grad(), torch.random.fork_rng(devices=[]), untraced():
         return _asked(module, readings)
 
 
-def _asked(module: nn.Module, readings: Sequence[QuantisedWeight]) -> QuantisedWeight:
-    """The reading that is nearest to what the module makes of a few inputs."""
+def _asked(module: nn.Module, readings: Sequence[QuantisedWeight]) -> tuple[QuantisedWeight, float] | None:
+    """The same, with whatever the module does to random numbers and to what is recorded."""
     weights = [reading.values() for reading in readings]
-    inputs = weights[0].shape[-1]
-    probe = 1 + torch.sin(torch.arange(_PROBES * inputs, dtype=torch.float32)).reshape(_PROBES, inputs) / 2
-    probe = probe.to(weights[0].device)
+    sizes, device = {weight.shape[-1] for weight in weights}, weights[0].device
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        try:
-            zero, made = (type(module).forward(module, x.to(dtype)) for x in (torch.zeros_like(probe), probe))
-            result = made.float() - zero.float()
-            errors = [float((result - probe @ weight.t()).norm()) for weight in weights]
-        except Exception:  # of a module that takes other arguments, or another dtype
-            continue
-        return readings[min(range(len(errors)), key=errors.__getitem__)]
-    return readings[0]
+        made = {size: _made_of_probes(module, size, dtype, device) for size in sizes}
+        errors = [_left_by(weight, made[weight.shape[-1]]) for weight in weights]
+        best = min(range(len(errors)), key=errors.__getitem__)
+        if math.isfinite(errors[best]):
+            return readings[best], errors[best]
+    return None
+
+
+def _made_of_probes(
+    module: nn.Module, inputs: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor | None:
+    """What a module makes of a few inputs, less what it makes of zeros; None if it takes others."""
+    probe = _probes(inputs).to(device)
+    try:
+        zero, made = (type(module).forward(module, x.to(dtype)) for x in (torch.zeros_like(probe), probe))
+        result: torch.Tensor = made.float() - zero.float()
+    except Exception:  # of a module that takes other arguments, or another dtype
+        return None
+    return result
+
+
+def _left_by(weight: torch.Tensor, made: torch.Tensor | None) -> float:
+    """What a weight leaves of what a module makes of a few inputs, relative; infinite if it does not fit."""
+    if made is None or weight.ndim != 2 or made.shape != (_PROBES, weight.shape[0]):
+        return math.inf
+    probe = _probes(weight.shape[-1]).to(made.device)
+    left = float((made - probe @ weight.t()).norm() / made.norm())
+    return left if math.isfinite(left) else math.inf
+
+
+def _probes(inputs: int) -> torch.Tensor:
+    return 1 + torch.sin(torch.arange(_PROBES * inputs, dtype=torch.float32)).reshape(_PROBES, inputs) / 2
 
 
 def _is_float8(tensor: torch.Tensor) -> bool:

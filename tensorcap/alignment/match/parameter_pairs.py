@@ -46,14 +46,44 @@ from tensorcap.alignment.names import (
     Survey,
 )
 
+_TRIED: Final = 3  # members on which layouts are tried
+_NEAR: Final = 8  # roundings, by which equal values differ at most
+_BESIDE: Final = "the modules that hold them hold others of equal names that belong together"
+
+
+def pair_beside(state: MatchState) -> None:
+    """Pair what two modules hold under one name, if all else of theirs that is paired is so.
+
+    A wrong scale, or a bias of another layer, makes other values, which prove nothing.
+    """
+    matching = state.matching
+    partners: dict[str, set[str]] = defaultdict(set)
+    for one, other in matching.partner[0].items():
+        (site, _, slot), (target_site, _, target_slot) = one.rpartition("/"), other.rpartition("/")
+        partners[site].add(target_site if slot == target_slot else "")
+    places: dict[tuple[str, str], list[Place]] = defaultdict(list)
+    for place, (template, index) in matching.sides[0].by_site.items():
+        site, _, slot = place.rpartition("/")
+        if len(partners[site]) != 1 or matching.has_partner(0, place):
+            continue
+        other = f"{next(iter(partners[site]))}/{slot}"
+        if other not in matching.sides[1].by_site or matching.has_partner(1, other):
+            continue
+        target_template, target_index = matching.sides[1].by_site[other]
+        candidate = Candidate(template.name, target_template.name, ())
+        if matching.sizes_fit(candidate, (index, target_index)):
+            places[template.name, target_template.name].append((index, target_index))
+    for names, found in places.items():
+        matching.accept(Candidate(*names, (), is_named=True, because=_BESIDE), tuple(found))
+
+
 PASSES: Final = (  # of what is left of both sides, each tensor as a module of its own
     Pass("names", pair_by_names, needs_values=False),
     Pass("values", pair_all_outputs_by_values),
     Pass("fused_values", fuse_by_values),
+    Pass("members", pair_beside),
     Pass("remaining_names", pair_remaining_names, needs_values=False),
 )
-_TRIED: Final = 3  # members on which layouts are tried
-_NEAR: Final = 8  # roundings, by which equal values differ at most
 
 
 @dataclass(frozen=True, slots=True)
