@@ -71,7 +71,8 @@ class AttentionFormula:
         q, k, v = (side for side in split if side is not None)
         if k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[2] % k.shape[2]:
             return None
-        shared = heads // (q.shape[2] // k.shape[2])
+        count = q.shape[2]
+        shared = heads // (count // k.shape[2])
         q, k, v = q[:, :, heads], k[:, :, shared], v[:, :, shared]
         if self.rotation != "none":
             q, k = (_rotated(side, values.tables, self.rotation) for side in (q, k))
@@ -79,6 +80,8 @@ class AttentionFormula:
         if self.mask == "causal":
             scores = np.where(np.arange(tokens) <= queries[:, None], scores, _UNSEEN)
         elif self.mask == "given" and values.mask is not None:
+            if values.mask.shape[1] not in (1, count):
+                return None
             mask = values.mask if values.mask.shape[1] == 1 else values.mask[:, heads]
             scores = scores + np.maximum(mask[:, :, queries] if mask.shape[2] > 1 else mask, _UNSEEN)
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))

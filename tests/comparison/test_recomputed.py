@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tensorcap.comparison import POLICY, Comparison, Precision, compare
+from tensorcap.comparison.attention_formula import AttentionFormula, AttentionValues
 from tensorcap_formats.archive import Archive
 from tests.comparison.conftest import MakeArchive
 from tests.support.floats import bfloat16
@@ -167,3 +168,19 @@ def test_records_that_are_coarser_than_the_run_are_not_more_precise_than_they_ca
     for record, rounding in ((wide, 4e-6), (low, 0.425 * 2**-8)):
         own = POLICY.precision_of_pair(runs, record, record).of_module("norm")
         assert own.rounding == pytest.approx(rounding)
+
+
+@pytest.mark.spec("POL-651")
+def test_a_bias_for_each_head_says_how_many_heads_there_are() -> None:
+    """T5's bias of 4 heads of 16 channels; 8 channels a head would make 8 of them."""
+    rng = np.random.default_rng(1)
+    q, k, v = rng.normal(size=(3, 2, 5, 64))
+    bias = rng.normal(size=(1, 4, 5, 5))
+    values = AttentionValues((q, k, v), (), bias)
+    right, wrong = (AttentionFormula((0, 1, 2), channels, 1.0, "none", "given") for channels in (16, 8))
+    split = [side.reshape(2, 5, 4, 16) for side in (q, k, v)]
+    scores = np.einsum("bqhd,bkhd->bhqk", *split[:2]) + bias
+    shares = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    expected = np.einsum("bhqk,bkhd->bqhd", shares, split[2])
+    np.testing.assert_allclose(right(values, np.arange(4), np.arange(5)), expected, rtol=1e-9)
+    assert wrong(values, np.arange(8), np.arange(5)) is None
