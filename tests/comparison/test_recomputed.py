@@ -182,5 +182,7 @@ def test_a_bias_for_each_head_says_how_many_heads_there_are() -> None:
     scores = np.einsum("bqhd,bkhd->bhqk", *split[:2]) + bias
     shares = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     expected = np.einsum("bhqk,bkhd->bqhd", shares, split[2])
-    np.testing.assert_allclose(right(values, np.arange(4), np.arange(5)), expected, rtol=1e-9)
+    made = right(values, np.arange(4), np.arange(5))
+    assert made is not None
+    np.testing.assert_allclose(made, expected, rtol=1e-9)
     assert wrong(values, np.arange(8), np.arange(5)) is None
