@@ -14,8 +14,12 @@ import torch
 from torch import nn
 
 import tensorcap
+from tensorcap.adapters.edits import CallMutation
+from tensorcap.adapters.torch.adapter import TorchAdapter
 from tensorcap.recording import Substitution
+from tensorcap.workload import Workload
 from tensorcap_formats.errors import TensorNotFoundError, UsageError
+from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
 from tests.rerun.conftest import Archived, slot_of
 
@@ -364,12 +368,27 @@ def test_a_fused_layer_and_a_forward_that_is_called_directly_take_part(
     assert result.tolist() == [[7.0, 7.0]]
     fused = Taking(nn.TransformerEncoderLayer(2, 1, 4, batch_first=True)).eval()
     wanted = torch.randn(1, 3, 2)
+    torch.backends.mha.set_fastpath_enabled(False)  # a hook has the layer computed in parts
     with torch.no_grad():
         expected = fused(wanted)
+    torch.backends.mha.set_fastpath_enabled(True)
     found, _ = substituted(
         fused, Substitution(archived(inner(wanted.numpy(), "input.src"))), torch.zeros(1, 3, 2)
     )
     assert torch.equal(found, expected)
+
+
+@pytest.mark.spec("CAP-72")
+def test_a_fused_layer_whose_call_is_made_again_is_computed_in_parts(archived: Archived) -> None:
+    model = Taking(nn.TransformerEncoderLayer(2, 2, 4, batch_first=True)).eval()
+    x, given = torch.randn(1, 3, 2), np.ones((1, 3, 2), np.float32)
+    tensors = {"0/inner/input.src": x.numpy(), "0/inner.norm2/output": given}  # a kernel ignores the second
+    substitution = Substitution(archived(tensors), keys=set(tensors))
+    rerun = TorchAdapter().rerun(Workload(model, (x,)), substitution, "inner", Key.parse("0/inner/output"))
+    assert rerun is not None
+    made = rerun.run(CallMutation())
+    assert made is not None
+    assert made.tolist() == given.tolist()
 
 
 @pytest.mark.spec("INJ-21")
