@@ -271,6 +271,24 @@ def test_values_take_the_natural_dtype_and_the_cast_is_kept(
 
 @pytest.mark.spec("INJ-5")
 @pytest.mark.parametrize(
+    ("array", "own", "found"),
+    [
+        pytest.param(np.float32([0, 1]), torch.tensor([False, False]), [False, True], id="1-is-true"),
+        pytest.param(np.float32([0, 0]), torch.tensor([False, False]), [False, False], id="no-padding"),
+        pytest.param(np.float32([0, 0]), torch.tensor([True, True]), [True, True], id="all-attend"),
+        pytest.param(np.array([False, True]), torch.tensor([0.0, 1.0]), [0.0, 1.0], id="true-is-1"),
+        pytest.param(np.array([False, False]), torch.zeros(2), [0.0, 0.0], id="none-is-true"),
+    ],
+)
+def test_masks_of_ones_and_zeros_are_read_as_the_models_own_are(
+    archived: Archived, substituted: Substituted, array: Any, own: torch.Tensor, found: list[Any]
+) -> None:
+    result, _ = substituted(Taking(Echo()), Substitution(archived(inner(array))), own)
+    assert (result.dtype, result.tolist()) == (own.dtype, found)
+
+
+@pytest.mark.spec("INJ-5")
+@pytest.mark.parametrize(
     ("array", "natural", "message"),
     [
         (np.array([70000.0], np.float32), torch.float16, "70000 is beyond the range of float16"),
