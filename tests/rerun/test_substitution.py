@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import tensorcap
+from tensorcap.adapters import adapter_for
 from tensorcap.adapters.edits import CallMutation
-from tensorcap.adapters.torch.adapter import TorchAdapter
 from tensorcap.recording import Substitution
 from tensorcap.workload import Workload
 from tensorcap_formats.errors import TensorNotFoundError, UsageError
@@ -273,9 +273,11 @@ def test_values_take_the_natural_dtype_and_the_cast_is_kept(
 @pytest.mark.parametrize(
     ("array", "own", "found"),
     [
-        pytest.param(np.float32([0, 1]), torch.tensor([False, False]), [False, True], id="1-is-true"),
-        pytest.param(np.float32([0, 0]), torch.tensor([False, False]), [False, False], id="no-padding"),
-        pytest.param(np.float32([0, 0]), torch.tensor([True, True]), [True, True], id="all-attend"),
+        pytest.param(np.array([0, 1], np.float32), torch.tensor([False, False]), [False, True], id="ones"),
+        pytest.param(
+            np.array([0, 0], np.float32), torch.tensor([False, False]), [False, False], id="no-padding"
+        ),
+        pytest.param(np.zeros(2, np.float32), torch.tensor([True, True]), [True, True], id="all-attend"),
         pytest.param(np.array([False, True]), torch.tensor([0.0, 1.0]), [0.0, 1.0], id="true-is-1"),
         pytest.param(np.array([False, False]), torch.zeros(2), [0.0, 0.0], id="none-is-true"),
     ],
@@ -402,7 +404,9 @@ def test_a_fused_layer_whose_call_is_made_again_is_computed_in_parts(archived: A
     x, given = torch.randn(1, 3, 2), np.ones((1, 3, 2), np.float32)
     tensors = {"0/inner/input.src": x.numpy(), "0/inner.norm2/output": given}  # a kernel ignores the second
     substitution = Substitution(archived(tensors), keys=set(tensors))
-    rerun = TorchAdapter().rerun(Workload(model, (x,)), substitution, "inner", Key.parse("0/inner/output"))
+    rerun = adapter_for(model).rerun(
+        Workload(model, (x,)), substitution, "inner", Key.parse("0/inner/output")
+    )
     assert rerun is not None
     made = rerun.run(CallMutation())
     assert made is not None
