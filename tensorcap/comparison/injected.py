@@ -110,6 +110,11 @@ class Injected:
         spans = self._replaced.get((key.site, key.slot), ())
         return any(call == key.call and any(key.step in span for span in steps) for call, steps in spans)
 
+    def is_made_of_replaced(self, key: Key) -> bool:
+        """Whether all that a tensor is made of was replaced; the key is the one that is compared."""
+        records = self._sources.get(key.text, ())
+        return all(map(self.is_replaced, [record.key for record in records] or [key]))
+
     def keys_of(self, pair: Pair) -> list[Key]:
         """Return the run's own keys of the tensors that a pair's target is made of."""
         return [record.key for record in self._records(pair)]

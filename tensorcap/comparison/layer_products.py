@@ -219,7 +219,7 @@ def layer_products(
         if not np.linalg.norm(rest - bias) <= (_LINEAR + 2 * unit) * size:
             continue
         if injected:
-            if not injected.is_replaced(other.input.key):
+            if not injected.is_made_of_replaced(other.input.key):
                 continue
             x_target = x
         yield Product(call.output.key.text, x_target, y_target, multiply(x_target, matrix) + bias, bias, x)

@@ -47,7 +47,7 @@ from tensorcap.runs import FACTS, ArchiveSummary, enclosing_sites, is_fact, ops_
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.garbage import paused_collection
-from tensorcap_formats.keys import Key, escape
+from tensorcap_formats.keys import Key, escape, module_of
 from tensorcap_formats.open import Source, opened, opened_both
 from tensorcap_formats.progress import Progress
 
@@ -238,7 +238,7 @@ class _Run:
             pairs=tuple(pairs),
             divergence=first_divergence(reference, pairs) if selection else None,
             value_differences=(
-                *self._value_differences(selection, _agreements(pairs) if is_of_own_values else {}),
+                *self._value_differences(selection, _agreements(pairs, with_parts=not is_of_own_values)),
                 *self._arguments(pairs),
             )
             if selection
@@ -267,7 +267,7 @@ class _Run:
 
         Args:
             selection: What a user asked for.
-            agreements: Of modules, whether all results agree: the target can do without a number within.
+            agreements: Of modules, whether the target can do without a number within: all results agree.
         """
         reference, rest = (
             {key: value for key, value in archive.values.items() if not is_fact(key, value)}
@@ -422,14 +422,25 @@ def _exact_below(account: RunSummary) -> float:
     return min(RELATIVE_EPSILON, POLICY.units.get(account.precision, math.inf) / 4)
 
 
-def _agreements(pairs: Iterable[Pair]) -> dict[_Place, bool]:
-    """Whether all results of a module agree, or are explained, of each that has some."""
+def _agreements(pairs: Sequence[Pair], *, with_parts: bool) -> dict[_Place, bool]:
+    """Whether all results of a module agree, or are explained, of each that has some.
+
+    Args:
+        pairs: All pairs, judged.
+        with_parts: Whether all that is compared within a module has to agree too, as in a run in which values
+            were replaced: what came of a number may be there alone.
+    """
     agreements: dict[_Place, bool] = {}
     for pair in pairs:
         if pair.reference is not None and pair.reference.key.slot.startswith("output"):
             key = pair.reference.key
             place = key.rank, key.step, key.site
             agreements[place] = agreements.get(place, True) and pair.agrees
+    for pair in pairs if with_parts else ():
+        if pair.reference is not None and pair.is_compared and not pair.agrees:
+            key = pair.reference.key
+            site = module_of(key.site)
+            agreements |= {(key.rank, key.step, part): False for part in (site, *enclosing_sites(site))}
     return agreements
 
 

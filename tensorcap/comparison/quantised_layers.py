@@ -587,7 +587,7 @@ class _Measurement:
         """
         for place, call in self._our_calls.get(site, {}).items():
             other = self._their_calls.get(site, {}).get(place)
-            if other is None or (self._injected and not self._injected.is_replaced(other.input.key)):
+            if other is None or (self._injected and not self._injected.is_made_of_replaced(other.input.key)):
                 continue
             try:
                 x, y, x_target, y_target = (*call.values(self._reference), *other.values(self._target))

@@ -172,7 +172,9 @@ def weights_text(weights: WeightComparison) -> str:
     text = f"Weights: {compared} of {counted(weights.comparison.records, 'parameter')} compared"
     exchanged = f", though not by name: {weights.exchanged_text}" if weights.exchanged else ""
     if not weights.unlike:
-        return f"{text}, all of them the same numbers{exchanged}." if compared else f"{text}."
+        rounded = weights.comparison.counts.get("within-rounding", 0)
+        but_for = f", {rounded} of them but for rounding, as to few bits" if rounded else ""
+        return f"{text}, all of them the same numbers{but_for}{exchanged}." if compared else f"{text}."
     text += (
         f", {len(weights.unlike)} of them not the same numbers ({some([p.key for p in weights.unlike])}); "
         f"the worst is off by {error_of(weights.unlike[0]):.2e} of its norm."

@@ -139,6 +139,7 @@ def inject(
             steps=steps,
             calls=calls,
             left=left,
+            leaves_misfits=leaves_misfits,
             fed=fed,
             why_absent=_absence_reasons(aligned),
         )

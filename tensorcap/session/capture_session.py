@@ -104,7 +104,7 @@ def capture(
         grads: Whether to record the gradients of activations and of parameters, if there is a backward.
         params: Whether to record parameters and buffers, once. None keeps their digests and statistics
             alone, False neither.
-        eager: Whether what is compiled, and the fused layers of `torch.nn`, run in the block as the plain
+        eager: Whether what is compiled, and fused attention of `torch.nn`, run in the block as the plain
             code that they were made from, so that all modules are seen; values may differ by rounding.
         steps: The steps to record: numbers and ranges, or a text, `0,1,5-9`; all if empty.
         sample: Record at most this many calls of each site, the first ones, over all steps.

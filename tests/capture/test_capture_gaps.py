@@ -22,7 +22,10 @@ from tensorcap.workload import Workload
 from tensorcap_formats.errors import CaptureError, UsageError
 
 COMPILED = "inside a compiled graph (torch.compile); --eager runs it as plain code"
-FUSED = "inside the fast path of torch.nn.TransformerEncoderLayer; --eager runs it as plain code"
+IN_PARTS = (
+    "TransformerEncoderLayer is computed in parts, so that they are captured, and not by torch's fused "
+    "kernel, whose values may be others by rounding, and at padded positions"
+)
 
 
 def values(path: Path) -> dict[str, Any]:
@@ -152,15 +155,9 @@ PADDED = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
 X = torch.linspace(-1, 1, 2 * 5 * 32).reshape(2, 5, 32)
 
 
-@pytest.mark.spec("CAP-72")
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("mask", [None, PADDED], ids=["whole", "padded"])
-@pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
-def test_a_fused_layer_stays_fused_and_its_parts_are_told(
-    path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, mask: Any, norm_first: bool, hooks: Any
-) -> None:
-    model, x = encoder(dtype, norm_first=norm_first), X.to(dtype)
+@pytest.fixture
+def kernel_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with each run of the kernel."""
     kernel, runs = torch._transformer_encoder_layer_fwd, []
 
     def counted(*args: Any) -> Any:
@@ -168,30 +165,43 @@ def test_a_fused_layer_stays_fused_and_its_parts_are_told(
         return kernel(*args)
 
     monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", counted)
-    with torch.no_grad():
-        expected = model(x, src_key_padding_mask=mask)
-        with tensorcap.capture(model, path) as cap:
-            output = model(x, src_key_padding_mask=mask)
-    assert len(runs) == 4  # two layers, twice
-    assert torch.equal(output, expected)
-    assert hooks(model) == 0
-    inner = [name for name, _ in model.named_modules() if name.startswith("layers.") and name.count(".") > 1]
-    assert {site: reason for site, reason in lost(cap).items() if reason == FUSED}.keys() == set(inner)
-    if mask is None or norm_first:  # else torch gives a layer a nested tensor, which is told too
-        assert lost(cap).keys() == set(inner)
-        found = [k for k in values(path) if "layers.1" in k]
-        assert (found[0], found[-1]) == ("0/layers.1/input.src", "0/layers.1/output")
-    else:
-        assert lost(cap)["layers.1/output"] == "a nested tensor"
+    return runs
 
 
 @pytest.mark.spec("CAP-72")
-def test_a_layer_that_torch_computes_in_parts_is_captured_in_parts(path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mask", [None, PADDED], ids=["whole", "padded"])
+@pytest.mark.parametrize("norm_first", [False, True], ids=["post-norm", "pre-norm"])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_fused_layer_is_captured_in_parts(
+    path: Path, kernel_runs: list[int], dtype: torch.dtype, mask: Any, norm_first: bool, hooks: Any
+) -> None:
+    model, x = encoder(dtype, norm_first=norm_first), X.to(dtype)
+    with torch.no_grad():
+        fused = model(x, src_key_padding_mask=mask)
+        assert len(kernel_runs) == 2  # of two layers
+        with tensorcap.capture(model, path) as cap:
+            output = model(x, src_key_padding_mask=mask)
+        assert len(kernel_runs) == 2
+        assert torch.equal(model(x, src_key_padding_mask=mask), fused)  # by the kernel again
+    assert len(kernel_runs) == 4
+    assert hooks(model) == 0
+    assert lost(cap) == {}
+    assert cap.summary is not None
+    assert IN_PARTS in cap.summary.notes
+    seen = slice(None) if mask is None else ~mask
+    limit = 1e-5 if dtype is torch.float32 else 0.05
+    torch.testing.assert_close(output[seen], fused[seen], rtol=limit, atol=limit)
+    assert np.array_equal(values(path)["0/@root/output"], output.float().numpy())
+    inner = [name for name, m in model.layers[1].named_modules() if name.startswith(("linear", "norm"))]
+    assert {f"0/layers.1.{name}/output" for name in inner} <= values(path).keys()
+
+
+@pytest.mark.spec("CAP-72")
+def test_parts_of_a_layer_are_what_its_weights_make(path: Path) -> None:
     model = encoder()
-    with tensorcap.capture(model, path, grads=True, inputs=False) as cap:  # gradients are wanted, so it is
-        model(X).sum().backward()
-        with torch.no_grad():
-            model(X)
+    with torch.no_grad(), tensorcap.capture(model, path):
+        model(X)
     found = values(path)
     weight, bias = (p.detach().numpy() for p in model.layers[0].linear1.parameters())
     np.testing.assert_allclose(
@@ -200,23 +210,29 @@ def test_a_layer_that_torch_computes_in_parts_is_captured_in_parts(path: Path) -
         rtol=1e-4,
         atol=1e-5,
     )
-    assert "0/layers.0.linear1/grad_output" in found
-    assert "1/layers.0/output" in found
-    assert not [k for k in found if k.startswith("1/layers.0.")]
-    assert lost(cap)["layers.0.linear1/output"] == FUSED
 
 
 @pytest.mark.spec("CAP-72")
-def test_at_level_op_the_kernel_of_a_fused_layer_is_an_op_of_the_layer(path: Path) -> None:
+def test_at_level_op_a_layer_is_computed_in_parts_too(path: Path, kernel_runs: list[int]) -> None:
     model = encoder()
-    with torch.no_grad():
-        expected = model(X)
-        with tensorcap.capture(model, path, level="op", ops_in="layers.1") as cap:
-            assert torch.equal(model(X), expected)
+    with torch.no_grad(), tensorcap.capture(model, path, level="op", ops_in="layers.1") as cap:
+        model(X)
     with tensorcap.open_archive(path) as archive:
-        ops = [r.key.text for r in archive.records if ":" in r.key.site]
-    assert ops == ["0/layers.1:aten._transformer_encoder_layer_fwd.default/output"]
-    assert lost(cap)["layers.1.linear1"] == FUSED
+        ops = {r.key.site.partition(":")[0] for r in archive.records if ":" in r.key.site}
+    assert {"layers.1.linear1", "layers.1.norm2"} <= ops
+    assert (kernel_runs, lost(cap)) == ([], {})
+
+
+@pytest.mark.spec("CAP-72")
+@pytest.mark.parametrize("model", [nn.MultiheadAttention(32, 4, batch_first=True), nn.Linear(32, 32)])
+def test_without_such_a_layer_kernels_of_torch_are_left_as_they_are(path: Path, model: Any) -> None:
+    x = (X, X, X) if isinstance(model, nn.MultiheadAttention) else (X,)
+    model.eval()
+    with torch.no_grad(), tensorcap.capture(model, path) as cap:
+        assert torch.backends.mha.get_fastpath_enabled()
+        model(*x)
+    assert cap.summary is not None
+    assert IN_PARTS not in cap.summary.notes
 
 
 @pytest.mark.spec("CAP-72")
@@ -237,27 +253,22 @@ def test_gradients_of_a_layer_are_the_same_under_a_reentrant_checkpoint(tmp_path
 
 
 @pytest.mark.spec("CAP-72")
-def test_eager_has_a_fused_layer_computed_in_parts(path: Path) -> None:
-    model = encoder()
-    with torch.no_grad():
-        fused = model(X)
-        with tensorcap.capture(model, path, eager=True) as cap:
-            output = model(X)
-    assert lost(cap) == {}
-    assert torch.backends.mha.get_fastpath_enabled()
-    torch.testing.assert_close(output, fused, rtol=1e-4, atol=1e-5)
-    assert "0/layers.1.linear2/output" in values(path)
-
-
-@pytest.mark.spec("CAP-72")
-def test_a_layer_that_somebody_has_hooked_is_hooked_by_us_too(path: Path) -> None:
+def test_a_hook_of_somebody_else_in_a_layer_is_called(path: Path) -> None:
     model = encoder()
     model.layers[0].linear1.register_forward_hook(lambda module, args, output: output * 0)
     with torch.no_grad(), tensorcap.capture(model, path):
         model(X)
     found = values(path)
     assert not found["0/layers.0.linear1/output"].any()
-    assert [k for k in found if "layers.1." in k] == []
+    assert found["0/layers.1.linear1/output"].any()
+
+
+@pytest.mark.spec("CAP-72")
+def test_torch_computes_layers_as_before_after_an_error(path: Path) -> None:
+    model = encoder()
+    with pytest.raises(ValueError, match="out"), tensorcap.capture(model, path):
+        raise ValueError("out")
+    assert torch.backends.mha.get_fastpath_enabled()
 
 
 @pytest.mark.parametrize(
@@ -284,10 +295,11 @@ def test_a_fused_layer_is_scripted_traced_and_compiled_in_the_block_as_without_i
         "compile": lambda m: torch.compile(m, backend="eager"),
     }
     with torch.no_grad():
-        expected = model(X)
+        fused = model(X)
         with tensorcap.capture(model, path):
-            model(X)
-            assert torch.equal(makes[how](model)(X), expected)
+            expected = model(X)
+            # scripted code asks nobody, and takes the kernel
+            assert torch.equal(makes[how](model)(X), fused if how == "script" else expected)
             model(X)
     assert hooks(model) == 0
     assert np.array_equal(values(path)["1/@root/output"], expected.numpy())
@@ -319,7 +331,7 @@ def test_attention_whose_scores_no_module_returns_is_noted(tmp_path: Path) -> No
     config._attn_implementation = "eager"
     assert notes(LlamaModel(config), tokens) == []
     assert notes(Own(), X) == [f"attention is fused (Own): {plain}"]
-    assert notes(encoder(), X) == [f"attention is fused (MultiheadAttention): {plain}"]
+    assert notes(encoder(), X) == [IN_PARTS, f"attention is fused (MultiheadAttention): {plain}"]
     assert notes(nn.Linear(32, 2), X) == []
 
 

@@ -101,6 +101,33 @@ def test_a_number_within_a_module_may_be_lacking_where_its_results_agree(
 
 
 @pytest.mark.spec("CMP-15")
+@pytest.mark.parametrize(
+    ("held", "status"),
+    [
+        pytest.param([1, 2], 0, id="all-within-agrees"),
+        pytest.param([1, 3], 1, id="an-argument-within-differs"),
+    ],
+)
+def test_a_number_may_be_lacking_in_an_injected_run_where_all_around_it_agrees(
+    make_archive: Any, held: list[int], status: int
+) -> None:
+    tensors = {
+        "0/a.next/input.x": np.array([1, 2], np.float32),  # what the number is multiplied by
+        "0/a.next/output": np.array([3, 4], np.float32),  # of the argument in the place of the target's
+        "0/a/output": np.array([5, 6], np.float32),
+    }
+    reference = make_archive(tensors, values={"0/a.b/output.height": 8})
+    slot = {"site": "a.next", "slot": "input.x", "status": "injected", "calls": {"0": "0"}}
+    target = make_archive(
+        tensors | {"0/a.next/input.x": np.array(held, np.float32)},
+        run={"injected": {"source": "ref.h5", "root": "", "mapping": "", "slots": [slot]}},
+    )
+    found = compare(reference, target)
+    assert [(v.key, v.is_red) for v in found.value_differences] == [("0/a.b/output.height", status == 1)]
+    assert found.exit_status == status
+
+
+@pytest.mark.spec("CMP-15")
 def test_a_number_of_a_shared_module_is_found_by_its_other_name(make_archive: Any) -> None:
     target = make_archive(ONE, values={"0/b/output.n": 3}, run={"aliases": {"a": "b"}})
     assert not compare(make_archive(ONE, values={"0/a/output.n": 3}), target).value_differences

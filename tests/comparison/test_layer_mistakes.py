@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensorcap.alignment import Alignment, Entry
 from tensorcap.comparison import Comparison, compare
 from tensorcap.localization import localize
 from tests.comparison.conftest import MakeArchive
@@ -252,3 +253,29 @@ def test_a_range_that_is_far_too_wide_is_warned_of(
     warnings = [text for text in found.warnings if "far wider than what they hold" in text]
     assert bool(warnings) == is_warned
     assert not warnings or "proj: its results" in warnings[0]
+
+
+@pytest.mark.spec("POL-281")
+@pytest.mark.parametrize("name", ["proj", "dense"])
+def test_an_injected_layer_is_held_against_its_rounding_under_another_name_too(
+    make_archive: MakeArchive, name: str
+) -> None:
+    slots = [{"site": name, "slot": "input", "status": "injected", "calls": {"0": "0"}}]
+    settings = {"dequantised": ["weight"], "numbers": {"weight": "int8"}}
+    own = X * 1.1  # what it would have been given; it was given the reference's
+    held = {"input": own, "output": X @ NUMBERS.T, "param.weight": NUMBERS, "param.weight_step": STEPS}
+    target = make_archive(
+        {f"0/{name}/{slot}": np.asarray(value, np.float32) for slot, value in held.items()},
+        run={
+            "modules": [{"path": name, "class": "my.Layer", "settings": settings}],
+            "dtype": "float32",
+            "injected": {"source": "ref.h5", "root": "", "mapping": "", "slots": slots},
+        },
+    )
+    reference = archive(make_archive, WEIGHT, X @ WEIGHT.T)
+    found = compare(reference, target, mapping=Alignment((Entry(("proj",), (name,)),)))
+    pair = next(pair for pair in found.pairs if pair.key == "0/proj/output")
+    (finding,) = [finding for finding in pair.findings if finding.test == "quantisation"]
+    predicted = np.linalg.norm(X @ (NUMBERS - WEIGHT).T) / np.linalg.norm(X @ WEIGHT.T)
+    assert finding.text.startswith(f"own error {predicted:.2g}, ")
+    assert pair.status == "within-rounding"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import tensorcap
 from tensorcap.diagnosis import diagnose
-from tensorcap.localization import compare_weights, ranking, weights
+from tensorcap.localization import WeightComparison, compare_weights, ranking, weights
 from tensorcap.port_verification import Runnable, verify
 from tensorcap.reports.verification_text import weights_text
 from tensorcap.workload import Workload
@@ -128,6 +128,20 @@ def test_a_weight_that_was_not_compared_is_named_with_the_reason() -> None:
     found = compare_weights(model(), port)
     assert found is not None
     assert found.not_compared == {"0/down/param.bias": "only the target has it"}
+
+
+@pytest.mark.spec("VER-33")
+def test_weights_that_are_rounded_are_not_told_as_the_same() -> None:
+    assert weights_text(compared(model(), model())).endswith(" compared, all of them the same numbers.")
+    in_bfloat16 = model().to(torch.bfloat16)
+    told = " compared, all of them the same numbers, 3 of them but for rounding, as to few bits."
+    assert weights_text(compared(model(), in_bfloat16)).endswith(told)
+
+
+def compared(reference: nn.Module, target: nn.Module) -> WeightComparison:
+    found = compare_weights(reference, target)
+    assert found is not None
+    return found
 
 
 def attention(names: Sequence[str], weights: Sequence[int]) -> nn.Module:

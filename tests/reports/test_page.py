@@ -232,6 +232,16 @@ def test_the_page_loads_nothing_and_allows_its_own_script_alone(tmp_path: Path) 
         assert row in Reader(text).text
 
 
+@pytest.mark.spec("RPT-16")
+def test_what_the_reference_could_not_capture_has_a_row_without_a_shape(tmp_path: Path) -> None:
+    lost = {"site": "layers.0.act", "status": "not-capturable", "calls": 1, "reason": "a nested tensor"}
+    page = page_of(tmp_path, layers(), layers(), run={"points": [lost]})
+    (row,) = [row for row in page.rows if row.status == "not-capturable"]
+    assert (row.key, row.component, row.order, row.shape) == ("0/layers.0.act/output", "act", None, "")
+    assert row.reason == "in the reference: a nested tensor"
+    assert "0/layers.0.act/output" in Reader(html_of(page)).text
+
+
 @pytest.mark.spec("RPT-20", "RPT-30")
 @pytest.mark.parametrize(
     "name",

@@ -588,3 +588,39 @@ def test_what_a_call_makes_of_its_copy_becomes_of_its_callers_tensor(way: str, t
     with open_archive(tmp_path / "own.h5") as archive:
         values = archive.read(archive.get("0/@root/output"))
     assert values.tolist() == [2 * (1 + totals.get(way, 6 * 4)) + rows.get(way, 2)] * 4
+
+
+@pytest.mark.spec("INJ-5")
+def test_a_mask_that_cannot_be_read_as_the_models_own_stops_no_injection_of_others(tmp_path: Path) -> None:
+    class Masked(nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return x * mask
+
+    class Model(nn.Module):
+        def __init__(self, mask: torch.Tensor) -> None:
+            super().__init__()
+            self.inner, self.mask = Masked(), mask
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.inner(x, self.mask)
+
+    x = torch.ones(2)
+    reference = Workload(Model(torch.tensor([0.5, 1.0])), (3 * x,))
+    target = Workload(Model(torch.tensor([True, True])), (x,))
+    for name, workload in (("ref", reference), ("tgt", target)):
+        capture_workload(workload, tmp_path / f"{name}.h5")
+    cap = inject(
+        tmp_path / "ref.h5",
+        target,
+        tmp_path / "out.h5",
+        target=tmp_path / "tgt.h5",
+        mapping="none",
+        leaves_misfits=True,
+    )
+    assert cap.substitution is not None
+    assert {slot.slot: slot.describe()["status"] for slot in cap.substitution.slots} == {
+        "input.x": "injected",
+        "input.mask": "left",
+    }
+    with open_archive(tmp_path / "out.h5") as archive:
+        assert archive.load(archive.get("0/inner/output")).tolist() == [3.0, 3.0]

@@ -14,8 +14,12 @@ import torch
 from torch import nn
 
 import tensorcap
+from tensorcap.adapters import adapter_for
+from tensorcap.adapters.edits import CallMutation
 from tensorcap.recording import Substitution
+from tensorcap.workload import Workload
 from tensorcap_formats.errors import TensorNotFoundError, UsageError
+from tensorcap_formats.keys import Key
 from tensorcap_formats.open import open_archive
 from tests.rerun.conftest import Archived, slot_of
 
@@ -267,6 +271,26 @@ def test_values_take_the_natural_dtype_and_the_cast_is_kept(
 
 @pytest.mark.spec("INJ-5")
 @pytest.mark.parametrize(
+    ("array", "own", "found"),
+    [
+        pytest.param(np.array([0, 1], np.float32), torch.tensor([False, False]), [False, True], id="ones"),
+        pytest.param(
+            np.array([0, 0], np.float32), torch.tensor([False, False]), [False, False], id="no-padding"
+        ),
+        pytest.param(np.zeros(2, np.float32), torch.tensor([True, True]), [True, True], id="all-attend"),
+        pytest.param(np.array([False, True]), torch.tensor([0.0, 1.0]), [0.0, 1.0], id="true-is-1"),
+        pytest.param(np.array([False, False]), torch.zeros(2), [0.0, 0.0], id="none-is-true"),
+    ],
+)
+def test_masks_of_ones_and_zeros_are_read_as_the_models_own_are(
+    archived: Archived, substituted: Substituted, array: Any, own: torch.Tensor, found: list[Any]
+) -> None:
+    result, _ = substituted(Taking(Echo()), Substitution(archived(inner(array))), own)
+    assert (result.dtype, result.tolist()) == (own.dtype, found)
+
+
+@pytest.mark.spec("INJ-5")
+@pytest.mark.parametrize(
     ("array", "natural", "message"),
     [
         (np.array([70000.0], np.float32), torch.float16, "70000 is beyond the range of float16"),
@@ -364,12 +388,29 @@ def test_a_fused_layer_and_a_forward_that_is_called_directly_take_part(
     assert result.tolist() == [[7.0, 7.0]]
     fused = Taking(nn.TransformerEncoderLayer(2, 1, 4, batch_first=True)).eval()
     wanted = torch.randn(1, 3, 2)
+    torch.backends.mha.set_fastpath_enabled(False)  # a hook has the layer computed in parts
     with torch.no_grad():
         expected = fused(wanted)
+    torch.backends.mha.set_fastpath_enabled(True)
     found, _ = substituted(
         fused, Substitution(archived(inner(wanted.numpy(), "input.src"))), torch.zeros(1, 3, 2)
     )
     assert torch.equal(found, expected)
+
+
+@pytest.mark.spec("CAP-72")
+def test_a_fused_layer_whose_call_is_made_again_is_computed_in_parts(archived: Archived) -> None:
+    model = Taking(nn.TransformerEncoderLayer(2, 2, 4, batch_first=True)).eval()
+    x, given = torch.randn(1, 3, 2), np.ones((1, 3, 2), np.float32)
+    tensors = {"0/inner/input.src": x.numpy(), "0/inner.norm2/output": given}  # a kernel ignores the second
+    substitution = Substitution(archived(tensors), keys=set(tensors))
+    rerun = adapter_for(model).rerun(
+        Workload(model, (x,)), substitution, "inner", Key.parse("0/inner/output")
+    )
+    assert rerun is not None
+    made = rerun.run(CallMutation())
+    assert made is not None
+    assert made.tolist() == given.tolist()
 
 
 @pytest.mark.spec("INJ-21")

@@ -38,7 +38,9 @@ from tensorcap_cli.text.progress import StageLines
 @map_option
 @only_option
 @exclude_option
-@click.option("--eager", is_flag=True, help="Run compiled code and fused layers of torch.nn as plain code.")
+@click.option(
+    "--eager", is_flag=True, help="Run compiled code and fused attention of torch.nn as plain code."
+)
 @click.option("--dry-run", is_flag=True, help="Run, list what would be replaced, write nothing.")
 @like_option
 @run_options

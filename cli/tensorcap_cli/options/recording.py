@@ -45,7 +45,7 @@ _WITHIN: Final = (  # for code that is run as it is written, not compiled
     ),
     click.option("--grads", is_flag=True, help="Gradients of activations and of parameters."),
     click.option(
-        "--eager", is_flag=True, help="Run compiled code and fused layers of torch.nn as plain code."
+        "--eager", is_flag=True, help="Run compiled code and fused attention of torch.nn as plain code."
     ),
 )
 _WHAT_ELSE: Final = (

@@ -13,7 +13,14 @@ from torch import nn
 from tensorcap.adapters.operation_graph import OperationGraph
 from tensorcap.adapters.protocol import Adapter, CalledRoot, Site, further_names
 from tensorcap.adapters.torch.call_inputs import put_back
-from tensorcap.adapters.torch.capture_gaps import attention_note, capture_gaps, eager_mode, graph_note
+from tensorcap.adapters.torch.capture_gaps import (
+    attention_note,
+    capture_gaps,
+    eager_mode,
+    fused_note,
+    graph_note,
+    layers_in_parts,
+)
 from tensorcap.adapters.torch.description import describe
 from tensorcap.adapters.torch.gradients import Gradients, backward, clear_gradients, with_labels
 from tensorcap.adapters.torch.grafts import TorchGrafts
@@ -73,10 +80,16 @@ class TorchAdapter(Adapter):
     ) -> Iterator[None]:
         """Hook the named modules."""
         modules, _ = tree(model)
-        notes = [attention_note(model, map(unwrapped, modules.values())), graph_note(modules)]
-        if plan.level == "module" and any(notes):
+        notes = [fused_note(modules.values())]
+        if plan.level == "module":
+            notes += [attention_note(model, map(unwrapped, modules.values())), graph_note(modules)]
+        if any(notes):
             recorder.facts.setdefault("notes", []).extend(filter(None, notes))
-        with eager_mode() if plan.eager else nullcontext(), StagingBuffer(recorder) as staging:
+        with (
+            eager_mode() if plan.eager else nullcontext(),
+            layers_in_parts(modules.values()),
+            StagingBuffer(recorder) as staging,
+        ):
             leaves = TensorLeaves(recorder, staging)
             place_parallel_layers(modules, recorder)
             gradients = Gradients(leaves, inputs=plan.inputs) if plan.grads else None

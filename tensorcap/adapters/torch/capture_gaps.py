@@ -1,32 +1,23 @@
-"""Capture gaps: what hooks cannot see in a torch model, or would change; each with its reason or a way round.
-
-`nn.TransformerEncoderLayer` computes all of itself by one kernel (its *fast path*) if no gradient is wanted,
-the mode is evaluation, and no module of it has a hook. So that it goes on doing so, such a layer and the
-modules in it are captured by functions in the place of their `forward`, and torch decides as without them.
-"""
+"""Capture gaps: what hooks cannot see in a torch model, or would change: the reason, or a way round."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
 
-from tensorcap.adapters.torch.direct_calls import enter_contexts
-from tensorcap.adapters.torch.module_tap import ModuleTap
-from tensorcap.recording import Call, Point, Recorder
 from tensorcap.wording import some
 from tensorcap_formats.errors import UsageError
 
 _Function = TypeVar("_Function", bound=Callable[..., None])
 _FUNCTIONS: Final = (FunctionType, MethodType)
 COMPILED: Final = "inside a compiled graph (torch.compile); --eager runs it as plain code"
-_FUSED: Final = "inside the fast path of torch.nn.TransformerEncoderLayer; --eager runs it as plain code"
 
 
 def capture_gaps(modules: Mapping[str, nn.Module], *, eager: bool) -> dict[str, str]:
@@ -98,98 +89,45 @@ def eager_mode() -> Iterator[None]:
             f"eager: torch {torch.__version__} has no torch.compiler.set_stance, expected 2.6 or newer",
             hint="Capture the model before it is compiled.",
         )
+    with torch.compiler.set_stance("force_eager"), _without_kernels():
+        yield
+
+
+@contextmanager
+def _without_kernels() -> Iterator[None]:
     is_fast = torch.backends.mha.get_fastpath_enabled()
-    with torch.compiler.set_stance("force_eager"):
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(is_fast)
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(is_fast)
 
 
-def fused_layers(modules: Iterable[nn.Module]) -> dict[int, list[nn.Module]]:
-    """The layers that torch may compute by one kernel: by the layer's id, all modules in it, itself first.
+@contextmanager
+def layers_in_parts(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Have torch compute encoder layers in parts until the block ends, and not by one kernel (*fast path*).
 
-    Layers with hooks are not among them: torch computes them in parts.
+    With hooks, `nn.TransformerEncoderLayer` is computed in parts anyway, but `nn.TransformerEncoder` would
+    still give it nested tensors where there is a padding mask. Without such layers nothing is changed.
+
+    Args:
+        modules: All of the model.
     """
-    if not torch.backends.mha.get_fastpath_enabled():
-        return {}
-    layers = [m for m in modules if isinstance(m, nn.TransformerEncoderLayer)]
-    parts_by_id = {id(layer): list(layer.modules()) for layer in layers}
-    return {
-        number: parts
-        for number, parts in parts_by_id.items()
-        if not any(m._forward_hooks or m._forward_pre_hooks for m in parts)
-    }
+    is_affected = any(isinstance(module, nn.TransformerEncoderLayer) for module in modules)
+    with _without_kernels() if is_affected else nullcontext():
+        yield
 
 
-class ForwardWrapper:
-    """Stands in the place of a module's `forward`, and records its calls without a hook."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        module_tap: ModuleTap,
-        inner: Sequence[Point],
-        note_compiled: Callable[[], None],
-    ) -> None:
-        """Take the place of the original `forward`, until `unwrap`.
-
-        Args:
-            module: The module.
-            module_tap: Records the calls.
-            inner: If torch may compute the module by one kernel, the points of the modules in it.
-            note_compiled: Called while the call is being compiled.
-        """
-        self._module = module
-        self._is_own = "forward" in vars(module)
-        self._original: Any = module.forward
-        self._module_tap = module_tap
-        self._inner = inner
-        self._note_compiled = note_compiled
-        module.forward = self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the original `forward`, and record the call if it is not being compiled."""
-        if torch.compiler.is_compiling():
-            self._note_compiled()
-            return self._original(*args, **kwargs)
-        with enter_contexts(self._module):
-            return self._record(args, kwargs)
-
-    def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        module_tap, token = self._module_tap, id(sys._getframe())
-        call = module_tap.begin(self._module, token)
-        if call is None:
-            module_tap.follow_inputs(token, args, kwargs)
-        else:
-            args, kwargs = module_tap.process_inputs(call, args, kwargs)
-        before = sum(point.calls for point in self._inner)
-        output = self._original(*args, **kwargs)
-        if torch._C._get_tracing_state() is None:
-            if call is None:
-                module_tap.follow_output(token, output)
-            elif sum(point.calls for point in self._inner) == before:
-                _lose_fused(module_tap.recorder, self._inner, call)
-            output = module_tap.end(module_tap.recorder.leave(module_tap.point, token), output)
-        return output
-
-    def unwrap(self) -> None:
-        """Give the module its own `forward` back, unless other code has replaced it meanwhile."""
-        if vars(self._module).get("forward") is not self:
-            return
-        if self._is_own:
-            self._module.forward = self._original
-        else:
-            del self._module.forward
-
-    def __reduce__(self) -> Any:
-        return self._original.__reduce__()  # a copy of the model has its own forward
-
-
-def _lose_fused(recorder: Recorder, inner: Iterable[Point], call: Call) -> None:
-    for point in inner:
-        recorder.lose(point, "output", _FUSED, call=call._replace(point=point, number=0))
+def fused_note(modules: Iterable[nn.Module]) -> str:
+    """A note on layers that torch might compute by one kernel without the capture, or nothing."""
+    layers = (m for m in modules if isinstance(m, nn.TransformerEncoderLayer) and not m.training)
+    layer = next(layers, None)
+    if layer is None or not torch.backends.mha.get_fastpath_enabled():
+        return ""
+    return (
+        f"{type(layer).__name__} is computed in parts, so that they are captured, and not by torch's fused "
+        "kernel, whose values may be others by rounding, and at padded positions"
+    )
 
 
 def graph_note(modules: Mapping[str, nn.Module]) -> str:

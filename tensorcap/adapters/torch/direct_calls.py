@@ -95,7 +95,7 @@ def around_direct_calls(around: Callable[[nn.Module], AbstractContextManager[Non
 
 
 @contextmanager
-def enter_contexts(module: nn.Module) -> Iterator[None]:
+def _enter_contexts(module: nn.Module) -> Iterator[None]:
     """Enter the contexts of `around_direct_calls` for a call of the module."""
     with ExitStack() as stack:
         for around in _AROUND:
@@ -190,7 +190,7 @@ def _call_directly(
     # the call of a subclass goes on in that of its base class
     if _owner(type(module)) is not owner or is_symbolic() or _is_called_already(module, frame):
         return original(module, *args, **kwargs)
-    with enter_contexts(module):
+    with _enter_contexts(module):
         token = id(frame)
         observers = _OBSERVERS.get(id(module), ())
         for observer in observers:

@@ -165,7 +165,7 @@ class _CallInjector:
             raise no_fit(self._substitution.archive, key, bits.shape, tuple(own.shape))
         archived = from_stored(bits, dtype)
         try:
-            values, cast = cast_to(archived, own.dtype)
+            values, cast = _cast_to(archived, own)
         except UsageError as error:
             raise UsageError(f"{path}: {key.text}: does not fit: {error}", hint=error.hint) from None
         return (_like(own).copy_(values) if is_alike else values.to(own.device, copy=True)), cast
@@ -214,21 +214,24 @@ class _WithGradientOf(torch.autograd.Function):
         return grads[0], None
 
 
-def cast_to(archived: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, str]:
-    """Cast archived values to another dtype; and how, "" if nothing was done.
+def _cast_to(archived: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, str]:
+    """Cast archived values to the dtype of the model's own; and how, "" if nothing was done.
 
     Floats are rounded. A mask sentinel beyond the range becomes the least finite value, not minus infinity.
-    A bool mask becomes one of 0 and the least finite value, and the other way round (POL-24); whole numbers
-    of 0 and 1 become truth values.
+    A bool mask becomes one of 0 and the least finite value, and the other way round (POL-24); numbers of 0
+    and 1 become truth values, floats where the model's own are none of such a mask, and the other way round.
 
     Raises:
         UsageError: A finite value would not be finite any more, a whole number would change, or only one
             side has floats.
     """
+    dtype = own.dtype
     if archived.dtype == dtype:
         return archived, ""
     names = f"{dtype_name(archived.dtype)} to {dtype_name(dtype)}"
     kinds = _kind(archived.dtype), _kind(dtype)
+    if kinds in (("float", "bool"), ("bool", "float")) and _is_by_number(archived, own):
+        return archived.to(dtype), names
     if kinds == ("float", "bool"):
         attends = archived.double() == 0
         if bool((attends | _is_blocked(archived)).all()):
@@ -260,6 +263,17 @@ def cast_to(archived: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, s
         value = archived[lost].flatten()[0].item()
         raise UsageError(f"{value:g} is beyond the range of {dtype_name(dtype)}")
     return values, names
+
+
+def _is_by_number(archived: torch.Tensor, own: torch.Tensor) -> bool:
+    """Whether the floats among two masks are 1 where the bools are true, and not 0 where these let through.
+
+    Zeros alone may be either; they are numbers if no bool is true.
+    """
+    floats, bools = (archived, own) if own.dtype == torch.bool else (own, archived)
+    numbers = floats.double()
+    is_one = numbers == 1
+    return bool((is_one | (numbers == 0)).all()) and (bool(is_one.any()) or not bool(bools.any()))
 
 
 def _kind(dtype: torch.dtype) -> str:

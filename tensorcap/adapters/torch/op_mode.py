@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.utils import _python_dispatch as dispatching
 
-from tensorcap.adapters.torch.capture_gaps import fused_layers
 from tensorcap.adapters.torch.direct_calls import around_direct_calls
 from tensorcap.adapters.torch.frames import TRACED, TRANSFORMED
 from tensorcap.adapters.torch.op_recorder import OpRecorder
@@ -49,12 +48,11 @@ def record_ops(
     points = {name: leaves.recorder.points[name] for name in modules}
     names = modules_below(class_name(root), ops_in, points) if ops_in else list(modules)
     switch = _ModeSwitch(op_recorder)
-    unhooked = {id(module) for parts in fused_layers(modules.values()).values() for module in parts}
     with ExitStack() as stack:
         stack.callback(op_recorder.finish)
         stack.callback(switch.close)
         for name in names:
-            if points[name].is_capturable and id(modules[name]) not in unhooked:
+            if points[name].is_capturable:
                 stack.callback(modules[name].register_forward_pre_hook(_BeforeCall(switch)).remove)
                 closing = modules[name].register_forward_hook(_AfterCall(switch), always_call=True)
                 stack.callback(closing.remove)

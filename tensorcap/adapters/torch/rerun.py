@@ -18,6 +18,7 @@ from torch import nn
 from tensorcap.adapters.edits import Argument, CallMutation, Edit, OfModel, Operation, Replaced
 from tensorcap.adapters.protocol import further_names
 from tensorcap.adapters.torch.call_inputs import CallInputs, Inputs
+from tensorcap.adapters.torch.capture_gaps import layers_in_parts
 from tensorcap.adapters.torch.injector import inject
 from tensorcap.adapters.torch.low_precision import RoundedOperations
 from tensorcap.adapters.torch.module_mutations import (
@@ -185,6 +186,7 @@ class ModuleRerun:
             bound = [m for m in outside if self._substitution.binds(self._sites[id(m)][0])]
             forwards |= {id(module): (module, self._wrap_outer) for module in bound}
         with ExitStack() as stack:
+            stack.enter_context(layers_in_parts(self._model.modules()))
             stack.callback(self._model.register_forward_pre_hook(self._count_step).remove)
             for module, wrap in forwards.values():
                 stack.enter_context(with_forward(module, wrap(module, module.forward)))
@@ -206,6 +208,7 @@ class ModuleRerun:
         self._tensor = None
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
+            stack.enter_context(layers_in_parts((self._module, *self._within.values())))
             stack.enter_context(_with_attributes(self._module, {**self._variants, **self._attributes}))
             for module in (self._module, *self._within.values()):
                 forward = self._written_out(module)

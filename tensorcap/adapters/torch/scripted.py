@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensorcap.adapters.torch.capture_gaps import ForwardWrapper
 from tensorcap.adapters.torch.direct_calls import restore_forwards
 from tensorcap.workload import replace_attribute
 
@@ -37,7 +36,7 @@ def script_as_written() -> Iterator[None]:
 
 @contextmanager
 def _without_hooks(root: nn.Module) -> Iterator[None]:
-    """Take our hooks and wrappers off a module and its children until the block ends."""
+    """Take our hooks off a module and its children until the block ends."""
     with ExitStack() as stack:
         for module in root.modules():
             hooks: Any
@@ -46,10 +45,6 @@ def _without_hooks(root: nn.Module) -> Iterator[None]:
                 for key in ours:
                     del hooks[key]
                 stack.callback(hooks.update, ours)  # last again, which is their place
-            forward = vars(module).get("forward")
-            if isinstance(forward, ForwardWrapper):
-                forward.unwrap()
-                stack.callback(setattr, module, "forward", forward)
         yield
 
 

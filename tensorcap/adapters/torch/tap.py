@@ -17,8 +17,6 @@ from torch import nn
 
 from tensorcap.adapters.torch.capture_gaps import (
     COMPILED,
-    ForwardWrapper,
-    fused_layers,
     holds_compiled,
     run_while_compiling,
 )
@@ -54,9 +52,6 @@ def tap(
     recorder = leaves.recorder
     signatures: dict[Any, list[str]] = {}
     hooked: list[tuple[nn.Module, ModuleTap]] = []
-    layers = fused_layers(modules.values())
-    fused = {id(module) for parts in layers.values() for module in parts}
-    points = {id(module): recorder.points[name] for name, module in modules.items() if name in names}
     with ExitStack() as hooks:
         for name, module in modules.items():
             is_root = module is root
@@ -67,12 +62,6 @@ def tap(
             module_tap = ModuleTap(
                 point, recorder, leaves, slots, with_inputs, is_root, gradients, substitution
             )
-            if id(module) in fused:
-                parts = [points[id(m)] for m in layers.get(id(module), ()) if id(m) in points]
-                inner = [part for part in parts if part is not point]
-                wrapper = ForwardWrapper(module, module_tap, inner, _compile_note(recorder, point))
-                hooks.callback(wrapper.unwrap)
-                continue
             before = module.register_forward_pre_hook(_Before(module_tap), with_kwargs=True)
             after = module.register_forward_hook(_After(module_tap), with_kwargs=True)
             module_tap.before_id, module_tap.after_id = before.id, after.id

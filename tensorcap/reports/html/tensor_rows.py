@@ -20,14 +20,14 @@ class Row:
     """One tensor of the table.
 
     Attributes:
-        order: Execution order number; None if only the target has it.
+        order: Execution order number; None if the reference has no record of it.
         key: Key text.
         also: Count of further keys that hold the same tensor on both sides.
         component: What kind of module made it.
         class_name: Class of that module.
         status: Of the pair.
         is_green: Whether that is a green one.
-        shape: Of the reference, else of the target.
+        shape: Of the reference, else of the target; "" if neither has a record.
         error: Relative error; None if nothing was measured.
         own: What the module made itself; None if unknown.
         max_abs: Largest absolute error; None if nothing was measured.
@@ -65,17 +65,16 @@ def tensor_rows(source: ReportSource) -> Iterator[Row]:
 
 def _row(pair: Pair, also: int, source: ReportSource) -> Row:
     record, d = pair.reference or pair.target, pair.difference
-    assert record is not None
-    site = record.key.site
+    key = record.key if record else Key.parse(pair.key)  # what could not be captured has no record
     return Row(
-        order=record.order if pair.reference else None,
+        order=pair.reference.order if pair.reference else None,
         key=shortened(pair.key),
         also=also,
-        component="" if record.key.is_bare else shortened(component_of(module_of(site)), 40),
-        class_name=source.examination.classes.get(module_of(site), "").rpartition(".")[2],
+        component="" if key.is_bare else shortened(component_of(module_of(key.site)), 40),
+        class_name=source.examination.classes.get(module_of(key.site), "").rpartition(".")[2],
         status=pair.status,
         is_green=not is_bad(pair),
-        shape=shape_texts([record.shape]),
+        shape=shape_texts([record.shape]) if record else "",
         error=drawn_error(pair),
         own=source.own_errors.get(pair.key),
         max_abs=None if d is None else d.max_abs,
