@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from tensorcap.alignment import Aligned, MappingSource, aligned_sides
-from tensorcap.comparison import compare, digest_warnings, exchanged_operations, require_readable
-from tensorcap.comparison.preflight import item_text, preflight
+from tensorcap.comparison import (
+    Comparison,
+    compare,
+    digest_warnings,
+    exchanged_operations,
+    require_readable,
+)
+from tensorcap.comparison.preflight import Item, item_text, preflight
 from tensorcap.localization.differing_operations import add_differing_operations
 from tensorcap.localization.evidence import ComparedRuns, GatheredEvidence, gather_evidence
 from tensorcap.localization.operations import gather_operation_evidence, why_not_injectable
 from tensorcap.localization.ranking import noise_between, rank_suspects
 from tensorcap.localization.suspect import Localization
 from tensorcap.rerun import is_compiled, open_run
-from tensorcap.wording import FEW
+from tensorcap.wording import FEW, counted
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.open import Source, opened, opened_both
@@ -23,6 +30,8 @@ from tensorcap_formats.progress import Progress, Silent
 
 if TYPE_CHECKING:
     from tensorcap.workload import Workload
+
+_SETTINGS: Final = ("mode", "config", "hyperparameters")  # what a port sets, unlike what it is made of
 
 
 def localize(
@@ -90,8 +99,10 @@ def localize(
             mapping=runs.aligned or mapping,
             progress=progress,
         )
+        causes = [] if runs.free.is_green else preflight(*runs.sides, layers=runs.free.layers).explaining
+        localization = _with_settings(localization, runs.free, causes)
         missing = _missing_notes(runs.gathered, trusted, tested)
-        notes = (*_notes_before(runs), *localization.notes, *missing, *runs.remarks)
+        notes = (*_notes_before(runs, causes), *localization.notes, *missing, *runs.remarks)
         return replace(
             localization, notes=(*notes, *digest_warnings(runs.free.pairs)), is_incomplete=bool(missing)
         )
@@ -164,8 +175,25 @@ def _missing_notes(gathered: GatheredEvidence, reference: Archive, target: Archi
     return notes
 
 
-def _notes_before(runs: _Runs) -> list[str]:
+def _with_settings(localization: Localization, free: Comparison, causes: Sequence[Item]) -> Localization:
+    """Add settings that differ before any tensor, if nobody is accused of what is not green.
+
+    Errors that are `suspect` only are open then: they are not known to have grown of rounding alone.
+    """
+    settings = tuple(item_text(item) for item in causes if item.kind in _SETTINGS)
+    undone = {own.key for own in localization.own_errors if own.is_undone}
+    pairs = [pair for pair in free.pairs if pair.is_required and pair.is_compared and not pair.is_green]
+    wrong = tuple(pair.key for pair in pairs if pair.key not in undone)
+    if localization.suspects or not settings or not wrong:
+        return localization
+    localization = replace(localization, settings=settings)
+    if localization.open:
+        return localization
+    note = f"{counted(len(wrong), 'tensor', 'are')} not green, which this alone may cause: {wrong[0]}."
+    return replace(localization, open=wrong, notes=(note, *localization.notes))
+
+
+def _notes_before(runs: _Runs, causes: Sequence[Item]) -> list[str]:
     """What may explain the differences before any tensor is looked at, a sentence each."""
-    causes = [] if runs.free.is_green else preflight(*runs.sides, layers=runs.free.layers).explaining[:FEW]
-    notes = [f"Before any tensor: {item_text(item)}" for item in causes]
+    notes = [f"Before any tensor: {item_text(item)}" for item in causes[:FEW]]
     return notes + [one.text for one in exchanged_operations(runs.free.pairs, *runs.sides)]

@@ -671,7 +671,7 @@ def _undone(own_errors: Sequence[OwnError], free: Comparison) -> Iterator[Undone
     """Modules whose results differ and are undone: by a rerun, else by the comparison of the free runs."""
     reasons: dict[str, str] = {}
     for own in own_errors:
-        if own.made == "result" and _is_undone(own):
+        if own.made == "result" and own.is_undone:
             reasons.setdefault(own.module, own.findings[0].text)
     for pair in free.pairs if not own_errors else ():
         is_undone = pair.status == "explained" and pair.is_compared and pair.reference is not None
@@ -679,11 +679,6 @@ def _undone(own_errors: Sequence[OwnError], free: Comparison) -> Iterator[Undone
             reasons.setdefault(pair.reference.key.site, pair.reason)
     for module, reason in reasons.items():
         yield Undone(module, reason)
-
-
-def _is_undone(own: OwnError) -> bool:
-    """Whether a rerun shows that a tensor is undone by what comes of it."""
-    return own.status == "explained" and own.findings[:1] != () and own.findings[0].test == "undone"
 
 
 def _is_wrong_result(pair: Pair) -> bool:
@@ -721,7 +716,7 @@ def _with_open(
     grown = "suspect" if localization.by != "archives" else None
     wrong = [p.key for p in free.pairs if p.is_required and not p.is_green and p.status != grown]
     if not any(Key.parse(key).site == ROOT_SITE for key in wrong):
-        undone = {own.key for own in localization.own_errors if _is_undone(own)}
+        undone = {own.key for own in localization.own_errors if own.is_undone}
         wrong = [key for key in wrong if key not in undone]
     wrong += [difference.key for difference in free.value_differences if difference.is_red]
     unjudged = (key for source in sources for key in source.unjudged)

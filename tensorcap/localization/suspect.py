@@ -342,6 +342,8 @@ class Localization:
         undone: Modules whose results differ and are undone by what is computed of them.
         is_incomplete: Whether a run ended early, or a replay or an injection that was asked for could not be
             made.
+        settings: Settings that differ before any tensor and alone explain what is open, a sentence each; none
+            if there are suspects.
     """
 
     suspects: tuple[Suspect, ...]
@@ -356,6 +358,7 @@ class Localization:
     open: tuple[str, ...] = ()
     undone: tuple[Undone, ...] = ()
     is_incomplete: bool = False
+    settings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         names = some([suspect.name for suspect in self.suspects]) or "nobody"

@@ -247,6 +247,8 @@ def after_localization(localization: Localization, sides: Sides) -> NextStep:
         words = ["tcap", "verify", sides.reference, model, "-o", "report/"]
         words += ["--map", sides.mapping] if sides.mapping else []
         return NextStep("the same with archives, pictures and what was tried", shlex.join(words))
+    if localization.settings:
+        return NextStep(f"mend what is set otherwise: {localization.settings[0].removesuffix('.')}")
     if options.get("reference_model") == "none":
         sides = replace(sides, options={**options, "reference_model": None})
     return after_suspects(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, Protocol, TypeVar
 
-from tensorcap.comparison import Finding, called_sites, caller_of
+from tensorcap.comparison import Finding, Status, called_sites, caller_of
 from tensorcap.rerun.own_errors import OwnError
 from tensorcap.runs import is_inner, is_state
 from tensorcap.wording import name_numbers, name_pattern
@@ -26,6 +26,7 @@ LEFT_OUT: Final = "left_out"  # test of what others undo, and a leaf does not
 _HALF: Final = re.compile(r"(?<![A-Za-z0-9_])(?:encoder|decoder)(?![A-Za-z0-9_])")
 _ROUNDS: Final = 3  # of runs: q, k and v, what attention makes of them, and the projection behind
 _LESSENED: Final = 8.0  # times the error of what is undone, that what undoes it has without (as CMP-55)
+_CHANGED: Final = 0.1  # of its error, by which that of what inherits more is another one
 _WITHOUT_EFFECT: Final = 1e-4  # of its error, at most 1, or of 1 if it has another shape (as CMP-55)
 _TOGETHER: Final = 4  # tensors that may make up for each other: a run for each
 _TELLING: Final = 16  # elements; tensors of fewer are equal by chance
@@ -58,7 +59,8 @@ class Dependencies:
         self._results_within: dict[tuple[int, int, str], list[Record]] = {}
         self._equal: dict[tuple[object, ...], list[str]] = {}
         self._of: dict[str, frozenset[str]] = {}  # once asked for
-        self._ancestors: dict[str, frozenset[str]] = {}  # likewise, of one target
+        self._through: dict[str, frozenset[str]] = {}  # likewise, of one target
+        self._ancestors: dict[str, frozenset[str]] = {}  # likewise
         for record in reference.records:
             key = record.key
             kind = key.slot.partition(".")[0]
@@ -101,13 +103,13 @@ class Dependencies:
             earlier = [other for other in earlier if _contents(other) == contents] or earlier
         yield from (other.key.text for other in earlier)
 
-    def dependents(self, text: str, among: Iterable[str]) -> list[str]:
+    def dependents(self, text: str, among: Iterable[str], target: Archive) -> list[str]:
         """Of some key texts those that may be computed of a tensor, or of others that hold the same."""
         same = self.equal([text])
         return [
             other
             for other in among
-            if other in self and other not in same and not same.isdisjoint(self.of(other))
+            if other in self and other not in same and not same.isdisjoint(self._made_of(other, target))
         ]
 
     def equal(self, texts: Iterable[str]) -> set[str]:
@@ -139,12 +141,13 @@ class Dependencies:
             text: Key text of the tensor.
             among: The key texts.
             target: The other side, under the reference's keys. For what it lacks stands what holds the same
-                before, as a result does for the argument that hands it on.
+                before, as a result does for the argument that hands it on, and if it lacks that too, what
+                that was made of: nothing is put in its place.
         """
         seen, waiting = {text}, [text]
         while waiting:
             user = waiting.pop()
-            for source in sorted(self._of_in(user, target).intersection(among)):
+            for source in sorted(self._made_of(user, target).intersection(among)):
                 if source not in seen:
                     seen.add(source)
                     waiting.append(source)
@@ -162,6 +165,18 @@ class Dependencies:
             self._ancestors[text] = frozenset(seen)
         return self._ancestors[text]
 
+    def _made_of(self, text: str, target: Archive) -> frozenset[str]:
+        """Of what a tensor may have been computed, through what the other side has nothing of."""
+        if text not in self._through:
+            seen: set[str] = set()
+            waiting = [text]
+            while waiting:
+                fresh = self._of_in(waiting.pop(), target) - seen
+                seen |= fresh
+                waiting += (one for one in fresh if one not in target and not self._stand_ins(one, target))
+            self._through[text] = frozenset(seen)
+        return self._through[text]
+
     def _of_in(self, text: str, target: Archive) -> frozenset[str]:
         """Of what a tensor may have been computed, with what stands for what the other side lacks."""
         sources = self.of(text)
@@ -170,6 +185,11 @@ class Dependencies:
             return sources
         before = self._records[text].order
         return sources.union(one for one in self.equal(lacking) if self._records[one].order < before)
+
+    def _stand_ins(self, text: str, target: Archive) -> list[str]:
+        """What held the same before a tensor, and the other side has."""
+        order = self._records[text].order
+        return [one for one in self.equal([text]) if self._records[one].order < order and one in target]
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +254,13 @@ def settle(
        it in place and without, with an error at most 1e-4 of its own, or the comparison of the free runs
        explains it.
     5. So are tensors that make up for each other, as the gains of queries and keys do.
-    6. Another run with that alone left in place has to leave nothing wrong that was right; what this may
+    6. One tensor alone may be undone if it is in place already, or the comparison explains it.
+    7. If what is wrong has another error with something left in place, the first mistake that was is replaced
+       in another search: what came of it may hide what is undone. The one that leaves less wrong counts.
+    8. Another run with that alone left in place has to leave nothing wrong that was right; what this may
        come from is not undone. It may leave a leaf wrong that is given what another one undoes: the leaf was
        left out of that, and is what is wrong.
-    7. Where both of two modules stay wrong and the target's second one hands on the first one's result, they
+    9. Where both of two modules stay wrong and the target's second one hands on the first one's result, they
        are a folded pair with a mistake, which is the first one's.
 
     Args:
@@ -254,13 +277,32 @@ def settle(
         The first run if nothing is undone.
     """
     bad = {own.key: own for own in first.own_errors if own.status == "diverged" and own.key in dependencies}
-    if len(bad) < 2 and not bad.keys() & set(explained):
+    is_in_place = bool(replaced) and dependencies.equal(bad).isdisjoint(replaced)
+    if len(bad) < 2 and not is_in_place and not bad.keys() & set(explained):
         return Settled(first)
     if wrong_in_place and not _may_be_undone(
         bad, first.own_errors, dependencies, target, replaced, wrong_in_place
     ):
         return Settled(first)
     search = _Search(bad, first.own_errors, rejudge, dependencies, target, explained)
+    settled = _settled(search, first, bad, rejudge, dependencies, target)
+    carried = search.carried(settled.undone)
+    if carried:
+        search = _Search(bad, first.own_errors, rejudge, dependencies, target, explained, carried)
+        other = _settled(search, first, bad, rejudge, dependencies, target)
+        settled = min(settled, other, key=lambda one: sum(own.is_bad for own in one.own_errors))
+    return settled
+
+
+def _settled(
+    search: _Search[J],
+    first: J,
+    bad: Mapping[str, OwnError],
+    rejudge: Rejudge[J],
+    dependencies: Dependencies,
+    target: Archive,
+) -> Settled[J]:
+    """What a search finds, as far as it leaves nothing wrong that was right in the first run."""
     undone = search.run()
     if not undone:
         return Settled(first)
@@ -269,14 +311,17 @@ def settle(
     more = _of_other_layers(first.own_errors, bad, undone, search.undoing)
     undone = {**more, **{text: by for text, by in undone.items() if text not in more.values()}}
     undone = {**{text: by for by, text in folded.items()}, **undone}
-    suspected = {own.key: own.status for own in first.own_errors if own.is_bad and own.key not in bad}
+    statuses = {own.key: own.status for own in first.own_errors}
     rejected: set[str] = set()  # what seemed to undo something, and is wrong itself
     for _ in range(_ATTEMPTS):
         released = frozenset(dependencies.equal(undone) - search.undoing)
         judged = rejudge(released)
-        wrong = {own.key: own.status for own in judged.own_errors if own.is_bad}
-        fresh = {text for text in wrong.keys() - released if text not in bad or text in search.undoing}
-        fresh -= {text for text in fresh if wrong[text] == suspected.get(text)}
+        wrong = {own.key: own for own in judged.own_errors if own.is_bad}
+        fresh = {
+            text
+            for text, own in wrong.items()
+            if text not in released and (text in search.undoing or statuses.get(text) not in _as_bad(own))
+        }
         left_out = _left_out(fresh - search.undoing, undone, search.undoing, dependencies)
         fresh -= left_out.keys()
         if not fresh:
@@ -286,9 +331,8 @@ def settle(
             errors = {own.key: own.error or 0.0 for own in first.own_errors if own.key in left_out}
             beside = {text: (by, errors.get(text, 0.0)) for text, by in left_out.items()}
             return Settled(judged, released, by_key, modules, beside)
-        guilty = {
-            source for text in fresh for source in dependencies.chain(text, wrong.keys() & released, target)
-        }
+        released_wrong = wrong.keys() & released
+        guilty = {source for text in fresh for source in dependencies.chain(text, released_wrong, target)}
         left = {text: by for text, by in undone.items() if text not in guilty and by not in fresh}
         rejected |= search.undoing & fresh
         search.undoing -= fresh
@@ -321,7 +365,7 @@ def _may_be_undone(
                 return True
     first = {own.key: own for own in own_errors}
     for text in bad:
-        results = [first[one] for one in dependencies.dependents(text, first)]
+        results = [first[one] for one in dependencies.dependents(text, first, target)]
         is_right = results and not any(one.is_bad or one.status == "unjudged" for one in results)
         if is_right and not any(one.key in wrong_in_place for one in results):
             return True
@@ -338,6 +382,7 @@ class _Search(Generic[J]):
         dependencies: Of the reference.
         target: The other side, under the reference's keys.
         explained: Key texts of what the comparison of the free runs explains.
+        kept: Key texts of what is not left in place.
 
     Attributes:
         undoing: Key texts of what undoes something.
@@ -351,8 +396,10 @@ class _Search(Generic[J]):
         dependencies: Dependencies,
         target: Archive,
         explained: Collection[str],
+        kept: Collection[str] = (),
     ) -> None:
         self._bad = bad
+        self._kept = frozenset(kept)
         self._target = target
         self._first = {own.key: own for own in own_errors}
         self._explained = explained
@@ -361,18 +408,22 @@ class _Search(Generic[J]):
         self._firsts: dict[str, float] = {}  # order of the first tensor that one undoes
         self._unaffected: dict[str, dict[str, float]] = {}  # of each, what may be made of it and is right
         self.undoing: set[str] = set()
+        self._released: set[str] = set()
+        self._inherits = False  # whether what is wrong may inherit an error of what was left in place
 
     def run(self) -> dict[str, str]:
         """What undoes a tensor, by key text."""
         undone: dict[str, str] = {}
         leaves = [text for text in self._bad if self._dependencies.is_of_leaf(text)]
         first = self._dependencies.equal(leaves or self._bad)
-        released = {text for text in first if not _is_of_model(text)}
+        released = {text for text in first if not _is_of_model(text)} - self._kept
         for _ in range(_ROUNDS):
+            self._released |= released
             owns = {own.key: own for own in self._rejudge(frozenset(released)).own_errors}
             wrong = {text for text, own in owns.items() if own.is_bad}
             undoing = [text for text in self._bad if text in owns and self._is_undoing(owns[text])]
             self.undoing.update(undoing)
+            self._inherits |= any(map(self._is_otherwise_wrong, owns.values()))
             for text in (one for one in self._bad if one in self.undoing):
                 chain = set(self._dependencies.chain(text, wrong & released, self._target))
                 start = self._firsts.setdefault(text, self._dependencies.first(chain))
@@ -382,19 +433,32 @@ class _Search(Generic[J]):
                 undone.setdefault(text, by)
             released -= self._dependencies.equal(self.undoing) - wrong
             inheriting = {text for text in wrong - released - self.undoing if not _is_of_model(text)}
+            inheriting -= self._kept
             if not inheriting:
                 break
-            more = self._dependencies.equal(self._next(inheriting, wrong)) - self.undoing - released
+            more = (
+                self._dependencies.equal(self._next(inheriting, wrong)) - self.undoing - released - self._kept
+            )
             if not undoing and not self._may_change(more, undone):
                 break
             released |= more
         return {**self._made_up(undone), **undone}
 
+    def carried(self, undone: Collection[str]) -> frozenset[str]:
+        """Key texts of the first mistake that was left in place, if what is wrong may have inherited it.
+
+        Args:
+            undone: Key texts of what is undone, which is none.
+        """
+        mistakes = [text for text, own in self._first.items() if own.is_bad and text in self._released]
+        mistake = next((text for text in mistakes if text not in undone), None)
+        return frozenset(self._dependencies.equal([mistake]) if mistake and self._inherits else ())
+
     def _may_change(self, released: Collection[str], undone: Collection[str]) -> bool:
         """Whether what is wrong, or is made of it, may come from some tensors that are left in place next."""
         left = [text for text in self._bad if text not in undone]
         for text in left:
-            for one in (text, *self._dependencies.dependents(text, self._first)):
+            for one in (text, *self._dependencies.dependents(text, self._first, self._target)):
                 if not self._dependencies.ancestors(one, self._target).isdisjoint(released):
                     return True
         return False
@@ -427,7 +491,7 @@ class _Search(Generic[J]):
             handed_out = set(filter(_is_handed_out, self._dependencies.equal([text]))) - {*self._explained}
             if any(run[one].is_bad for one in handed_out for run in (self._first, owns) if one in run):
                 continue
-            dependents = self._dependencies.dependents(text, self._first)
+            dependents = self._dependencies.dependents(text, self._first, self._target)
             results = [run[one] for run in (self._first, owns) for one in dependents if one in run]
             if not results or any(one.is_bad or one.status == "unjudged" for one in results):
                 continue
@@ -490,9 +554,25 @@ class _Search(Generic[J]):
 
     def _is_undoing(self, own: OwnError) -> bool:
         """Whether a tensor that was wrong is right now, for what is left in place."""
+        is_right = not own.is_bad and own.status != "unjudged"
+        return own.key not in self.undoing and is_right and self._is_less(own)
+
+    def _is_otherwise_wrong(self, own: OwnError) -> bool:
+        """Whether a tensor is still wrong, with another error: it may inherit some now."""
+        before = self._bad[own.key].error if own.key in self._bad else None
+        if not own.is_bad or not before or own.error is None:
+            return False
+        return abs(own.error - before) > _CHANGED * before
+
+    def _is_less(self, own: OwnError) -> bool:
+        """Whether a tensor that was wrong has an eighth of its error, for what is left in place."""
         before = self._bad[own.key].error
-        is_less = before is None or own.error is None or _LESSENED * own.error <= before
-        return own.key not in self.undoing and not own.is_bad and own.status != "unjudged" and is_less
+        return before is None or own.error is None or _LESSENED * own.error <= before
+
+
+def _as_bad(own: OwnError) -> tuple[Status, ...]:
+    """Statuses that are as bad as that of a tensor that is wrong."""
+    return ("diverged",) if own.status == "diverged" else ("suspect", "diverged")
 
 
 def _other_results(bad: Collection[str], undone: Mapping[str, str]) -> dict[str, str]:

@@ -52,6 +52,11 @@ class OwnError:
         """Whether it is suspect or worse."""
         return self.status in TOO_LARGE
 
+    @property
+    def is_undone(self) -> bool:
+        """Whether a rerun shows that it is undone by what comes of it."""
+        return self.status == "explained" and self.findings[:1] != () and self.findings[0].test == "undone"
+
 
 class Makers:
     """Which module made a tensor, by the reference's calls.

@@ -193,7 +193,7 @@ class ReplayJudge:
         own += [
             self._without_twins_outliers(finding, pair)
             for finding in pair.findings
-            if finding.test in _NO_ROUNDINGS
+            if finding.test in _NO_ROUNDINGS or (finding.test == "zeros" and self._precision_of(pair).is_wide)
         ]
         own = list(without_estimates([*own, *self._layers.findings(pair.key)]))
         is_precise = ratio is not None and ratio < POLICY.twin_precise

@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from torch import nn
 
 from tensorcap.comparison import compare
 from tensorcap.localization import bisect_archives, bisect_live, localize
 from tensorcap.port_verification import verify
+from tensorcap.reports.next_step import Sides, after_localization
 from tensorcap.rerun import replay
 from tensorcap.session import capture_workload
+from tensorcap.workload import Workload
 from tests.localization.llama import llama, narrow, workload
 
 if TYPE_CHECKING:
@@ -69,3 +73,42 @@ def test_all_commands_agree_on_what_ends_with_0(tmp_path: Path, is_right: bool) 
         first = free.divergence
         assert first is not None
         assert first.pair.key == "0/model.layers.1/output"
+
+
+class Squares(nn.Module):
+    """A norm, and the square of what is made of it: an error of the norm is twice as large there."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = nn.LayerNorm(64, eps=eps)
+        self.up, self.down = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(self.up(self.norm(x)).square())
+        return out
+
+
+def reference_of_squares() -> Workload:
+    x = torch.randn(2, 24, 64, generator=torch.Generator().manual_seed(1))
+    return Workload(Squares(1e-5).eval(), (x,))
+
+
+@pytest.mark.spec("LCL-6")
+@pytest.mark.parametrize(
+    ("eps", "status"), [(2.5e-5, 1), (1.02e-5, 0)], ids=["not-the-same", "within-rounding"]
+)
+def test_a_setting_that_explains_what_compare_finds_is_to_be_mended(
+    tmp_path: Path, eps: float, status: int
+) -> None:
+    """The norm errs by half of what eps differs by, 7.5e-6: within rounding, but not behind the square."""
+    trusted = reference_of_squares()
+    reference, target = tmp_path / "ref.h5", tmp_path / "tgt.h5"
+    capture_workload(trusted, reference)
+    capture_workload(Workload(Squares(eps).eval(), trusted.inputs), target)
+    assert compare(reference, target).exit_status == status
+    found = localize(reference, target, reference_model=trusted)
+    assert (found.suspects, found.exit_status) == ((), status)
+    setting = "norm: eps is 1e-5 in the reference, 2.5e-5 in the target"
+    expected = f"Next: mend what is set otherwise: {setting}." if status else "Next: nothing has to be done."
+    assert after_localization(found, Sides(str(reference), str(target))).line == expected

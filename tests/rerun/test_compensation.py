@@ -474,6 +474,98 @@ def test_a_mistake_beside_compensations_is_accused_alone(
     assert [suspect.module for suspect in result.suspects] == [module]
 
 
+class Head(nn.Module):
+    """A product without a bias, which the module around it adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder, self.bias = nn.Linear(16, 12, bias=False), nn.Parameter(torch.zeros(12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.decoder(x) + self.bias
+        return out
+
+
+class Feed(nn.Module):
+    """A product that adds the residual itself, or leaves that to who calls it."""
+
+    def __init__(self, *, adds: bool) -> None:
+        super().__init__()
+        self.up, self.adds = nn.Linear(16, 16), adds
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        out: Tensor = self.up(x).tanh()
+        return out + residual if self.adds else out
+
+
+class Block(nn.Module):
+    def __init__(self, *, adds: bool) -> None:
+        super().__init__()
+        self.norm, self.feed, self.last = nn.LayerNorm(16), Feed(adds=adds), nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.feed(self.norm(x), x)
+        last: Tensor = self.last(out if self.feed.adds else out + x)
+        return last
+
+
+class Table(nn.Module):
+    """States that are scaled by one number for each sequence, and zeros for a token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrong = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.ones(len(x), 1, 1)
+        if self.wrong == "scale":
+            scale[0] = 1.3
+        kept = torch.ones(x.shape[1], 1)
+        kept[2] = 0 if self.wrong != "zeros" else 1
+        return x * scale * kept
+
+
+class Reader(nn.Module):
+    """Blocks and a head; without the head's own call where the model holds what is within it itself."""
+
+    def __init__(self, *, is_port: bool = False) -> None:
+        super().__init__()
+        self.table, self.head, self.is_port = Table(), Head(), is_port
+        self.blocks = nn.ModuleList(Block(adds=not is_port) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.table(x)
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head.decoder(x) if self.is_port else self.head(x)
+        return out
+
+
+def reader(*, is_port: bool = False) -> Any:
+    model = seeded(lambda: Reader(is_port=is_port))
+    if is_port:
+        model.head.decoder.bias = model.head.bias
+    return model
+
+
+@pytest.mark.spec("RPL-50", "RPL-11")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("wrong", ["", "scale", "zeros", "block"])
+def test_what_the_module_around_adds_is_undone_beside_a_mistake(tmp_path: Path, way: str, wrong: str) -> None:
+    """The head's result is not in the target, so that nothing stands for it; of one mistake few rows know."""
+    port = reader(is_port=True)
+    port.table.wrong = wrong
+    if wrong == "block":
+        port.blocks[1].norm.eps = 0.2
+    with torch.no_grad():
+        assert torch.allclose(reader()(STATES), port(STATES), atol=1e-5) is not bool(wrong)
+    result = localized(tmp_path, reader(), port, STATES, way)
+    accused = {"": [], "block": ["blocks.1.norm"]}.get(wrong, ["table"])
+    assert [suspect.module for suspect in result.suspects] == accused
+    if wrong:  # of the right one the comparison explains it
+        assert "head.decoder" in [one.module for one in result.undone]
+
+
 @pytest.mark.spec("RPL-50")
 def test_a_leaf_that_was_left_out_of_what_others_undo_is_accused_alone(tmp_path: Path) -> None:
     reference, target, x = PORTS["norms-folded"]
