@@ -85,7 +85,7 @@ class RobustErrors:
         return max((float(outliers.max()) for outliers in self._outliers(pair)), default=0.0)
 
     def worst_row(self, pair: Pair) -> float:
-        """Measure the largest relative error of a row, which counts as no smaller than POL-162 says.
+        """Measure the largest error of a row, relative to it or to the median row, whichever is larger.
 
         Args:
             pair: Of stored tensors of one shape, all of whose elements are measured.
@@ -96,7 +96,7 @@ class RobustErrors:
             errors.append(np.sqrt(np.add.reduceat(np.abs(y - x) ** 2, starts) / lengths))
             sizes.append(rms)
         size = np.concatenate(sizes)
-        least = POLICY.least_row * float(np.median(size[size > 0])) if size.any() else 0.0
+        least = float(np.median(size[size > 0])) if size.any() else 0.0
         return float(_ratio(np.concatenate(errors), np.maximum(size, least)).max())
 
     def outliers(self, pair: Pair) -> Array:

@@ -450,6 +450,7 @@ def test_findings_of_local_tests_speak_of_the_module_itself() -> None:
         "recomputed",
         "routing",
         "row_gain",
+        "run_gain",
         "unequal_copies",
         "zeros",
     ]

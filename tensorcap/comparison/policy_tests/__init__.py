@@ -3,7 +3,7 @@
 In: a `Context` (archives, calls, pairs by key, errors, routers). Out: pairs of key text and `Finding`.
 Read `context`, then `tests` (the list, in the order of a pair's findings), then the subjects: `exact_values`,
 `value_range`, `own_error`, `quantisation`, `recomputed` (with the room's `attention_formula`), `angles`,
-`growth`, `outlier`, `gains`, `op_gains`, `code_gains`, `row_gain`, `input_dependence`. A test that is added
+`growth`, `outlier`, `gains`, `op_gains`, `code_gains`, `run_gains`, `input_dependence`. A test that is added
 is a class in its module, a line in `tests.TESTS` and a limit in `Policy`.
 """
 
