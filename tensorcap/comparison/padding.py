@@ -309,10 +309,12 @@ def row_metrics(reference: Array, error: Array) -> dict[str, Any]:
     count = len(ratios)
     if not count:
         exact = None if errors.any() else 0.0
-        return {"row_error_median": exact, "row_error_p95": exact, "outlier": exact, "zero_rows": 0}
+        errors_of_rows = dict.fromkeys(("row_error_median", "row_error_p95", "row_error_max"), exact)
+        return {**errors_of_rows, "outlier": exact, "zero_rows": 0}
     return {
         "row_error_median": float(ratios[-(-count // 2) - 1]),
         "row_error_p95": float(ratios[-(-95 * count // 100) - 1]),
+        "row_error_max": float(ratios[-1]),
         "outlier": float(outliers.max()),
         "zero_rows": int((errors[~there] > 0).sum()),
     }

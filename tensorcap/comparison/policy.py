@@ -49,6 +49,8 @@ _PHRASES: Final[Mapping[str, str]] = {
     "gain_tail": "error gain of the worst rows",
     "attention_gain_tail": "attention gain of the worst rows",
     "code_gain": "gain of the code between modules",
+    "row_gain": "error gain of one row",
+    "run_gain": "error gain over all before",
     "outlier_element": "outlier",
     "growth": "row error",
     "input_dependence": "share explained by the input",
@@ -174,6 +176,11 @@ class Policy:
         core_tail: Limits of test `attention_gain_tail`.
         expert_row: Limits of test `attention_gain_tail` of the worst row of experts.
         code_gain: Limits of test `code_gain`.
+        row_gain: Limits of test `row_gain`.
+        row_spread: The same: how many times the median row the worst one is off by at least.
+        row_excess: The same: how many times what is expected at that depth.
+        run_gain: Limits of test `run_gain`.
+        run_excess: The same: how many times what is expected at that depth a result is off by at least.
         second_look: How many times smaller a robust error may be than the measured one and still count.
         function_error: Largest relative error, no unit, of a prediction from half of a leaf's elements by
             which the others are a function of its input. Smooth functions and kinks at thousands of points
@@ -222,6 +229,11 @@ class Policy:
     core_tail: Limits = Limits(4.0, 5.0)
     expert_row: Limits = Limits(10.0, 25.0)
     code_gain: Limits = Limits(4.0, 6.0)
+    row_gain: Limits = Limits(5.0, 10.0)
+    row_spread: float = 6.0
+    row_excess: float = 1.25
+    run_gain: Limits = Limits(10.0, math.inf)
+    run_excess: float = 3.0
     second_look: float = 2.0
     function_error: float = 1e-2
     outlier: float = 25.0

@@ -137,6 +137,7 @@ _FORMS: Final[Mapping[str, Literal["error", "square", "cosine", "decibel"]]] = {
     "mean_rel": "error",
     "row_error_median": "error",
     "row_error_p95": "error",
+    "row_error_max": "error",
     "calc_diff": "square",
     "kl_mean": "square",
     "js_mean": "square",

@@ -84,6 +84,21 @@ class RobustErrors:
         """
         return max((float(outliers.max()) for outliers in self._outliers(pair)), default=0.0)
 
+    def worst_row(self, pair: Pair) -> float:
+        """Measure the largest error of a row, relative to it or to the median row, whichever is larger.
+
+        Args:
+            pair: Of stored tensors of one shape, all of whose elements are measured.
+        """
+        errors, sizes = [], []
+        for x, y, rms, lengths in self._row_blocks(pair):
+            starts = np.cumsum(lengths) - lengths
+            errors.append(np.sqrt(np.add.reduceat(np.abs(y - x) ** 2, starts) / lengths))
+            sizes.append(rms)
+        size = np.concatenate(sizes)
+        least = float(np.median(size[size > 0])) if size.any() else 0.0
+        return float(_ratio(np.concatenate(errors), np.maximum(size, least)).max())
+
     def outliers(self, pair: Pair) -> Array:
         """Measure what `outlier` is the largest of, of each element.
 

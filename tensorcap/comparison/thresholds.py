@@ -41,6 +41,7 @@ METRICS: Final[Mapping[str, Literal["lower", "higher"]]] = {  # which of two val
     "max_ulp": "lower",
     "row_error_median": "lower",
     "row_error_p95": "lower",
+    "row_error_max": "lower",
     "outlier": "lower",
     "p50_abs": "lower",
     "p90_abs": "lower",

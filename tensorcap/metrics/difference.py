@@ -77,6 +77,7 @@ class Difference:
         max_ulp: Largest distance in values that the target's dtype can represent.
         row_error_median: Median of the relative errors of rows, no unit: ε in `specs/policy.md`.
         row_error_p95: Their 95th percentile.
+        row_error_max: The largest of them.
         zero_rows: Rows with an error whose reference is all zeros.
         outlier: Largest error relative to the reference element and its row, no unit: κ there.
         outlier_index: Where it is; None if there is no error.
@@ -123,6 +124,7 @@ class Difference:
     max_ulp: int | None
     row_error_median: float | None
     row_error_p95: float | None
+    row_error_max: float | None
     zero_rows: int
     outlier: float | None
     outlier_index: Index | None

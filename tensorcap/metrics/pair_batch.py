@@ -188,9 +188,9 @@ class _Columns:
         needed = np.where(results[:, layout.ZEROS_HIT] > 0, np.inf, needed)
         has_rows = results[:, layout.RESULT_ROW_BINS] > 0
         is_defined = has_rows | is_measured & (results[:, layout.UNEQUAL] == 0)
-        median, p95 = (
+        median, p95, largest = (
             _where(is_defined, _where(has_rows, column, 0.0))
-            for column in row_quantiles_of_each(*self._row_bins, (500, 950))
+            for column in row_quantiles_of_each(*self._row_bins, (500, 950, 1000))
         )
         return {
             "max_rel": _where(has_ratio, ratio.tolist()),
@@ -198,6 +198,7 @@ class _Columns:
             "mean_rel": _where(has_ratio, (self._sum(7) / divisors).tolist()),
             "row_error_median": median,
             "row_error_p95": p95,
+            "row_error_max": largest,
             "outlier": _where(is_defined, self._outlier.tolist()),
             "outlier_index": self._indices(self._places[layout.OUTLIER]),
             "needed_rtol": _where(is_measured, needed.tolist()),

@@ -173,6 +173,7 @@ class Totals:
             max_ulp=self.max_ulp if n and operands.format else None,
             row_error_median=row_errors[0],
             row_error_p95=row_errors[1],
+            row_error_max=row_errors[2],
             zero_rows=self.zero_rows,
             outlier=float(self.outlier.value) if row_errors[0] is not None else None,
             outlier_index=index(self.outlier.at),
@@ -303,11 +304,11 @@ class _Measures:
         return None if is_constant else self._totals.moments.correlation()
 
     def row_errors(self) -> Sequence[float | None]:
-        """Median and 95th percentile."""
+        """Median, 95th percentile and the largest."""
         rows = self._totals.rows
         if rows:
-            return row_quantiles(rows, (500, 950))
-        return [0.0 if self._totals.measured and not self._totals.unequal else None] * 2
+            return row_quantiles(rows, (500, 950, 1000))
+        return [0.0 if self._totals.measured and not self._totals.unequal else None] * 3
 
     def quantiles(self) -> Sequence[float | None]:
         if not self._totals.errors:

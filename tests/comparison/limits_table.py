@@ -33,6 +33,19 @@ def limits_table() -> str:
             "gain",
             POLICY.code_gain,
         ),
+        _row(
+            "row_gain",
+            f"one row that is off by > {POLICY.row_spread:g} times the median one, and by > "
+            f"{POLICY.row_excess:g} times what is expected at its depth",
+            "gain",
+            POLICY.row_gain,
+        ),
+        _row(
+            "run_gain",
+            f"a result that is off by > {POLICY.run_excess:g} times what is expected at its depth",
+            "gain",
+            POLICY.run_gain,
+        ),
         _words("outlier_element", "any pair", f"κ ≤ {POLICY.outlier:g} times the usual row error", "–"),
         _words(
             "angles",

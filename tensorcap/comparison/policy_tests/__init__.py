@@ -3,8 +3,8 @@
 In: a `Context` (archives, calls, pairs by key, errors, routers). Out: pairs of key text and `Finding`.
 Read `context`, then `tests` (the list, in the order of a pair's findings), then the subjects: `exact_values`,
 `value_range`, `own_error`, `quantisation`, `recomputed` (with the room's `attention_formula`), `angles`,
-`growth`, `outlier`, `gains`, `op_gains`, `code_gains`, `input_dependence`. A test that is added is a class in
-its module, a line in `tests.TESTS` and a limit in `Policy`.
+`growth`, `outlier`, `gains`, `op_gains`, `code_gains`, `run_gains`, `input_dependence`. A test that is added
+is a class in its module, a line in `tests.TESTS` and a limit in `Policy`.
 """
 
 from tensorcap.comparison.policy_tests.context import (

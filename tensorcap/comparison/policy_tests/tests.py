@@ -23,6 +23,7 @@ from tensorcap.comparison.policy_tests.outlier import OutlierTest
 from tensorcap.comparison.policy_tests.own_error import OwnErrorTest
 from tensorcap.comparison.policy_tests.quantisation import QuantisationTest
 from tensorcap.comparison.policy_tests.recomputed import RecomputedTest
+from tensorcap.comparison.policy_tests.run_gains import RunGainTest
 from tensorcap.comparison.policy_tests.value_range import RangeTest
 
 TESTS: Final[tuple[PolicyTest, ...]] = (
@@ -42,6 +43,7 @@ TESTS: Final[tuple[PolicyTest, ...]] = (
     GainTest(),
     OpGainTest(),
     CodeGainTest(),
+    RunGainTest(),
     InputDependenceTest(),
 )
 
