@@ -32,6 +32,7 @@ from tensorcap.runs import (
     is_result,
     is_state,
     is_telling,
+    lies_within,
     ops_of,
 )
 from tensorcap.wording import some
@@ -310,7 +311,8 @@ class _Agreement:
         2. A tensor that a later argument holds, too, which agrees: the target has another one in its place.
         3. A tensor that holds the same in another order, as rows of tokens side by side do, though not of
            channels, along the last axis: the nearest module around it that has a result which is green has
-           results with an error at most an eighth of its own, and what lies between is explained.
+           results with an error at most an eighth of its own, and what lies between is explained. Of channels
+           the module right around it hands on a result, made by a call within, that agrees so.
         4. Any other one: the nearest module around it agrees, with an error at most 1e-4 of its own.
 
         Each holds only if the module around it, and the model, have results that agree. Beside a mistake, by
@@ -358,9 +360,32 @@ class _Agreement:
         )
         if proof and order is not None and len(record.shape) - 1 not in order.moved:  # which is of channels
             return f"{_in_words(order)}, and what {_name(proof[0])} makes of it agrees"
+        if order is not None and (last := self._agreeing_end(key, error)):
+            return f"{_in_words(order)}, and what {last} makes of it agrees"
         if not is_inner(key) and self._errors.are_much_smaller(around[1], error, _UNDONE_AROUND):
             return f"it differs, and what {_name(around[0])} makes of it agrees"
         return ""
+
+    def _agreeing_end(self, key: Key, error: float | None) -> str:
+        """The call that ends the module right around a result, and agrees with an error that is much smaller.
+
+        Args:
+            key: Of the result.
+            error: Its own.
+
+        Returns:
+            "" if there is none.
+        """
+        parent = _enclosing(module_of(key.site))
+        if parent == ROOT_SITE:
+            return ""
+        results = self._results.get((key.rank, key.step, parent), ())
+        main = next((pair.reference for pair in results if pair.reference), None)
+        ends = [] if main is None else self._equal_and_agreeing(main)
+        within = [pair for pair in ends if pair.reference and lies_within(pair.reference.key.site, parent)]
+        if not within or not self._errors.are_much_smaller(within, error, _UNDONE):
+            return ""
+        return next(pair.reference.key.site for pair in within if pair.reference)
 
     def why_parameter_differs(self, pair: Pair) -> str:
         """By which results a difference of a parameter is undone; "" if by none.

@@ -169,6 +169,7 @@ def _propose_other_shapes(context: PairContext) -> Iterator[Hypothesis]:
     side = "reference" if longer is r else "target"
     more = f"{extra} {_plural(name, extra)} more"
     where = name if name.startswith("axis ") else f"its {_plural(name)}"
+    all_hint = f"The {side} has all tokens, and the other side the last one alone."
     for start in dict.fromkeys((*range(min(extra + 1, _MOST_STARTS)), extra)):
         yield Hypothesis(
             "token-shift" if name == "token" else "padded",
@@ -178,7 +179,11 @@ def _propose_other_shapes(context: PairContext) -> Iterator[Hypothesis]:
             _slices(longer, axis, start, start + shorter.shape[axis]),
             None,
             log_alternatives=math.log(extra + 1),
-            hint=_HINTS["token"] if name == "token" else f"The {side} is padded along {where}.",
+            hint=f"The {side} is padded along {where}."
+            if name != "token"
+            else all_hint
+            if shorter.shape[axis] == 1 and start == extra
+            else _HINTS["token"],
             facts={"axis": axis, "before": start, "behind": extra - start, "longer": side},
         )
 

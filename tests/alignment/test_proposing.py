@@ -515,6 +515,27 @@ def test_what_is_contested_to_the_end_is_reported_with_its_candidates(tmp_path: 
 
 
 @pytest.mark.spec("ALN-29")
+def test_a_dump_without_order_has_the_last_layer_though_the_model_hands_its_result_on(tmp_path: Path) -> None:
+    """Names count nothing here: the last layer's result is the encoder's and the model's, too."""
+    rng, one = _rng(), {}
+    for stage, layers in enumerate((1, 2)):
+        for layer in range(layers):
+            for part in ("conv", "norm", ""):
+                one[f"layers.blocks.{stage}.{layer}.{part}".rstrip(".")] = _drawn(rng, D)
+    dump = {f"stage{site[14]}.block{site[16]}.{site[18:] or 'out'}": array for site, array in one.items()}
+    one["layers.blocks"] = one["layers"] = one["layers.blocks.1.1"]
+    np.savez(tmp_path / "dump.npz", **dump)
+    reference = _archive(tmp_path / "ref.h5", one)
+    alignment = propose(reference, open_archive(tmp_path / "dump.npz")).alignment
+    assert _unexplained(alignment) == []
+    found = _found(alignment, reference, open_archive(tmp_path / "dump.npz"))
+    assert found["layers.blocks.1.1"] == "stage1.block1.out"
+    (entry,) = (entry for entry in alignment.entries if "stage1.block1.out" in entry.text)
+    assert entry.evidence == "structure"
+    assert "others have the same, so that it makes no difference which" in entry.reason
+
+
+@pytest.mark.spec("ALN-29")
 def test_what_was_never_called_and_what_repeats_values_is_explained(tmp_path: Path) -> None:
     one = _run(1)
     both = {}

@@ -286,6 +286,34 @@ def test_steps_of_one_token_have_last_tokens_where_all_others_do(tmp_path: Path)
     assert [key for key, status in statuses(found).items() if status == "diverged"] == ["1/lm_head/output"]
 
 
+@pytest.mark.spec("ALN-40")
+@pytest.mark.parametrize("are_other_ids_made", [False, True])
+def test_a_prompt_of_last_logits_is_compared_with_ids_of_any_name(
+    tmp_path: Path, are_other_ids_made: bool
+) -> None:
+    """The target calls its ids x, and may go on with a token that it made itself, and not the reference."""
+    last = {
+        **full(),
+        "0/lm_head/output": LAST["1,1,v"],
+        "0/@root/input.position_ids": np.arange(5)[None],
+        "1/@root/input.input_ids": IDS[:, :1],
+        "1/@root/input.position_ids": np.array([[5]]),
+        "1/lm_head/output": LOGITS[:, :1],
+    }
+    whole = {**last, "0/lm_head/output": LOGITS}
+    whole["1/@root/input.input_ids"] = IDS[:, 1:2] if are_other_ids_made else IDS[:, :1]
+    names = {"input_ids": "x", "position_ids": "p"}
+    for name, other in names.items():
+        whole = {key.replace(name, other): array for key, array in whole.items()}
+    found = compared(tmp_path, last, whole, rtol=0.0, atol=0.0)
+    pair = next(pair for pair in found.pairs if pair.key == "0/lm_head/output")
+    assert pair.status == "identical"
+    given = {key.replace("x", "input_ids"): array for key, array in whole.items()}
+    given["0/@root/input.input_ids"] = IDS + 1
+    found = compared(tmp_path, last, given, rtol=0.0, atol=0.0)
+    assert statuses(found)["0/lm_head/output"] == "shape-mismatch"
+
+
 @pytest.mark.spec("ALN-220")
 def test_the_argument_of_a_result_of_last_tokens_is_compared_with_those(tmp_path: Path) -> None:
     noise = np.random.default_rng(3).normal(size=(1, 5, 16)).astype("f4")

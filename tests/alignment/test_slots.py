@@ -493,3 +493,34 @@ def test_a_result_that_the_reference_hands_on_times_its_factor_is_not_paired(
     other |= {"end/output": behind[3]}
     _, found = proposed(tmp_path, one, other)
     assert ("embed/output" in found) is not is_handed_on
+
+
+@pytest.mark.spec("ALN-31")
+@pytest.mark.parametrize("are_weights_known", [True, False])
+def test_a_module_of_known_weights_is_given_its_argument_though_another_has_it_in_the_reference(
+    tmp_path: Path, are_weights_known: bool
+) -> None:
+    """The target gives its shortcut what the convolution is given: both tensors are right elsewhere."""
+    x, normed, made, short, wrong, out = (drawn() for _ in range(6))
+    one = {
+        "stem/output": x,
+        "conv/input.input": normed,
+        "conv/output": made,
+        "short/input.input": x,
+        "short/output": short,
+        "head/output": out,
+    }
+    other = {
+        "begin/output": x,
+        "c1/input.x": normed,
+        "c1/output": made,
+        "sc/input.x": normed,
+        "sc/output": wrong,
+        "end/output": drawn(),
+    }
+    parameters = {"conv": (D, D, 3), "c1": (D, D, 3)}
+    if are_weights_known:
+        parameters |= {"short": (D, D), "sc": (D, D)}
+    _, found = proposed(tmp_path, one, other, parameters=parameters)
+    assert found["conv/input.input"] == "c1/input.x"
+    assert found.get("short/input.input") == ("sc/input.x" if are_weights_known else None)

@@ -164,6 +164,38 @@ def test_another_order_within_what_is_explained_needs_what_is_green_around_both(
     assert status(found, "0/block.inner.norm/output") == expected
 
 
+@pytest.mark.spec("CMP-55")
+@pytest.mark.parametrize(
+    ("is_out_right", "is_the_end", "expected"),
+    [(True, True, "explained"), (False, True, "diverged"), (True, False, "diverged")],
+)
+def test_channels_in_another_order_are_explained_if_the_call_that_ends_their_module_agrees(
+    make_archive: MakeArchive, is_out_right: bool, is_the_end: bool, expected: str
+) -> None:
+    """As of fused projections, laid out otherwise: the port has no module for the attention itself."""
+    fused, out, result, other = (RNG.normal(size=(8, 6, 4)).astype(np.float32) for _ in range(4))
+
+    def layer(fused: Any, out: Any, result: Any, dtype: str) -> Any:
+        tensors = {
+            "0/block/input.x": ROWS,
+            "0/block.attn.qkv/output": fused,
+            "0/block.attn.out/output": out,
+            "0/block.attn/output": out if is_the_end else other,
+            "0/block/output": result,
+            "0/@root/output": result,
+        }
+        if dtype == "bfloat16":
+            del tensors["0/block.attn/output"]
+        paths = ("", "block", "block.attn", "block.attn.qkv", "block.attn.out")
+        modules = [{"path": path, "class": "my.Module"} for path in paths]
+        return make_archive(tensors, run={"modules": modules, "scope": {"inputs": True}, "dtype": dtype})
+
+    almost = out * np.float32(1 + 2.0**-9) if is_out_right else out + np.float32(0.1)
+    right = result * np.float32(1 + 2.0**-9)
+    found = compare(layer(fused, out, result, "float32"), layer(fused[..., ::-1], almost, right, "bfloat16"))
+    assert status(found, "0/block.attn.qkv/output") == expected
+
+
 def decoded(
     make: MakeArchive, keys: list[Any], values: list[Any], logits: list[Any], *, steps: int = 3
 ) -> Any:

@@ -368,6 +368,22 @@ def test_damaged_metadata_are_no_error(look: Look) -> None:
     assert look(damaged, damaged).items == ()
 
 
+@pytest.mark.spec("PRE-7")
+def test_a_convolution_of_one_place_as_a_linear_layer_is_the_same_product(look: Look) -> None:
+    def side(*classes: str, weight: list[int]) -> dict[str, Any]:
+        parameters = {"weight": {"shape": weight}, "bias": {"shape": [8]}}
+        modules = [(f"h.{i}", name) for i, name in enumerate(classes)]
+        return tree(*modules, h_2={"parameters": parameters})
+
+    conv, own = "torch.nn.modules.conv.Conv2d", "my.ConvL"
+    ours = side(conv, conv, conv, weight=[8, 4, 1, 1])
+    linear = "torch.nn.modules.linear.Linear"
+    items = look(ours, side(own, own, linear, weight=[8, 4])).items
+    assert [item.explains for item in items if item.kind == "modules"] == [False]  # all others are of another
+    items = look(ours, side(own, own, linear, weight=[8, 2])).items
+    assert [item.name for item in items if item.kind == "modules" and item.explains] == ["h.2"]
+
+
 @pytest.mark.spec("PRE-7", "PRE-10")
 def test_layers_that_were_replaced_alike_are_one_line(look: Look) -> None:
     blocks = range(40)

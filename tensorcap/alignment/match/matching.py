@@ -93,6 +93,20 @@ class Matching(Pairs):
             return [c for c in candidates if c.nats >= WEIGHTS.proof and self._is_plain(c)]
         return [c for c in candidates if c.nats >= WEIGHTS.proof or c.is_named]
 
+    def accept_tied(self) -> None:
+        """Accept what values prove of runs without an order, where several sites of a side have equal values.
+
+        It makes no difference which of them it is; layers go before what hands on the last one's result.
+        """
+        proven = [c for c in self._candidates.values() if c.nats >= WEIGHTS.proof]
+        if self.is_ordered:
+            return
+        for candidate in sorted(proven, key=lambda c: (not self.template_partners.get(c.reference), c.order)):
+            places = tuple(place for place in candidate.places if place in candidate.agreeing)
+            if places and all(self._may_accept(candidate, place) for place in places):
+                candidate.is_tied = True
+                self.accept(candidate, places)
+
     def best_similarity(self, reference: str, targets: Collection[str]) -> float:
         """What structure says at most for a proven candidate of one of these site templates that is free."""
         wanted = (c for c in self._candidates.values() if c.reference == reference or c.target in targets)

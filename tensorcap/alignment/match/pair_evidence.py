@@ -33,6 +33,7 @@ _ROUNDINGS: Final = 8  # of the coarser run, by which equal values differ at mos
 _LEAST: Final = 2.0**-16  # that they may differ by, however fine the dtype: sums in another order
 _UNRELATED: Final = 0.1  # of the size of most elements, by which errors are no rounding
 _TIED: Final = "ambiguous by values: others have the same, settled by order of results"
+_TIED_IN_NO_ORDER: Final = "ambiguous by values: others have the same, so that it makes no difference which"
 _TRANSPOSE: Final = ("transpose 0 1",)
 
 
@@ -264,7 +265,7 @@ class PairEvidence:
         """What other tensors say: that they have the same values, or those that this one should have."""
         doubts = []
         if candidate.is_tied:
-            doubts.append(_TIED)
+            doubts.append(_TIED if self._matching.is_ordered else _TIED_IN_NO_ORDER)
         if candidate.is_named:
             others = [self._matching.find_values_elsewhere(candidate, place) for place in candidate.places]
             elsewhere = sorted({name for name in others if name})

@@ -133,6 +133,11 @@ def pair_all_outputs_by_values(state: MatchState) -> None:
     state.matching.accept_proven(is_plain=False)
 
 
+def pair_tied(state: MatchState) -> None:
+    """Pair what values prove where runs without an order have several sites of equal values."""
+    state.matching.accept_tied()
+
+
 def pair_by_parameters(state: MatchState) -> None:
     """Pair main outputs of modules that alone on both sides hold the same parameters, bit for bit or rounded.
 

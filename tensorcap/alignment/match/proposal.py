@@ -51,6 +51,7 @@ from tensorcap.alignment.match.passes import (
     pair_by_parameters,
     pair_main_outputs_by_values,
     pair_remaining_names,
+    pair_tied,
     run_passes,
 )
 from tensorcap.alignment.match.placement import complete_templates, pair_by_place, pair_lone_children
@@ -85,6 +86,7 @@ PASSES: Final = (
     Pass("parameters", pair_remaining_rounded),
     Pass("weights", pair_by_weights),
     Pass("contents", pair_by_contents),
+    Pass("values", pair_tied),
     Pass("members", complete_templates),  # from here on values prove nothing: place, shapes, nesting
     Pass("placement", pair_by_place),
     Pass("fused_shapes", fuse_by_shapes),  # within modules that place has paired

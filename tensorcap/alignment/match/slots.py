@@ -315,10 +315,28 @@ class Slots:
         sites = self.matching.sites_of(candidate, place)
         results_are = self.matching.are_near(*sites)
         if pair[0] != pair[1] and results_are is False and self._are_right(one, other):
-            return True
+            return not self._take_one_each(candidate, place)
         if results_are and self._distance(one, other) <= _UNDONE * self.matching.distance_between(*sites):
             return False
         return results_are is not False if pair[0] != pair[1] else results_are is True
+
+    def _take_one_each(self, candidate: Candidate, place: Place) -> bool:
+        """Whether two modules of the same weights are given one tensor of floats each: whatever that is.
+
+        A shortcut that is given the norm's result holds another tensor that is right, and is wrong by it.
+        """
+        sites = self.matching.sites_of(candidate, place)
+        modules = [side.module(site) for side, site in zip(self.matching.sides, sites, strict=True)]
+        are_leaves = all(
+            known.get(module) == _MATRICES and not side.by_site[site][0].inside
+            for known, module, side, site in zip(
+                self._works, modules, self.matching.sides, sites, strict=True
+            )
+        )
+        is_proven = candidate.has_equal_parameters or bool(candidate.because)
+        members = self.matching.members_of(candidate, place)
+        given = [[r for r in m.arguments.values() if r.dtype.kind == "float"] for m in members]
+        return are_leaves and is_proven and [*map(len, given)] == [1, 1]
 
     def _are_right(self, record: Record, other: Record) -> bool:
         """Whether both are made or used by modules whose results agree, so that neither is wrong.

@@ -79,7 +79,7 @@ def match_tokens(mapping: ResolvedMapping) -> ResolvedMapping:
     except UsageError:  # nothing says which tokens there are
         return original
     count = len(tokens.pairs)
-    if tokens.unequal_ids or not count == tokens.reference.count == tokens.target.count:
+    if tokens.unequal_given or not count == tokens.reference.count == tokens.target.count:
         return original  # the runs were fed other tokens, which is an error to be reported
     regrouped = [number for number in unlike if _are_regrouped(links_by_entry[number])]
     if len(regrouped) < max(2, _TIMES * _count_in_place(mapping, tokens)):

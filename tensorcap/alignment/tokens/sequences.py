@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -323,7 +323,7 @@ def _collect_inputs(archive: Archive, places: Mapping[str, str]) -> dict[int, di
         if not any(role in records for records in by_step.values()):
             raise UsageError(f"{archive.path}: has no {place!r}, which [tokens] names as the {role}")
     if "ids" not in places:  # what the whole model was given may not have been recorded
-        for record in _find_embeddings(archive):
+        for record in (*_find_embeddings(archive), *_find_lone_ids(archive, by_place)):
             by_step.setdefault(record.key.step, {}).setdefault("ids", record)
     return {step: records for step, records in sorted(by_step.items()) if "ids" in records}
 
@@ -340,6 +340,29 @@ def _add_masks(
             masks = [r for r in like if is_mask(archive, r, like)]
             if len(masks) == 1:
                 roles["mask"] = masks[0]
+
+
+def _find_lone_ids(archive: Archive, by_place: Mapping[str, Sequence[Record]]) -> Sequence[Record]:
+    """The ids of a model that has another name for them: its only input of whole numbers (row, position).
+
+    Positions, which rise by one in each row, masks of zeros and ones, and kinds of sentences are none.
+    """
+    others = {name for role, names in ROLES.items() if role != "ids" for name in names}
+    found = []
+    for place, records in by_place.items():
+        name = place.removeprefix(_OF_MODEL)
+        is_other = name in others or any(word in name for word in _OF_SENTENCES)
+        if place.startswith(_OF_MODEL) and not is_other and all(map(_may_be_ids, records)):
+            values = [archive.load(record) for record in records]
+            is_mask = all(np.isin(each, (0, 1)).all() for each in values)
+            if not is_mask and any((np.diff(each, axis=1) != 1).any() for each in values):
+                found.append(records)
+    return found[0] if len(found) == 1 else ()
+
+
+def _may_be_ids(record: Record) -> bool:
+    is_whole = record.dtype.is_whole and record.dtype.kind != "bool"
+    return is_whole and len(record.shape) == 2 and record.size <= _MOST
 
 
 def _find_embeddings(archive: Archive) -> list[Record]:

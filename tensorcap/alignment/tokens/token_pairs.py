@@ -57,12 +57,15 @@ class TokenAlignment:
         pairs: For each token that both have: the reference's step and cell, the target's step and cell;
             in the reference's order.
         unequal_ids: How many of them have other ids on the other side.
+        unequal_given: How many of these were given: a step that goes on with one token of a sequence may be
+            fed what the side itself made.
     """
 
     reference: Tokens
     target: Tokens
     pairs: Array
     unequal_ids: int
+    unequal_given: int
 
     @classmethod
     def of(cls, reference: Archive, target: Archive, rule: TokenRule) -> TokenAlignment:
@@ -84,18 +87,22 @@ class TokenAlignment:
             if rule.step == MATCH
             else _by_number(sequences, target_sequences)
         )
-        rows, unequal = [], 0
+        rows, unequal, unequal_given = [], 0, 0
         for sequence, target_sequence, count in pairs_of_sequences:
             columns = (sequence.steps, sequence.cells, target_sequence.steps, target_sequence.cells)
             rows.append(np.stack([column[:count] for column in columns], axis=1))
             if sequence.ids is not None and target_sequence.ids is not None:
-                unequal += int((sequence.ids[:count] != target_sequence.ids[:count]).sum())
+                is_unequal = sequence.ids[:count] != target_sequence.ids[:count]
+                is_made = _is_alone(sequence)[:count] & _is_alone(target_sequence)[:count]
+                unequal += int(is_unequal.sum())
+                unequal_given += int((is_unequal & ~is_made).sum())
         pairs = np.concatenate([*rows, np.empty((0, 4), np.int64)]).astype(np.int64)
         if not len(pairs):
             raise UsageError(
                 f"{rule.step}: {target_tokens.where} has none of the {tokens.count} tokens of {tokens.where}"
             )
-        return cls(tokens, target_tokens, pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))], unequal)
+        ordered = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+        return cls(tokens, target_tokens, ordered, unequal, unequal_given)
 
     @property
     def text(self) -> str:
@@ -168,6 +175,13 @@ def _divided(
         parts = [None] * len(lengths) if whole.ids is None else np.split(whole.ids, ends)
         sides[i] = replace(side, sequences=tuple(map(TokenSequence, parts, *columns)), has_bounds=True)
     return sides[0].sequences, sides[1].sequences
+
+
+def _is_alone(sequence: TokenSequence) -> Array:
+    """Which tokens were fed alone, in steps behind the first."""
+    steps = sequence.steps
+    is_alone: Array = (np.bincount(steps, minlength=1)[steps] == 1) & (steps != steps[:1])
+    return is_alone
 
 
 def _by_number(reference: Iterable[TokenSequence], target: Iterable[TokenSequence]) -> _Found:

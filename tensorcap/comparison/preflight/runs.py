@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tensorcap.comparison.preflight.configuration import ABSENT, config_differences
@@ -28,6 +28,7 @@ _SETTINGS: Final = {
     "inputs": ("How inputs were made; their values are compared as such.", False),
 }
 
+_PRODUCTS: Final = ("Linear", "Conv1D", "Conv1d", "Conv2d", "Conv3d")  # classes that multiply by a weight
 _RANK_PREFIX: Final = re.compile(r"^[A-Za-z]*Parallel(?=[A-Z])")  # of classes whose tensors ranks hold
 # Classes that run the one module in them as it is, and its name in them
 _WRAPPERS: Final = {
@@ -114,6 +115,8 @@ def compare_classes(reference: Archive, target: Archive) -> Iterator[Item]:
     for ours, theirs in sorted(counts, key=lambda names: (names[0] != names[1], -counts[names])):
         mostly.setdefault(ours, theirs)
     for path, (ours, theirs) in pairs.items():
+        if _are_one_product(common[path]):
+            continue
         if theirs != mostly[ours] and not all(_is_form_of(ours, name) for name in (theirs, mostly[ours])):
             stayed = "stayed what they are" if mostly[ours] == ours else f"became {short_name(mostly[ours])}"
             text = f"Other modules of this class {stayed}."
@@ -128,6 +131,17 @@ def compare_classes(reference: Archive, target: Archive) -> Iterator[Item]:
             text = f"{which} of another implementation."
             sides = _class_texts(ours, theirs, common[first])
             yield make_item("modules", short_name(ours), *sides, text, explains=False, rank=1)
+
+
+def _are_one_product(modules: Sequence[ModuleInfo]) -> bool:
+    """Whether both multiply by a matrix of the same sizes, as a convolution of 1 x 1 and a linear layer."""
+    sizes = []
+    for module in modules:
+        weight = module.parameters.get("weight")
+        if short_name(module.class_name) not in _PRODUCTS or weight is None or weight.shape is None:
+            return False
+        sizes.append(([size for size in weight.shape if size != 1], "bias" in module.parameters))
+    return sizes[0] == sizes[1]
 
 
 def _is_form_of(name: str, other: str) -> bool:
