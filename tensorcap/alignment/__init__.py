@@ -26,6 +26,7 @@ from tensorcap.alignment.joined_steps import in_own_steps, joined_steps_of
 from tensorcap.alignment.links import Link, place_of
 from tensorcap.alignment.map_file import map_text, write_map
 from tensorcap.alignment.mapping import (
+    WITH_OTHER_VALUES,
     Alignment,
     Entry,
     LeftOver,
@@ -48,6 +49,7 @@ from tensorcap.alignment.views import (
 
 __all__ = [
     "NO_MAPPING",
+    "WITH_OTHER_VALUES",
     "Aligned",
     "Alignment",
     "Coverage",

@@ -25,6 +25,8 @@ Values = tuple[str, ...]
 
 SIDE_NAMES: Final[tuple[SideName, SideName]] = ("reference", "target")
 
+WITH_OTHER_VALUES: Final = "with other values it may be "  # why a result of a target in few bits is lost
+
 _VARIABLE: Final = re.compile(r"\{([A-Za-z_]\w*)([+-]\d+)?\}")
 _RANGE: Final = re.compile(r"(\d+)-(\d+)")
 _CALL: Final = re.compile(r"[^/]@\d+(?:/|$)")

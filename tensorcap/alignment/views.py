@@ -38,7 +38,7 @@ from tensorcap_formats.keys import (
     unescape,
 )
 from tensorcap_formats.records import Record
-from tensorcap_formats.run_info import ModuleInfo, RunInfo
+from tensorcap_formats.run_info import ModuleInfo, RunInfo, TensorInfo
 from tensorcap_formats.view import ArchiveView
 
 UNMAPPED = "unmapped"  # stands before the site of a record that nothing was mapped to
@@ -208,11 +208,12 @@ def _modules_of_parts(info: RunInfo, links: Iterable[Link]) -> dict[str, ModuleI
         whole = info.modules.get(link.target[0].key.site)
         for record, shape in zip(link.reference, link.shapes, strict=True):
             site, name = record.key.site, unescape(record.key.slot.partition(".")[2])
-            held = None if whole is None else whole.parameters.get(name)
-            if whole is None or held is None:
+            if whole is None:
                 continue
+            held = whole.parameters.get(name)  # none of what is packed under another name
             part = parts.get(site, replace(whole, parameters={}, buffers={}))
-            tensor = replace(held, shape=shape, digest="", statistics=None)
+            tensor = replace(held or TensorInfo(shape, link.target[0].dtype.name), shape=shape)
+            tensor = replace(tensor, digest="", statistics=None)
             parts[site] = replace(part, parameters={**part.parameters, name: tensor})
     return parts
 

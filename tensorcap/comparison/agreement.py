@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tensorcap.alignment import MappedArchive
+from tensorcap.alignment import WITH_OTHER_VALUES, MappedArchive
 from tensorcap.comparison.divergence import first_divergence
 from tensorcap.comparison.element_order import ElementOrder, find_order
 from tensorcap.comparison.folded_results import FoldedResults
@@ -86,7 +86,7 @@ def _explained_once(
     agreement = _Agreement(reference, target, pairs, errors)
 
     def explained(pair: Pair) -> Pair:
-        if pair.reference is None or pair.reference.key.is_bare:
+        if pair.reference is None or pair.reference.key.is_bare or pair.reason.startswith(WITH_OTHER_VALUES):
             return pair
         reason = ""
         if pair.status in _MISSING and not selection.is_required(pair.key):

@@ -198,3 +198,25 @@ def test_parts_of_a_fused_weight_are_in_few_bits(tmp_path: Path, *, has_rows: bo
         found = {pair.key: pair.status for pair in compare(reference, target, mapping=mapping).pairs}
     assert found["0/q/param.weight"] == "within-rounding"
     assert (found["0/k/param.weight"] == "within-rounding") is (times == 1)
+
+
+@pytest.mark.spec("ALN-361")
+@pytest.mark.parametrize("is_there", [True, False], ids=["with-other-values", "not-computed"])
+def test_a_result_that_the_target_has_with_other_values_is_not_explained_by_what_comes_of_it(
+    tmp_path: Path, *, is_there: bool
+) -> None:
+    """A norm by the variance is no fusion, though few bits hide what comes of it."""
+    words, normed, hidden = (RNG.standard_normal((6, 16)) for _ in range(3))
+    weight, step = in_bits(WEIGHTS["layers.0.q"], 8)
+    ours = {"words/output": words, "norm/output": normed, "mix/output": hidden}
+    ours |= {"head/param.weight": WEIGHTS["layers.0.q"], "head/output": RESULTS["layers.0.q"]}
+    theirs = {"w/output": noisy(words, 0.01)}
+    theirs |= {f"@root:{op}/output": noisy(normed, 0.2) for op in ("Sub", "Div") if is_there}
+    theirs |= {"m/output": noisy(hidden, 0.003), "h/output": noisy(RESULTS["layers.0.q"], 0.003)}
+    theirs |= {"h/param.weight": weight, "h/param.weight_step": step}
+    target = archive(tmp_path / "tgt.h5", theirs, dequantised=["weight"], numbers={"weight": "int8"})
+    found = {pair.key: pair for pair in compare(archive(tmp_path / "ref.h5", ours), target).pairs}
+    norm = next(pair for key, pair in found.items() if key.endswith("norm/output"))
+    assert (norm.status, "with other values it may be @root:" in norm.reason) == (
+        ("unmapped", True) if is_there else ("explained", False)
+    )

@@ -12,9 +12,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tensorcap.adapters.torch.packed_weights import quantised_weights
 from tensorcap.comparison import compare
 from tensorcap.session import capture_workload
 from tensorcap.workload import Workload
+from tensorcap_formats.dtypes import Array
 from tensorcap_formats.open import open_archive
 
 LEVELS = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
@@ -161,3 +163,38 @@ def test_other_tensors_stay_what_they_are(tmp_path: Path, tensors: dict[str, tor
     with open_archive(captured(tmp_path, "t", nn.Sequential(holder))) as archive:
         slots = {r.key.slot for r in archive.records if r.key.slot.startswith(("param.", "buffer."))}
         assert slots == {f"buffer.{name}" for name in tensors}
+
+
+class TwoInAByte(nn.Module):
+    """A layer of its own: numbers of four bits, two in a byte, in groups of four with a zero point each."""
+
+    def __init__(self, *, is_high_first: bool) -> None:
+        super().__init__()
+        random = np.random.default_rng(3)
+        self.numbers = random.integers(0, 16, (6, 16), dtype=np.uint8)
+        self.scales = random.random((6, 4), dtype=np.float32) + 0.5
+        self.zeros = random.integers(4, 12, (6, 4), dtype=np.uint8)
+        first, second = self.numbers[:, ::2], self.numbers[:, 1::2]
+        packed = first << 4 | second if is_high_first else second << 4 | first
+        self.register_buffer("packed", torch.from_numpy(packed))
+        self.register_buffer("zero", torch.from_numpy(self.zeros))
+        self.scale = nn.Parameter(torch.from_numpy(self.scales))
+
+    @property
+    def weight_in_floats(self) -> Array:
+        groups = self.numbers.reshape(6, 4, 4).astype(np.float32) - self.zeros[..., None]
+        weight: Array = (groups * self.scales[..., None]).reshape(6, 16)
+        return weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ torch.from_numpy(self.weight_in_floats).T
+
+
+@pytest.mark.spec("CAP-330")
+@pytest.mark.parametrize("is_high_first", [False, True])
+def test_two_numbers_in_a_byte_of_a_layer_that_does_not_say_its_inputs(*, is_high_first: bool) -> None:
+    layer = TwoInAByte(is_high_first=is_high_first)
+    found = quantised_weights(layer)
+    assert [*found] == ["weight"]
+    assert found["weight"].number == "uint4"
+    np.testing.assert_array_equal(found["weight"].values().detach().numpy(), layer.weight_in_floats)

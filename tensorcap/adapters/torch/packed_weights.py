@@ -47,7 +47,9 @@ _NIBBLES: Final = 8  # numbers of four bits in an int32
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)  # place of each of eight outputs among the nibbles (AutoAWQ)
 _BYTES: Final = {torch.int8: "int8", torch.uint8: "uint8"}
 _SCALES: Final = ("_scale", "_scales", "_scale_inv", "_absmax")  # behind the name of a weight
-_ZEROS: Final = ("_zero_point", "_zero_points", "_zeros")
+_ZEROS: Final = ("_zero_point", "_zero_points", "_zeros", "_zero")
+_LONE_SCALES: Final = ("scale", "scales", "SCB")  # where one weight is held
+_LONE_ZEROS: Final = tuple(end.removeprefix("_") for end in _ZEROS)
 _PROBES: Final = 4  # inputs that tell readings of one weight apart
 _AS_MADE: Final = 0.03  # of what a module makes of these, that a reading may leave; int8 inputs leave 0.01
 _MOST_FLOATS: Final = 4  # tensors besides a matrix of bytes that are tried as its scales
@@ -344,9 +346,10 @@ def _of_bytes(
     """Yield the name and the readings of each weight of bytes beside its scales."""
     held = [n for n, t in tensors.items() if t.ndim > 1 and (t.dtype in _BYTES or _is_float8(t))]
     held = [name for name in held if not name.endswith((_BLOCKS, *_SCALES, *_ZEROS))]
+    held = [name for name in held if name not in (*_LONE_SCALES, *_LONE_ZEROS)]
     for name in held:
         packed = tensors[name]
-        alone = ("scale", "scales", "SCB") if len(held) == 1 else ()
+        alone: tuple[str, ...] = _LONE_SCALES if len(held) == 1 else ()
         scales = next((tensors[n] for n in (*(name + end for end in _SCALES), *alone) if n in tensors), None)
         if scales is None:
             scales = getattr(packed, "SCB", None)  # of bitsandbytes: the largest of each row
@@ -354,39 +357,51 @@ def _of_bytes(
             continue
         if scales is getattr(packed, "SCB", None) or scales is tensors.get("SCB"):
             scales = scales / 127
-        alone = ("zero_point", "zero_points", "zeros") if len(held) == 1 else ()
+        alone = _LONE_ZEROS if len(held) == 1 else ()
         zeros = next((tensors[n] for n in (*(name + end for end in _ZEROS), *alone) if n in tensors), None)
         readings = list(_readings(module, packed, scales, zeros))
         if readings:
-            yield name, readings
+            is_alone = name == "packed" and alone != () and "weight" not in tensors
+            yield "weight" if is_alone else name, readings
 
 
 def _readings(
     module: nn.Module, packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None
 ) -> Iterator[QuantisedWeight]:
-    """Yield what bytes beside scales may mean, the most usual first."""
+    """Yield what bytes beside scales may mean, the most usual first.
+
+    Whether a byte holds two numbers of four bits is told by the inputs of the module, or left open.
+    """
     inputs = getattr(module, "in_features", None)
-    is_packed = packed.dtype in _BYTES and packed.ndim == 2 and inputs == 2 * packed.shape[1]
-    shape = (packed.shape[0], 2 * packed.shape[1]) if is_packed else tuple(packed.shape)
-    if not _fits(scales, shape) or (zeros is not None and not _fits(zeros, shape)):
-        return
-    steps, offsets = (_as_blocks(side, len(shape)) for side in (scales, zeros))
-    if steps is None:
-        return
-    if not is_packed:
+    is_whole = not (packed.dtype in _BYTES and packed.ndim == 2 and inputs == 2 * packed.shape[1])
+    if is_whole and (steps := _in_blocks(scales, zeros, tuple(packed.shape))) is not None:
         number = dtype_name(packed.dtype)
-        yield _affine(packed, number, lambda: packed, steps, offsets)
-        if packed.dtype == torch.uint8 and offsets is None:
-            yield _affine(packed, number, lambda: packed, steps, torch.full((1,) * len(shape), 128.0))
+        yield _affine(packed, number, lambda: packed, *steps)
+        if packed.dtype == torch.uint8 and steps[1] is None:
+            middle = torch.full((1,) * packed.ndim, 128.0)
+            yield _affine(packed, number, lambda: packed, steps[0], middle)
+    if packed.dtype not in _BYTES or packed.ndim != 2 or inputs not in (None, 2 * packed.shape[1]):
+        return
+    halves = _in_blocks(scales, zeros, (packed.shape[0], 2 * packed.shape[1]))
+    if halves is None:
         return
     codes = packed.view(torch.uint8)
     low, high = codes & 0x0F, codes >> 4
-    middle = torch.full((1, 1), 8.0) if offsets is None else offsets
+    middle = torch.full((1, 1), 8.0) if halves[1] is None else halves[1]
     for pair in ((low, high), (high, low)):
         numbers = torch.stack(pair, -1).flatten(-2)
         signed = ((numbers.to(torch.int16) + 8) & 15) - 8
-        yield _affine(packed, "uint4", partial(_itself, numbers), steps, middle)
-        yield _affine(packed, "int4", partial(_itself, signed), steps, offsets)
+        yield _affine(packed, "uint4", partial(_itself, numbers), halves[0], middle)
+        yield _affine(packed, "int4", partial(_itself, signed), *halves)
+
+
+def _in_blocks(
+    scales: torch.Tensor, zeros: torch.Tensor | None, shape: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    """Scales and zero points with an axis for each of a weight's; None if they do not fit its shape."""
+    if not _fits(scales, shape) or (zeros is not None and not _fits(zeros, shape)):
+        return None
+    return _as_blocks(scales, len(shape)), None if zeros is None else _as_blocks(zeros, len(shape))
 
 
 def _of_other_names(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, QuantisedWeight]:
@@ -472,9 +487,9 @@ def _is_float8(tensor: torch.Tensor) -> bool:
     return dtype_name(tensor.dtype).startswith("float8")
 
 
-def _as_blocks(scales: torch.Tensor | None, ndim: int) -> torch.Tensor | None:
+def _as_blocks(scales: torch.Tensor, ndim: int) -> torch.Tensor:
     """Scales with an axis for each of the weight's."""
-    if scales is None or scales.ndim == ndim:
+    if scales.ndim == ndim:
         return scales
     return scales.reshape(-1, *(1,) * (ndim - 1))
 

@@ -158,7 +158,7 @@ def propose(
     parameters, unsure, contested, failed = parameter_entries(
         slots, state.fusions, surveys, canonical, uses_values=uses_values, without=without
     )
-    unmatched = Unmatched(matching, surveys, slots.judge.bound, known_rules, target.info)
+    unmatched = Unmatched(matching, surveys, slots, known_rules, target.info)
     left_over += [*unsure, *unmatched.sites()]
     resolved, refusals = resolve_fitting(Alignment((*entries, *parameters)), reference, target)
     for entry, error in refusals:  # later calls have other shapes, or there are none of the same step

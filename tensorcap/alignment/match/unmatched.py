@@ -6,17 +6,21 @@ known to do no harm: its values have a counterpart under another name, or what i
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from tensorcap.alignment.layout import CLOSE
 from tensorcap.alignment.links import Link, place_of
-from tensorcap.alignment.mapping import SIDE_NAMES, Entry, LeftOver, unexplained
+from tensorcap.alignment.mapping import SIDE_NAMES, WITH_OTHER_VALUES, Entry, LeftOver, unexplained
 from tensorcap.alignment.match.contents import modules_in_few_bits
 from tensorcap.alignment.match.derived_outputs import ScaledResults
 from tensorcap.alignment.match.matching import Matching
+from tensorcap.alignment.match.slots import Slots
 from tensorcap.alignment.names import Rules, Survey, fold
 from tensorcap.runs import is_telling
 from tensorcap_formats.archive import Archive
@@ -29,6 +33,9 @@ Rivals = tuple[Mapping[str, Sequence[str]], Mapping[str, Sequence[str]]]
 
 _UNKNOWN: Final = "no counterpart was found"
 _SHOWN: Final = 3
+_BEYOND: Final = 4.0  # of what usual pairs differ by, that a result with other values differs by at least
+_LAST: Final = 8  # usual pairs
+_MOST_READ: Final = 2**26  # elements of results that may be lost ones
 
 
 class Unmatched:
@@ -37,7 +44,7 @@ class Unmatched:
     Args:
         matching: What is paired.
         surveys: The sites of both runs.
-        bound: How far equal values may be apart.
+        slots: Finds layouts, and says how far equal values may be apart.
         rules: What says which modules only one side has.
         target_run: The target's run metadata.
     """
@@ -46,11 +53,12 @@ class Unmatched:
         self,
         matching: Matching,
         surveys: tuple[Survey, Survey],
-        bound: float,
+        slots: Slots,
         rules: Rules,
         target_run: RunInfo,
     ) -> None:
         self._matching = matching
+        self._slots = slots
         self._surveys = surveys
         self._rules = rules
         self._target_run = target_run
@@ -67,12 +75,13 @@ class Unmatched:
         ]
         self._rivals = rivals(matching)
         in_few_bits = modules_in_few_bits(target_run)
+        self._has_few_bits, self._may_read = bool(in_few_bits), _MOST_READ
         self._in_few_bits = {  # modules without a partner, and how many numbers they hold
             site: max((record.size for (record, *_) in member.parameter_tensors.values()), default=0)
             for site, member in surveys[1].members.items()
             if site in in_few_bits and site in matching.sides[1].by_site and not matching.has_partner(1, site)
         }
-        self._scaled = ScaledResults(matching, bound)
+        self._scaled = ScaledResults(matching, slots.judge.bound)
 
     def sites(self) -> list[LeftOver]:
         """The results that are in no entry, by site or by slot, and the sites that were never called."""
@@ -233,6 +242,9 @@ class Unmatched:
                     f"the target's code leaves out the weights of {head}, and its other results agree",
                     True,
                 )
+            alike = self._find_alike(site) if i == 0 and not near else []
+            if alike:
+                return WITH_OTHER_VALUES + _some(alike), False
             if not near and matching.is_confirmed(i, site):
                 return f"nothing in the {other_side} has its values, and what comes of them agrees", True
         elif side.by_site[site][0].slot and matching.is_confirmed(i, site):
@@ -255,6 +267,42 @@ class Unmatched:
             for theirs, kept in self._in_few_bits.items()
             if kept in sizes and one.size(site) == other.size(theirs)
         ]
+
+    def _find_alike(self, site: str) -> list[str]:
+        """Results of a target with weights in few bits that may be a reference's, though they differ.
+
+        They are as large, those of the reference are not near them, and what differs is less than what they
+        have in common. That what comes of it agrees does not explain such a one: by what few bits round off
+        mistakes may agree as well.
+        """
+        matching, (one, other) = self._matching, self._matching.sides
+        if not self._has_few_bits:
+            return []
+        mine, records = one.fingerprints[site], one.records(site)
+        near: dict[str, str] = {}
+        for theirs in other.nearest.within(CLOSE, mine):
+            if not matching.has_partner(1, theirs) and not matching.find_near(1, theirs):
+                near.setdefault(other.result(theirs).digest or theirs, theirs)
+        alike = {}
+        for theirs in sorted(near.values(), key=lambda t: mine.distance(other.fingerprints[t]))[:_SHOWN]:
+            self._may_read -= 2 * mine.size
+            fit = self._slots.find_layout(records, other.records(theirs)) if self._may_read > 0 else None
+            if fit is not None and fit.residual is not None and fit.residual <= CLOSE:
+                alike[theirs] = fit.residual
+        usual = self._usual_residual(one.order(site)) if alike else 0.0
+        return [t for t in sorted(alike, key=alike.__getitem__) if alike[t] > _BEYOND * usual]
+
+    def _usual_residual(self, order: int) -> float:
+        """What layouts of the last pairs before a result of the reference, or of the first, leave, mostly."""
+        matching, (one, other) = self._matching, self._matching.sides
+        pairs = sorted((one.order(mine), mine, theirs) for mine, theirs in matching.partner[0].items())
+        end = bisect.bisect_left(pairs, (order,))
+        fits = (
+            self._slots.find_layout(one.records(mine), other.records(theirs))
+            for _, mine, theirs in pairs[max(0, end - _LAST) : end] or pairs[:_LAST]
+        )
+        left = [fit.residual for fit in fits if fit is not None and fit.residual is not None]
+        return statistics.median(left) if left else 0.0
 
     def _find_left_out_head(self, site: str) -> str:
         """The part of the reference, such as `pooler`, that makes a result of the model; "" if there is none.
@@ -312,5 +360,9 @@ def rivals(matching: Matching) -> tuple[dict[str, list[str]], dict[str, list[str
 
 
 def _could_be(options: Sequence[str]) -> str:
+    return f"could be {_some(options)}"
+
+
+def _some(options: Sequence[str]) -> str:
     more = f" and {len(options) - _SHOWN} more" if len(options) > _SHOWN else ""
-    return f"could be {' or '.join(options[:_SHOWN])}{more}"
+    return f"{' or '.join(options[:_SHOWN])}{more}"
