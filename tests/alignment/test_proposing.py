@@ -522,7 +522,9 @@ def test_a_dump_without_order_has_the_last_layer_though_the_model_hands_its_resu
         for layer in range(layers):
             for part in ("conv", "norm", ""):
                 one[f"layers.blocks.{stage}.{layer}.{part}".rstrip(".")] = _drawn(rng, D)
-    dump = {f"stage{site[14]}.block{site[16]}.{site[18:] or 'out'}": array for site, array in one.items()}
+    dump: dict[str, Any] = {
+        f"stage{site[14]}.block{site[16]}.{site[18:] or 'out'}": array for site, array in one.items()
+    }
     one["layers.blocks"] = one["layers"] = one["layers.blocks.1.1"]
     np.savez(tmp_path / "dump.npz", **dump)
     reference = _archive(tmp_path / "ref.h5", one)

@@ -518,7 +518,7 @@ def test_a_module_of_known_weights_is_given_its_argument_though_another_has_it_i
         "sc/output": wrong,
         "end/output": drawn(),
     }
-    parameters = {"conv": (D, D, 3), "c1": (D, D, 3)}
+    parameters: dict[str, tuple[int, ...]] = {"conv": (D, D, 3), "c1": (D, D, 3)}
     if are_weights_known:
         parameters |= {"short": (D, D), "sc": (D, D)}
     _, found = proposed(tmp_path, one, other, parameters=parameters)
