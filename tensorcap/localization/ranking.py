@@ -449,15 +449,18 @@ def _in_another_order(missing: Diagnosis, done: Explanation, key: str) -> Diagno
 def _diagnose_tensor(examination: _Examination, key: str, *, makes_calls: bool) -> Diagnosis | None:
     """Diagnose one tensor by the call of the suspect, or of the code that hands its result on.
 
-    That code is what is wrong if it explains the tensor, as by another one that it hands on, and the suspect
-    itself does not without numbers that were fitted.
+    That code is what is wrong if it explains the tensor, as by another one that it hands on, and no call of
+    the suspect does without numbers that were fitted.
     """
     module, parsed = examination.evidence.module, Key.parse(key)
     diagnosis = _diagnose_by(examination, module, key, makes_calls=makes_calls)
     is_result = parsed.slot.startswith("output")
     caller = parsed.site if is_result else caller_of(parsed.site, called_sites(examination.source.reference))
     mistake = find_mistake(diagnosis)
-    if mistake is not None and not mistake.parameters:
+    is_of_other_record = (
+        mistake is not None and mistake.kind == "operand-exchanged" and "key" in mistake.facts
+    )
+    if mistake is not None and not mistake.parameters and not is_of_other_record:
         return diagnosis
     if caller != module and is_within(module, caller):
         other = _diagnose_by(examination, caller, key, makes_calls=makes_calls)

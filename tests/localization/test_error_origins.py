@@ -246,7 +246,7 @@ def test_by_injection_who_makes_the_first_tensor_that_differs_is_accused_and_not
         run = InjectedRun(paths[1], reference, target, free, (), ())
         found = evidence_of_injection(run, free)
     assert [one.module for one in found.evidence] == ["core"]
-    assert found.evidence[0].reason == "merge hands this on, which is made in core."
+    assert found.evidence[0].reason == "@root hands this on, which is made in core."
 
 
 class Layer(nn.Module):

@@ -109,8 +109,13 @@ MISTAKES: dict[str, tuple[str, Run, str, str]] = {
     "update": ("gru", lambda own, x: gru(own, x, is_other=True), "gate-complement", "update_gate"),
     "reset": ("gru", lambda own, x: gru(own, x, is_early=True), "operations-order", "reset_after"),
     "forget": ("lstm", lambda own, x: lstm(own, x, forget=1.0), "offset", "forget_part"),
-    "back": ("lstm", lambda own, x: lstm(own, x, is_turned=False), "layout-differs", "flip"),
-    "gates": ("lstm", lambda own, x: lstm(own, x, order="iofg"), "parts-order", "chunk"),
+    "back": (
+        "lstm",
+        lambda own, x: lstm(own, x, is_turned=False),
+        "half-order",
+        "from the last to the first",
+    ),
+    "gates": ("lstm", lambda own, x: lstm(own, x, order="iofg"), "parameter-order", "gates of all cells"),
 }
 
 

@@ -323,8 +323,12 @@ def _collect_inputs(archive: Archive, places: Mapping[str, str]) -> dict[int, di
         if not any(role in records for records in by_step.values()):
             raise UsageError(f"{archive.path}: has no {place!r}, which [tokens] names as the {role}")
     if "ids" not in places:  # what the whole model was given may not have been recorded
-        for record in (*_find_embeddings(archive), *_find_lone_ids(archive, by_place)):
+        for record in _find_embeddings(archive):
             by_step.setdefault(record.key.step, {}).setdefault("ids", record)
+        steps = {record.key.step for records in by_place.values() for record in records}
+        if any("ids" not in by_step.get(step, {}) for step in steps):
+            for record in _find_lone_ids(archive, by_place):
+                by_step.setdefault(record.key.step, {}).setdefault("ids", record)
     return {step: records for step, records in sorted(by_step.items()) if "ids" in records}
 
 
@@ -353,7 +357,10 @@ def _find_lone_ids(archive: Archive, by_place: Mapping[str, Sequence[Record]]) -
         name = place.removeprefix(_OF_MODEL)
         is_other = name in others or any(word in name for word in _OF_SENTENCES)
         if place.startswith(_OF_MODEL) and not is_other and all(map(_may_be_ids, records)):
-            values = [archive.load(record) for record in records]
+            try:
+                values = [archive.load(record) for record in records]
+            except OSError:  # the comparison says so
+                continue
             is_mask = all(np.isin(each, (0, 1)).all() for each in values)
             if not is_mask and any((np.diff(each, axis=1) != 1).any() for each in values):
                 found.append(records)

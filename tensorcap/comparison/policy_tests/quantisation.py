@@ -17,7 +17,16 @@ _OWN: Final = ("gain", "gain_tail", "input_dependence", "own_error_leaf", "own_e
 _ESTIMATES: Final[Mapping[str, Collection[str]]] = {
     "quantisation": _OWN,
     "recomputed": (*_OWN, "attention_gain", "attention_gain_tail", "code_gain"),
-    "angles": (*_OWN, "attention_gain", "attention_gain_tail", "code_gain", "outlier_element", "growth"),
+    "angles": (
+        *_OWN,
+        "attention_gain",
+        "attention_gain_tail",
+        "code_gain",
+        "outlier_element",
+        "growth",
+        "row_gain",
+        "run_gain",
+    ),
 }
 
 
