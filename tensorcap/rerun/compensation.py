@@ -134,20 +134,23 @@ class Dependencies:
         """Those of some tensors that are not before an order of execution."""
         return sorted(text for text in texts if self._records[text].order >= order)
 
-    def chain(self, text: str, among: Collection[str], target: Archive) -> Iterator[str]:
+    def chain(
+        self, text: str, among: Collection[str], target: Archive, *, through_lacking: bool = False
+    ) -> Iterator[str]:
         """What a tensor may come from, through some key texts alone; without itself.
 
         Args:
             text: Key text of the tensor.
             among: The key texts.
             target: The other side, under the reference's keys. For what it lacks stands what holds the same
-                before, as a result does for the argument that hands it on, and if it lacks that too, what
-                that was made of: nothing is put in its place.
+                before, as a result does for the argument that hands it on.
+            through_lacking: Whether for what it lacks, too, stands what that was made of: nothing is put in
+                its place.
         """
         seen, waiting = {text}, [text]
+        made_of = self._made_of if through_lacking else self._of_in
         while waiting:
-            user = waiting.pop()
-            for source in sorted(self._made_of(user, target).intersection(among)):
+            for source in sorted(made_of(waiting.pop(), target).intersection(among)):
                 if source not in seen:
                     seen.add(source)
                     waiting.append(source)
@@ -425,7 +428,9 @@ class _Search(Generic[J]):
             self.undoing.update(undoing)
             self._inherits |= any(map(self._is_otherwise_wrong, owns.values()))
             for text in (one for one in self._bad if one in self.undoing):
-                chain = set(self._dependencies.chain(text, wrong & released, self._target))
+                chain = {
+                    *self._dependencies.chain(text, wrong & released, self._target, through_lacking=True)
+                }
                 start = self._firsts.setdefault(text, self._dependencies.first(chain))
                 for source in self._dependencies.since(start, chain):  # what comes before grew from a mistake
                     undone.setdefault(source, text)
