@@ -121,6 +121,7 @@ NEEDED_BY = {
         "tests/localization/llama.py",
         "tests/localization/test_calls_without_tensors.py",
         "tests/localization/test_exit_statuses.py",
+        "tests/localization/test_folded_ports.py",
         "tests/localization/test_other_padding.py",
         "tests/localization/test_padding.py",
         "tests/localization/test_rounding_alone.py",
