@@ -85,6 +85,24 @@ def test_padding_on_either_side_is_left_out_and_the_rest_lies_in_one_order(tmp_p
     assert np.array_equal(theirs, ours)
 
 
+@pytest.mark.spec("ALN-70", "ALN-320")
+@pytest.mark.parametrize("mask", ["attention_mask", "valid"])
+@pytest.mark.parametrize("ids", ["input_ids", "words"])
+def test_padding_on_the_other_side_is_found_by_inputs_of_any_names(
+    tmp_path: Path, ids: str, mask: str
+) -> None:
+    sides = [
+        {
+            key.replace(IDS, f"@root/input.{ids}").replace(MASK, f"@root/input.{mask}"): array
+            for key, array in _fed(given).items()
+        }
+        for given in (RIGHT, LEFT)
+    ]
+    found = compare(_archive(tmp_path / "ref.h5", sides[0]), _archive(tmp_path / "tgt.h5", sides[1]))
+    pair = next(pair for pair in found.pairs if pair.key == "0/net/output")
+    assert (pair.status, found.exit_status) == ("identical", 0)
+
+
 @pytest.mark.spec("ALN-77")
 def test_what_was_matched_and_what_was_not_is_reported(tmp_path: Path) -> None:
     found = _matched(tmp_path, _fed(RIGHT), _fed(LEFT), VALID)

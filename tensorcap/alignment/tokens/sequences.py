@@ -317,8 +317,6 @@ def _collect_inputs(archive: Archive, places: Mapping[str, str]) -> dict[int, di
         for place in [places[role]] if role in places else usual:
             for record in by_place.get(place, ()):
                 by_step.setdefault(record.key.step, {}).setdefault(role, record)
-    if "mask" not in places:
-        _add_masks(archive, by_step, by_place)
     for role, place in places.items():
         if not any(role in records for records in by_step.values()):
             raise UsageError(f"{archive.path}: has no {place!r}, which [tokens] names as the {role}")
@@ -329,6 +327,8 @@ def _collect_inputs(archive: Archive, places: Mapping[str, str]) -> dict[int, di
         if any("ids" not in by_step.get(step, {}) for step in steps):
             for record in _find_lone_ids(archive, by_place):
                 by_step.setdefault(record.key.step, {}).setdefault("ids", record)
+    if "mask" not in places:
+        _add_masks(archive, by_step, by_place)
     return {step: records for step, records in sorted(by_step.items()) if "ids" in records}
 
 
@@ -361,8 +361,8 @@ def _find_lone_ids(archive: Archive, by_place: Mapping[str, Sequence[Record]]) -
                 values = [archive.load(record) for record in records]
             except OSError:  # the comparison says so
                 continue
-            is_mask = all(np.isin(each, (0, 1)).all() for each in values)
-            if not is_mask and any((np.diff(each, axis=1) != 1).any() for each in values):
+            are_flags = all(np.isin(each, (0, 1)).all() for each in values)
+            if not are_flags and any((np.diff(each, axis=1) != 1).any() for each in values):
                 found.append(records)
     return found[0] if len(found) == 1 else ()
 
