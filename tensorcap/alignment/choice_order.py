@@ -42,11 +42,17 @@ class SortedChoices(ArchiveView):
         )
 
     def _with_digest(self, source: Archive, record: Record) -> Record:
-        """A record with the digest of its sorted rows, by which copies of choices are known."""
+        """A record with the digest of its sorted rows, by which copies of choices are known.
+
+        It has none if they cannot be read.
+        """
         chosen = self._chosen.get(record.key.text)
         if chosen is None or not record.digest:
             return record
-        rows = np.ascontiguousarray(_sorted(source, chosen, record))
+        try:
+            rows = np.ascontiguousarray(_sorted(source, chosen, record))
+        except OSError:  # the comparison says so
+            return replace(record, digest="")
         return replace(record, digest=digest(rows.data))
 
     def of_run(self, run: Archive) -> SortedChoices:
@@ -79,10 +85,8 @@ def in_one_order(reference: Archive, target: Archive) -> tuple[Archive, Archive]
     """View two archives with chosen experts in one order, if one does not have that of its weights (ALN-308).
 
     Returns:
-        The views; the archives as they are if few rows differ in their order alone.
-
-    Raises:
-        ReadError: Numbers of experts cannot be read.
+        The views; the archives as they are if few rows differ in their order alone. Of chosen experts that
+        cannot be read nothing is known.
     """
     sides = [_groups(archive) for archive in (reference, target)]
     if not all(sides) or not any(is_routing(chosen) for groups in sides for chosen, _ in groups):
@@ -90,25 +94,35 @@ def in_one_order(reference: Archive, target: Archive) -> tuple[Archive, Archive]
     results = [[group for group in groups if group[0].key.slot.startswith("output")] for groups in sides]
     if len(results[0]) != len(results[1]):
         return reference, target
-    for (ours, values), (theirs, other_values) in zip(*results, strict=True):
-        if ours.size != theirs.size or ours.shape[-1] != theirs.shape[-1] or ours.size > _MOST:
+    for groups in zip(*results, strict=True):
+        try:
+            is_other = _has_other_order((reference, target), groups)
+        except OSError:  # the comparison says so
             continue
-        if ours.digest and ours.digest == theirs.digest:
-            continue
-        one, other = (
-            archive.load(record).reshape(-1, record.shape[-1])
-            for archive, record in ((reference, ours), (target, theirs))
-        )
-        ordered, others = np.sort(one, axis=1), np.sort(other, axis=1)
-        if (ordered[:, 1:] == ordered[:, :-1]).any():
-            continue
-        is_same = (ordered == others).all(axis=1)
-        is_other = (one != other).any(axis=1)[is_same]
-        if is_same.mean() < _ALIKE or is_other.mean() < _OTHERWISE:
-            continue
-        if not (_are_by_size(reference, values[0]) and _are_by_size(target, other_values[0])):
+        if is_other:
             return SortedChoices(reference, sides[0]), SortedChoices(target, sides[1])
     return reference, target
+
+
+def _has_other_order(archives: tuple[Archive, Archive], groups: tuple[Group, Group]) -> bool:
+    """Whether rows of chosen experts differ in their order alone, which is not that of weights on a side."""
+    (ours, values), (theirs, other_values) = groups
+    if ours.size != theirs.size or ours.shape[-1] != theirs.shape[-1] or ours.size > _MOST:
+        return False
+    if ours.digest and ours.digest == theirs.digest:
+        return False
+    one, other = (
+        archive.load(record).reshape(-1, record.shape[-1])
+        for archive, record in zip(archives, (ours, theirs), strict=True)
+    )
+    ordered, others = np.sort(one, axis=1), np.sort(other, axis=1)
+    if (ordered[:, 1:] == ordered[:, :-1]).any():
+        return False
+    is_same = (ordered == others).all(axis=1)
+    is_other = (one != other).any(axis=1)[is_same]
+    if is_same.mean() < _ALIKE or is_other.mean() < _OTHERWISE:
+        return False
+    return not (_are_by_size(archives[0], values[0]) and _are_by_size(archives[1], other_values[0]))
 
 
 def _groups(archive: Archive) -> Sequence[Group]:

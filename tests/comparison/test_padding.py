@@ -330,3 +330,51 @@ def test_inputs_that_cannot_be_read_leave_all_else_compared(
     found = compare(*archives)
     assert [pair.key for pair in found.pairs if pair.status != "identical"] == [damaged]
     assert found.exit_status == 3
+
+
+@pytest.mark.spec("CMP-70", "ALN-40")
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("name", ["input_ids", "words"])
+def test_ids_that_cannot_be_read_leave_results_of_other_shapes_as_they_are(
+    make_archive: MakeArchive, side: int, name: str
+) -> None:
+    ids, logits = f"0/@root/input.{name}", tensor(ROWS, TOKENS, 32)
+    run = {ids: np.arange(ROWS * TOKENS)[::-1].reshape(ROWS, TOKENS), "0/mlp/output": BY_TOKEN}
+    archives = [
+        make_archive({**run, "0/head/output": head}, unreadable=ids if i == side else "")
+        for i, head in enumerate((logits, logits[:, -1:]))
+    ]
+    found = compare(*archives)
+    assert {pair.key: pair.status for pair in found.pairs} == {
+        ids: "unreadable",
+        "0/mlp/output": "identical",
+        "0/head/output": "shape-mismatch",
+    }
+    assert found.exit_status == 3
+
+
+@pytest.mark.spec("CMP-70", "ALN-308")
+@pytest.mark.parametrize("side", [0, 1])
+def test_chosen_experts_that_cannot_be_read_leave_those_of_other_layers_compared(
+    make_archive: MakeArchive, side: int
+) -> None:
+    """Of the layer itself nothing says any more in which order its weights are."""
+    random = np.random.default_rng(7)
+    chosen = np.array([random.permutation(8)[:3] for _ in range(24)])
+    weights = random.random((24, 3)).astype(np.float32)
+    archives = []
+    for i, order in enumerate((slice(None), slice(None, None, -1))):
+        run = {
+            f"0/{layer}.gate/output.{name}": values[:, order].copy()
+            for layer in "ab"
+            for name, values in (("weights", weights), ("chosen", chosen))
+        }
+        archives.append(make_archive(run, unreadable="0/a.gate/output.chosen" if i == side else ""))
+    found = compare(*archives)
+    assert {pair.key: pair.status for pair in found.pairs} == {
+        "0/a.gate/output.weights": "unreadable",
+        "0/a.gate/output.chosen": "unreadable",
+        "0/b.gate/output.weights": "identical",
+        "0/b.gate/output.chosen": "identical",
+    }
+    assert found.exit_status == 3

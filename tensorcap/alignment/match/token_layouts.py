@@ -76,7 +76,7 @@ def match_tokens(mapping: ResolvedMapping) -> ResolvedMapping:
         return original
     try:
         tokens = TokenAlignment.of(mapping.reference, mapping.target, TokenRule(VALID))
-    except UsageError:  # nothing says which tokens there are
+    except (UsageError, OSError):  # nothing says which tokens there are
         return original
     count = len(tokens.pairs)
     if tokens.unequal_given or not count == tokens.reference.count == tokens.target.count:
