@@ -79,7 +79,7 @@ def _is_compiled_wrapper(module: nn.Module) -> bool:
 
 @contextmanager
 def eager_mode() -> Iterator[None]:
-    """Run compiled functions, and the fused layers of `torch.nn`, as plain code until the block ends.
+    """Run compiled functions, and what kernels of `torch.nn` fuse, as plain code until the block ends.
 
     Raises:
         UsageError: This release of torch cannot do that.

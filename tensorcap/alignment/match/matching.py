@@ -98,9 +98,9 @@ class Matching(Pairs):
 
         It makes no difference which of them it is; layers go before what hands on the last one's result.
         """
-        proven = [c for c in self._candidates.values() if c.nats >= WEIGHTS.proof]
         if self.is_ordered:
             return
+        proven = [c for c in self._candidates.values() if c.nats >= WEIGHTS.proof]
         for candidate in sorted(proven, key=lambda c: (not self.template_partners.get(c.reference), c.order)):
             places = tuple(place for place in candidate.places if place in candidate.agreeing)
             if places and all(self._may_accept(candidate, place) for place in places):
