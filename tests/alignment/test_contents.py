@@ -417,3 +417,59 @@ def test_a_module_of_both_tables_is_not_the_one_whose_other_table_lies_elsewhere
     pairs = pairs_of(reference, ids, port.to(dtype), ids, tmp_path)
     assert ("norm/output", "norm/output") in pairs
     assert not [pair for pair in pairs if pair[0].startswith("places/") and pair[1].startswith("embed/")]
+
+
+class Half(nn.Module):
+    """What a recurrent cell makes of its input, or of its state: a product of its own, with a bias."""
+
+    def __init__(self, name: str, width: int = 16) -> None:
+        super().__init__()
+        self.name, self.bias = name, nn.Parameter(torch.zeros(width))
+        self.register_parameter(name, nn.Parameter(torch.zeros(width, width)))
+
+    def forward(self, x: Any) -> Any:
+        return x @ self.get_parameter(self.name).T + self.bias
+
+
+class Halves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_input, self.of_state, self.out = Half("weight_ih"), Half("weight_hh"), nn.Linear(16, 16)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(torch.tanh(self.of_input(x) + self.of_state(x.flip(0))))
+
+
+class Cell(nn.Module):
+    """Both halves in one module, whose bias is the sum of theirs."""
+
+    def __init__(self, halves: Any) -> None:
+        super().__init__()
+        self.weight_ih, self.weight_hh = halves.of_input.weight_ih, halves.of_state.weight_hh
+        self.bias = nn.Parameter(halves.of_input.bias + halves.of_state.bias)
+
+    def forward(self, x: Any) -> Any:
+        return x @ self.weight_ih.T + x.flip(0) @ self.weight_hh.T + self.bias
+
+
+class WithCell(nn.Module):
+    def __init__(self, halves: Any) -> None:
+        super().__init__()
+        self.cell, self.end = Cell(halves), halves.out
+
+    def forward(self, x: Any) -> Any:
+        return self.end(torch.tanh(self.cell(x)))
+
+
+@pytest.mark.spec("ALN-347")
+def test_one_bias_that_is_the_sum_of_two_is_neither_of_them(tmp_path: Path) -> None:
+    halves = drawn(Halves(), 3)
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(5))
+    for name, model in (("ref", halves), ("tgt", WithCell(halves).eval())):
+        with torch.no_grad(), tensorcap.capture(model, tmp_path / f"{name}.h5", params=True):
+            model(x)
+    found = tensorcap.compare(tmp_path / "ref.h5", tmp_path / "tgt.h5")
+    statuses = {pair.key: pair.status for pair in found.pairs}
+    assert statuses["0/of_input/param.weight_ih"] == statuses["0/of_state/param.weight_hh"] == "identical"
+    assert statuses["0/of_input/param.bias"] == statuses["0/of_state/param.bias"] == "explained"
+    assert found.exit_status == 0

@@ -218,8 +218,8 @@ def _cast_to(archived: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, s
     """Cast archived values to the dtype of the model's own; and how, "" if nothing was done.
 
     Floats are rounded. A mask sentinel beyond the range becomes the least finite value, not minus infinity.
-    A bool mask becomes one of 0 and the least finite value, and the other way round (POL-24); numbers of 0
-    and 1 become truth values, floats where the model's own are none of such a mask, and the other way round.
+    A bool mask becomes one of 0 and the least finite value, and the other way round (POL-24), unless the
+    floats are 0 and 1: these, and whole numbers of 0 and 1, become truth values, and the other way round.
 
     Raises:
         UsageError: A finite value would not be finite any more, a whole number would change, or only one
@@ -266,7 +266,7 @@ def _cast_to(archived: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, s
 
 
 def _is_by_number(archived: torch.Tensor, own: torch.Tensor) -> bool:
-    """Whether the floats among two masks are 1 where the bools are true, and not 0 where these let through.
+    """Whether of two masks the one of floats has 1 for true and 0 for false, and is not added to scores.
 
     Zeros alone may be either; they are numbers if no bool is true.
     """

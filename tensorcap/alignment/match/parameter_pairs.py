@@ -54,21 +54,24 @@ _BESIDE: Final = "the modules that hold them hold others of equal names that bel
 def pair_beside(state: MatchState) -> None:
     """Pair what two modules hold under one name, if all else of theirs that is paired is so.
 
-    A wrong scale, or a bias of another layer, makes other values, which prove nothing.
+    A wrong scale, or a bias of another layer, makes other values, which prove nothing. What would be the
+    partner of two, as one bias of a cell of the sum of both, is neither's.
     """
     matching = state.matching
     partners: dict[str, set[str]] = defaultdict(set)
     for one, other in matching.partner[0].items():
         (site, _, slot), (target_site, _, target_slot) = one.rpartition("/"), other.rpartition("/")
         partners[site].add(target_site if slot == target_slot else "")
-    places: dict[tuple[str, str], list[Place]] = defaultdict(list)
-    for place, (template, index) in matching.sides[0].by_site.items():
+    claims: dict[str, list[str]] = defaultdict(list)  # by what would be their partner
+    for place in matching.sides[0].by_site:
         site, _, slot = place.rpartition("/")
-        if len(partners[site]) != 1 or matching.has_partner(0, place):
+        if len(partners[site]) == 1 and not matching.has_partner(0, place):
+            claims[f"{next(iter(partners[site]))}/{slot}"].append(place)
+    places: dict[tuple[str, str], list[Place]] = defaultdict(list)
+    for other, claiming in claims.items():
+        if len(claiming) > 1 or other not in matching.sides[1].by_site or matching.has_partner(1, other):
             continue
-        other = f"{next(iter(partners[site]))}/{slot}"
-        if other not in matching.sides[1].by_site or matching.has_partner(1, other):
-            continue
+        template, index = matching.sides[0].by_site[claiming[0]]
         target_template, target_index = matching.sides[1].by_site[other]
         candidate = Candidate(template.name, target_template.name, ())
         if matching.sizes_fit(candidate, (index, target_index)):
