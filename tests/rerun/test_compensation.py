@@ -374,12 +374,26 @@ def test_of_two_that_make_up_for_each_other_each_shows_it_whatever_their_order(
         errors = {"block.first": 0.5, "block.second": error, "block": 0.5 if is_wrong else 0.002}
         return Run(errors, frozenset(errors) if is_wrong else frozenset({"block.first", "block.second"}))
 
-    settled = settle(run(frozenset()), run, Dependencies(reference), target)
+    settled = settle(run(frozenset()), run, Dependencies(reference, target))
     assert set(settled.undone) == (set(slots) if are_undone else set())
     assert {own.status for own in settled.own_errors[:2]} == {"explained" if are_undone else "diverged"}
     is_hidden = error < 0.002
     assert ({slots[0]} in runs) is not is_hidden
     assert ({slots[1]} in runs) is ("first" in shows and not is_hidden)  # else what it shows counts nothing
+
+
+@pytest.mark.spec("RPL-50")
+def test_nothing_is_judged_again_if_nothing_is_wrong(tmp_path: Path) -> None:
+    values = {"0/block/input.x": np.ones((8, 4), np.float32), "0/block/output": np.ones((8, 4), np.float32)}
+    reference, target = (new_archive(tmp_path / f"{side}.h5", values) for side in ("ref", "tgt"))
+    first, runs = Run({"block": 0.002}, frozenset()), list[frozenset[str]]()
+
+    def run(released: frozenset[str]) -> Run:
+        runs.append(released)
+        return first
+
+    settled = settle(first, run, Dependencies(reference, target), replaced=["0/block/input.x"])
+    assert (settled.judged, runs) == (first, [])
 
 
 @pytest.mark.spec("RPL-100")
