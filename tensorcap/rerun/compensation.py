@@ -391,7 +391,7 @@ class _Search(Generic[J]):
             left = {text: by for text, by in undone.items() if text not in guilty and by not in fresh}
             rejected |= undoing & fresh
             undoing -= fresh
-            if len(left) == len(undone):  # no longer kept by what it undoes, it is left in place itself
+            if len(left) == len(undone):  # what is wrong itself would be left in place, as it undoes nothing
                 left = {text: by for text, by in undone.items() if text not in rejected}
             if not left or len(left) == len(undone):
                 break
