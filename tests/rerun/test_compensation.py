@@ -421,6 +421,32 @@ def test_what_is_as_wrong_as_before_says_nothing_of_what_is_undone(
     assert ("0/block.first/output" in settled.undone) is is_undone
 
 
+@pytest.mark.spec("RPL-50")
+@pytest.mark.parametrize(
+    ("replaced", "is_undone"),
+    [
+        pytest.param(("first",), True, id="in-place"),
+        pytest.param(("first", "second"), False, id="replaced"),
+        pytest.param((), False, id="unknown"),
+    ],
+)
+def test_one_tensor_alone_is_undone_if_it_was_in_place_already(
+    tmp_path: Path, replaced: tuple[str, ...], is_undone: bool
+) -> None:
+    given, made = np.random.default_rng(6).normal(size=(2, 8, 4)).astype(np.float32)
+    values = {
+        "0/block.first/input.x": given,
+        "0/block.first/output": made,
+        "0/block.second/input.x": made,
+        "0/block.second/output": made + 1,
+    }
+    reference, target = (new_archive(tmp_path / f"{side}.h5", values) for side in ("ref", "tgt"))
+    first = Run({"block.first": 0.5, "block.second": 1e-6}, frozenset({"block.first"}))
+    inputs = [f"0/block.{name}/input.x" for name in replaced]
+    settled = settle(first, lambda _: first, Dependencies(reference, target), replaced=inputs)
+    assert ("0/block.first/output" in settled.undone) is is_undone
+
+
 @pytest.mark.spec("RPL-240")
 def test_what_seemed_to_undo_something_and_is_wrong_itself_hides_nothing_that_is_undone(
     tmp_path: Path,
