@@ -22,7 +22,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
 
-LEFT_OUT: Final = "left_out"  # test of what others undo, and a leaf does not
+LEFT_OUT: Final = "left_out"  # finding of a leaf that does not undo what it is given, as others do
 _HALF: Final = re.compile(r"(?<![A-Za-z0-9_])(?:encoder|decoder)(?![A-Za-z0-9_])")
 _ROUNDS: Final = 3  # of runs: q, k and v, what attention makes of them, and the projection behind
 _LESSENED: Final = 8.0  # times the error of what is undone, that what undoes it has without (as CMP-55)
@@ -206,8 +206,8 @@ class Settled(Generic[J]):
         undone: What undoes a tensor, by key text: that of a result, or of an argument.
         folded: The module that does the work of another one, which hands on what it is given, by the key text
             of the other's result: both are judged as one.
-        left_out: By the key text of a leaf's result, what undoes what the leaf is given in its place, and the
-            leaf's own error where everything was replaced, relative.
+        left_out: By the key text of the result of a leaf that was left out, the result of another one that
+            undoes what both are given, and the leaf's own error where everything was replaced, relative.
     """
 
     judged: J
@@ -232,7 +232,7 @@ class Settled(Generic[J]):
         if own.key in self.left_out and own.is_bad:
             undoing, left = self.left_out[own.key]
             by = Key.parse(undoing).site
-            text = f"what it is given is changed, as {by} undoes, which is given the same, and it does not"
+            text = f"{by} is given the same, and undoes what differs in it; this does not"
             return replace(own, findings=(*own.findings, Finding(LEFT_OUT, left, 0, own.status, text)))
         return own
 
