@@ -252,8 +252,8 @@ class _Agreement:
         self._other_operations = OtherOperations(reference, target, pairs, self._flow)
         ops = ops_of(target)
         self._has_ops = bool(ops)
-        self._with_results = {r.key.site for r in target.records if is_result(r.key)}
-        self._lost = {point.site for point in target.info.points if point.slots or point.reason}
+        self._with_end = {r.key.site for r in target.records if is_result(r.key)}  # or told to have none
+        self._with_end |= {point.site for point in target.info.points if point.slots or point.reason}
         self._has_digests = reference.trusts_digests
         self._absences = Absences(reference, ops_of(reference), target, ops)
         self._results: dict[_Place, list[Pair]] = {}
@@ -777,7 +777,7 @@ class _Agreement:
         One that could not be captured counts as not called, and so does one of a graph that has arguments
         alone: its nodes do not say where it ends.
         """
-        if self._has_ops and key.site not in self._with_results | self._lost:
+        if self._has_ops and key.site not in self._with_end:
             return True
         tested, trusted = self._target.info.modules.get(key.site), self._classes.get(key.site, "")
         if tested is None or self._absences.is_never_called(key) or self.why_not_captured(key):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from tensorcap.comparison.pair import Pair
 from tensorcap.runs import Contents, calls_of, contents_of, enclosing_sites, is_telling, lies_within
 from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE
@@ -40,6 +41,11 @@ class Givers:
             self._arguments[call.place] = call.inputs
             for record in filter(is_telling, call.inputs):
                 self._alike[contents_of(record)].append(record)
+
+    @classmethod
+    def of_pairs(cls, reference: Archive, pairs: Iterable[Pair]) -> Givers:
+        """Those of a comparison of a target with the reference."""
+        return cls(reference, {pair.key: pair.target for pair in pairs if pair.target is not None})
 
     def of(self, record: Record) -> str:
         """The module whose code gave a call one of its arguments.

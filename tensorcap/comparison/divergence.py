@@ -96,8 +96,7 @@ def _explained(reference: Archive, pairs: Sequence[Pair], pair: Pair, record: Re
     elif is_gradient(key):
         explanation = f"The way back through {module} made this gradient."
     elif kind == "input":
-        targets = {other.key: other.target for other in pairs if other.target is not None}
-        module = Givers(reference, targets).of(record)
+        module = Givers.of_pairs(reference, pairs).of(record)
         explanation = f"The code of {module} made this argument of {key.site}."
     else:
         explanation = f"{module} made this tensor."

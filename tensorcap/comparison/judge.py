@@ -228,6 +228,7 @@ class PolicyJudge:
             choices={key: choices[pair.key] for key, pair in copies.items()},
             after_flips=after_flips,
             injected=self.injected,
+            padding=self._padding,
             layers=self.layers,
         )
         return pairs, context, flips

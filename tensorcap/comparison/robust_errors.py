@@ -84,20 +84,26 @@ class RobustErrors:
         """
         return max((float(outliers.max()) for outliers in self._outliers(pair)), default=0.0)
 
-    def worst_row(self, pair: Pair) -> float:
+    def worst_row(self, pair: Pair, left_out: Array | None = None) -> float:
         """Measure the largest error of a row, relative to it or to the median row, whichever is larger.
 
         Args:
             pair: Of stored tensors of one shape, all of whose elements are measured.
+            left_out: Elements of tokens that count for nothing, in the shape of the tensors; None if all do.
         """
-        errors, sizes = [], []
+        errors, sizes, counts = [], [], []
         for x, y, rms, lengths in self._row_blocks(pair):
             starts = np.cumsum(lengths) - lengths
             errors.append(np.sqrt(np.add.reduceat(np.abs(y - x) ** 2, starts) / lengths))
             sizes.append(rms)
-        size = np.concatenate(sizes)
+            counts.append(lengths)
+        error, size = np.concatenate(errors), np.concatenate(sizes)
+        if left_out is not None:
+            count = np.concatenate(counts)
+            kept = ~np.logical_or.reduceat(left_out.reshape(-1), np.cumsum(count) - count)
+            error, size = error[kept], size[kept]
         least = float(np.median(size[size > 0])) if size.any() else 0.0
-        return float(_ratio(np.concatenate(errors), np.maximum(size, least)).max())
+        return float(_ratio(error, np.maximum(size, least)).max(initial=0))
 
     def outliers(self, pair: Pair) -> Array:
         """Measure what `outlier` is the largest of, of each element.

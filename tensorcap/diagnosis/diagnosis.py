@@ -56,9 +56,7 @@ LIMIT: Final = 1 << 22  # elements of a pair that are looked at
 _LARGEST_LIMIT: Final = 1 << 24
 _RIGHT_FIRST_TOKEN: Final = 0.1  # share of the whole error below which the first token counts as right
 _FEW: Final = 2  # fitted numbers; more may make one record out of another
-_FEWER: Final = (
-    0.5  # share of what equality to another record leaves, that fitted numbers have to leave less than
-)
+_FEWER: Final = 0.5  # of what another record leaves, that fitted numbers have to leave less than
 _UNRELATED_COSINE: Final = 0.5  # two tensors of a smaller cosine have hardly anything in common
 
 Status = Literal["identical", "explained", "unexplained"]

@@ -552,15 +552,13 @@ def _other_values(value: Any) -> Iterator[Any]:
 
 
 def _other_distances(kind: str, value: Any) -> Iterator[int]:
-    """Doublings and halvings of how far positions are told apart, or seen."""
-    if (
-        kind not in ("position-offset", "attention-mask")
-        or isinstance(value, bool)
-        or not isinstance(value, int)
-    ):
+    """Doublings and halvings of how far positions are told apart, or seen, beside the next numbers."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if kind not in ("position-offset", "attention-mask") or not is_number:
         return
     for doublings in range(1, _FURTHEST + 1):
-        yield from (value << doublings, *([value >> doublings] if value % (1 << doublings) == 0 else []))
+        halved = [value >> doublings] if value % (1 << doublings) == 0 else []
+        yield from (other for other in (value << doublings, *halved) if abs(other - value) > 1)
 
 
 def mutate_arguments(context: PairContext, rerun: Rerun) -> Iterator[Mutation]:

@@ -65,19 +65,20 @@ def propose_orders(context: PairContext) -> Iterator[Hypothesis]:
 def _propose_reversed_halves(context: PairContext) -> Iterator[Hypothesis]:
     """Propose that half of the channels have their tokens from last to first, as a direction makes them."""
     r, width = context.r, context.r.shape[-1]
-    for axis in range(r.ndim - 1) if r.ndim >= 2 and not width % 2 and r.dtype.kind == "f" else ():
+    if width % 2 or r.dtype.kind != "f":
+        return
+    for axis in (axis for axis in range(r.ndim - 1) if r.shape[axis] > 2):
         for name, half in (("first", slice(0, width // 2)), ("second", slice(width // 2, width))):
             predicted = r.copy()
             predicted[..., half] = np.flip(r[..., half], axis)
-            if r.shape[axis] > 2:
-                yield context.propose(
-                    "half-order",
-                    f"the {name} half of the target's channels has axis {axis} from the last to the first",
-                    predicted,
-                    log_alternatives=math.log(2 * (r.ndim - 1)),
-                    hint="What one direction of a recurrent layer makes is not turned back.",
-                    facts={"axis": axis, "half": name},
-                )
+            yield context.propose(
+                "half-order",
+                f"the {name} half of the target's channels has axis {axis} from the last to the first",
+                predicted,
+                log_alternatives=math.log(2 * (r.ndim - 1)),
+                hint="What one direction of a recurrent layer makes is not turned back.",
+                facts={"axis": axis, "half": name},
+            )
 
 
 def _propose_any_order(context: PairContext) -> Iterator[Hypothesis]:

@@ -100,7 +100,7 @@ class ErrorOrigins:
         }
         self._sites = {call.site for call in self._calls.calls}
         self._called = called_sites(reference)
-        self._givers = Givers(reference, {pair.key: pair.target for pair in pairs if pair.target is not None})
+        self._givers = Givers.of_pairs(reference, pairs)
         self._parents, self._children = self._calls.callers, self._calls.called_by
         self._alike: dict[tuple[object, ...], list[Record]] = {}
         for record in sorted(self._records(), key=lambda record: record.order):

@@ -22,6 +22,7 @@ from tensorcap.comparison import (
     Divergence,
     Finding,
     FoldedResults,
+    Givers,
     Injected,
     Inputs,
     Pair,
@@ -54,6 +55,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.errors import UsageError
 from tensorcap_formats.keys import Key
 from tensorcap_formats.progress import Progress, Silent
+from tensorcap_formats.records import Record
 
 if TYPE_CHECKING:
     from tensorcap.adapters import Rerun
@@ -634,7 +636,7 @@ def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) 
         free: Their comparison.
     """
     notes = [_ARCHIVES_ALONE]
-    called, writers = called_sites(reference), StateWriters(reference)
+    givers, writers = Givers.of_pairs(reference, free.pairs), StateWriters(reference)
     origins = ErrorOrigins(reference, target, free.pairs)
     pairs = [pair for pair in free.pairs if not origins.is_undone(pair)]
     first = _of_first_error(reference, origins, pairs)
@@ -649,9 +651,7 @@ def evidence_of_archives(reference: Archive, target: Archive, free: Comparison) 
         if _has_unlike_arguments(inputs.of(pair)):
             continue
         if len(suspected) < _MOST and pair.reference is not None and finding is not None:
-            site, slot = pair.reference.key.site, pair.reference.key.slot
-            module = caller_of(site, called) if slot.startswith("input") else site
-            module = state_writer(writers, pair) or module
+            module = state_writer(writers, pair) or _maker(pair.reference, givers)
             suspected.setdefault(module, _of_pair(module, pair, finding.text))
     return EvidenceSource(
         "archives",
@@ -669,11 +669,16 @@ def evidence_of_ranks(reference: Archive, target: Archive, free: Comparison) -> 
     for pair in free.pairs:
         finding = next((f for f in pair.findings if f.test == "unequal_copies"), None)
         if finding is not None and pair.reference is not None:
-            site, is_argument = pair.reference.key.site, pair.reference.key.slot.startswith("input")
-            module = caller_of(site, called_sites(reference)) if is_argument else site
+            module = _maker(pair.reference, Givers.of_pairs(reference, free.pairs))
             evidence = _of_pair(module, pair, finding.text)
             return EvidenceSource("archives", reference, target, None, (evidence,))
     return None
+
+
+def _maker(record: Record, givers: Givers) -> str:
+    """The module whose code made a result, or gave a call one of its arguments."""
+    key = record.key
+    return givers.of(record) if key.slot.startswith("input") else key.site
 
 
 def _has_unlike_arguments(arguments: Sequence[Pair]) -> bool:

@@ -189,7 +189,8 @@ def _with_settings(localization: Localization, free: Comparison, causes: Sequenc
     localization = replace(localization, settings=settings)
     if localization.open:
         return localization
-    note = f"{counted(len(wrong), 'tensor', 'are')} not green, which this alone may cause: {wrong[0]}."
+    not_green = f"{counted(len(wrong), 'tensor', 'are')} not green"
+    note = f"{not_green}, which what is set otherwise may cause: {wrong[0]}."
     return replace(localization, open=wrong, notes=(note, *localization.notes))
 
 

@@ -449,18 +449,15 @@ def _in_another_order(missing: Diagnosis, done: Explanation, key: str) -> Diagno
 def _diagnose_tensor(examination: _Examination, key: str, *, makes_calls: bool) -> Diagnosis | None:
     """Diagnose one tensor by the call of the suspect, or of the code that hands its result on.
 
-    That code is what is wrong if it explains the tensor, as by another one that it hands on, and no call of
-    the suspect does without numbers that were fitted.
+    That code is what is wrong if it explains the tensor without numbers that were fitted, as by another one
+    that it hands on, and the suspect does not, or only by another record that the tensor is.
     """
     module, parsed = examination.evidence.module, Key.parse(key)
     diagnosis = _diagnose_by(examination, module, key, makes_calls=makes_calls)
     is_result = parsed.slot.startswith("output")
     caller = parsed.site if is_result else caller_of(parsed.site, called_sites(examination.source.reference))
     mistake = find_mistake(diagnosis)
-    is_of_other_record = (
-        mistake is not None and mistake.kind == "operand-exchanged" and "key" in mistake.facts
-    )
-    if mistake is not None and not mistake.parameters and not is_of_other_record:
+    if mistake is not None and not mistake.parameters and not _is_other_record(mistake):
         return diagnosis
     if caller != module and is_within(module, caller):
         other = _diagnose_by(examination, caller, key, makes_calls=makes_calls)
@@ -468,6 +465,11 @@ def _diagnose_tensor(examination: _Examination, key: str, *, makes_calls: bool) 
         if other is not None and mistake is not None and not mistake.parameters:
             return _made_by(other, mistake, caller)
     return diagnosis
+
+
+def _is_other_record(mistake: Explanation) -> bool:
+    """Whether a tensor is another record of the reference, whoever hands it on."""
+    return mistake.kind == "operand-exchanged" and "key" in mistake.facts
 
 
 def _made_by(diagnosis: Diagnosis, mistake: Explanation, maker: str, given_to: str = "") -> Diagnosis:

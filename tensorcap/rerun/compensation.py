@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, Protocol, TypeVar
 
-from tensorcap.comparison import Finding, Status, called_sites, caller_of
+from tensorcap.comparison import Finding, called_sites, caller_of
 from tensorcap.rerun.own_errors import OwnError
 from tensorcap.runs import is_inner, is_state
 from tensorcap.wording import name_numbers, name_pattern
@@ -22,7 +22,7 @@ from tensorcap_formats.archive import Archive
 from tensorcap_formats.keys import ROOT_SITE, Key
 from tensorcap_formats.records import Record
 
-LEFT_OUT: Final = "left_out"  # test of what others undo, and a leaf does not
+LEFT_OUT: Final = "left_out"  # finding of a leaf that does not undo what it is given, as others do
 _HALF: Final = re.compile(r"(?<![A-Za-z0-9_])(?:encoder|decoder)(?![A-Za-z0-9_])")
 _ROUNDS: Final = 3  # of runs: q, k and v, what attention makes of them, and the projection behind
 _LESSENED: Final = 8.0  # times the error of what is undone, that what undoes it has without (as CMP-55)
@@ -48,18 +48,23 @@ Rejudge = Callable[[frozenset[str]], J]  # run again, with tensors of some key t
 class Dependencies:
     """Of which tensors a tensor may have been computed, by the reference's calls.
 
+    For what the target lacks stands what holds the same before, as a result does for the argument that hands
+    it on.
+
     Args:
         reference: The trusted archive.
+        target: The other side, under the reference's keys.
     """
 
-    def __init__(self, reference: Archive) -> None:
+    def __init__(self, reference: Archive, target: Archive) -> None:
+        self.target: Final = target
         self._called = called_sites(reference)
         self._records: dict[str, Record] = {}
         self._inputs: dict[tuple[int, int, str], list[Record]] = {}
         self._results_within: dict[tuple[int, int, str], list[Record]] = {}
         self._equal: dict[tuple[object, ...], list[str]] = {}
         self._of: dict[str, frozenset[str]] = {}  # once asked for
-        self._through: dict[str, frozenset[str]] = {}  # likewise, of one target
+        self._through: dict[str, frozenset[str]] = {}  # likewise
         self._ancestors: dict[str, frozenset[str]] = {}  # likewise
         for record in reference.records:
             key = record.key
@@ -103,13 +108,13 @@ class Dependencies:
             earlier = [other for other in earlier if _contents(other) == contents] or earlier
         yield from (other.key.text for other in earlier)
 
-    def dependents(self, text: str, among: Iterable[str], target: Archive) -> list[str]:
+    def dependents(self, text: str, among: Iterable[str]) -> list[str]:
         """Of some key texts those that may be computed of a tensor, or of others that hold the same."""
         same = self.equal([text])
         return [
             other
             for other in among
-            if other in self and other not in same and not same.isdisjoint(self._made_of(other, target))
+            if other in self and other not in same and not same.isdisjoint(self._made_of(other))
         ]
 
     def equal(self, texts: Iterable[str]) -> set[str]:
@@ -134,65 +139,61 @@ class Dependencies:
         """Those of some tensors that are not before an order of execution."""
         return sorted(text for text in texts if self._records[text].order >= order)
 
-    def chain(
-        self, text: str, among: Collection[str], target: Archive, *, through_lacking: bool = False
-    ) -> Iterator[str]:
+    def chain(self, text: str, among: Collection[str], *, through_lacking: bool = False) -> Iterator[str]:
         """What a tensor may come from, through some key texts alone; without itself.
 
         Args:
             text: Key text of the tensor.
             among: The key texts.
-            target: The other side, under the reference's keys. For what it lacks stands what holds the same
-                before, as a result does for the argument that hands it on.
-            through_lacking: Whether for what it lacks, too, stands what that was made of: nothing is put in
-                its place.
+            through_lacking: Whether what the target lacks, and nothing stands for, hands on what it was made
+                of.
         """
         seen, waiting = {text}, [text]
         made_of = self._made_of if through_lacking else self._of_in
         while waiting:
-            for source in sorted(made_of(waiting.pop(), target).intersection(among)):
+            for source in sorted(made_of(waiting.pop()).intersection(among)):
                 if source not in seen:
                     seen.add(source)
                     waiting.append(source)
                     yield source
 
-    def ancestors(self, text: str, target: Archive) -> frozenset[str]:
+    def ancestors(self, text: str) -> frozenset[str]:
         """What a tensor may come from at all, as `chain` has it; without itself."""
         if text not in self._ancestors:
             seen: set[str] = set()
             waiting = [text]
             while waiting:
-                fresh = self._of_in(waiting.pop(), target) - seen
+                fresh = self._of_in(waiting.pop()) - seen
                 seen |= fresh
                 waiting += fresh
             self._ancestors[text] = frozenset(seen)
         return self._ancestors[text]
 
-    def _made_of(self, text: str, target: Archive) -> frozenset[str]:
-        """Of what a tensor may have been computed, through what the other side has nothing of."""
+    def _made_of(self, text: str) -> frozenset[str]:
+        """Of what a tensor may have been computed, through what the target lacks and nothing stands for."""
         if text not in self._through:
             seen: set[str] = set()
             waiting = [text]
             while waiting:
-                fresh = self._of_in(waiting.pop(), target) - seen
+                fresh = self._of_in(waiting.pop()) - seen
                 seen |= fresh
-                waiting += (one for one in fresh if one not in target and not self._stand_ins(one, target))
+                waiting += (one for one in fresh if one not in self.target and not self._has_stand_in(one))
             self._through[text] = frozenset(seen)
         return self._through[text]
 
-    def _of_in(self, text: str, target: Archive) -> frozenset[str]:
-        """Of what a tensor may have been computed, with what stands for what the other side lacks."""
+    def _of_in(self, text: str) -> frozenset[str]:
+        """Of what a tensor may have been computed, with what stands for what the target lacks."""
         sources = self.of(text)
-        lacking = [one for one in sources if one not in target]
+        lacking = [one for one in sources if one not in self.target]
         if not lacking:
             return sources
         before = self._records[text].order
         return sources.union(one for one in self.equal(lacking) if self._records[one].order < before)
 
-    def _stand_ins(self, text: str, target: Archive) -> list[str]:
-        """What held the same before a tensor, and the other side has."""
+    def _has_stand_in(self, text: str) -> bool:
+        """Whether the target has a tensor that held the same before."""
         order = self._records[text].order
-        return [one for one in self.equal([text]) if self._records[one].order < order and one in target]
+        return any(self._records[one].order < order and one in self.target for one in self.equal([text]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +206,8 @@ class Settled(Generic[J]):
         undone: What undoes a tensor, by key text: that of a result, or of an argument.
         folded: The module that does the work of another one, which hands on what it is given, by the key text
             of the other's result: both are judged as one.
-        left_out: By the key text of a leaf's result, what undoes what the leaf is given in its place, and the
-            leaf's own error where everything was replaced, relative.
+        left_out: By the key text of the result of a leaf that was left out, the result of another one that
+            undoes what both are given, and the leaf's own error where everything was replaced, relative.
     """
 
     judged: J
@@ -231,7 +232,7 @@ class Settled(Generic[J]):
         if own.key in self.left_out and own.is_bad:
             undoing, left = self.left_out[own.key]
             by = Key.parse(undoing).site
-            text = f"what it is given is changed, as {by} undoes, which is given the same, and it does not"
+            text = f"{by} is given the same, and undoes what differs in it; this does not"
             return replace(own, findings=(*own.findings, Finding(LEFT_OUT, left, 0, own.status, text)))
         return own
 
@@ -240,7 +241,6 @@ def settle(
     first: J,
     rejudge: Rejudge[J],
     dependencies: Dependencies,
-    target: Archive,
     *,
     explained: Collection[str] = (),
     replaced: Collection[str] = (),
@@ -257,20 +257,22 @@ def settle(
        it in place and without, with an error at most 1e-4 of its own, or the comparison of the free runs
        explains it.
     5. So are tensors that make up for each other, as the gains of queries and keys do.
-    6. One tensor alone may be undone if it is in place already, or the comparison explains it.
-    7. If what is wrong has another error with something left in place, the first mistake that was is replaced
-       in another search: what came of it may hide what is undone. The one that leaves less wrong counts.
-    8. Another run with that alone left in place has to leave nothing wrong that was right; what this may
+    6. What is undone in other layers is left in place also in a layer where what would undo it stays wrong.
+       Where both of two modules stay wrong and the target's second one hands on the first one's result, they
+       are a folded pair with a mistake, which is the first one's.
+    7. Another run with that alone left in place has to leave nothing wrong that was right; what this may
        come from is not undone. It may leave a leaf wrong that is given what another one undoes: the leaf was
        left out of that, and is what is wrong.
-    9. Where both of two modules stay wrong and the target's second one hands on the first one's result, they
-       are a folded pair with a mistake, which is the first one's.
+    8. A mistake that was left in place may hide what is undone, by what came of it. If something is wrong by
+       another error then, all is done again with the first mistake replaced, and the search counts that
+       leaves less wrong.
+
+    One tensor alone that is `diverged` is looked at if it is in place already, or the comparison explains it.
 
     Args:
         first: A run in which everything was replaced.
         rejudge: Runs it again.
-        dependencies: Of the reference.
-        target: The other side, under the reference's keys.
+        dependencies: Of the reference, in the target.
         explained: Key texts of what the comparison of the free runs explains.
         replaced: Key texts of what can be left in place.
         wrong_in_place: Key texts of what is known to be wrong if what is `diverged` is left in place; if some
@@ -281,77 +283,22 @@ def settle(
     """
     bad = {own.key: own for own in first.own_errors if own.status == "diverged" and own.key in dependencies}
     is_in_place = bool(replaced) and dependencies.equal(bad).isdisjoint(replaced)
-    if len(bad) < 2 and not is_in_place and not bad.keys() & set(explained):
+    if not bad or (len(bad) == 1 and not is_in_place and bad.keys().isdisjoint(explained)):
         return Settled(first)
-    if wrong_in_place and not _may_be_undone(
-        bad, first.own_errors, dependencies, target, replaced, wrong_in_place
-    ):
+    if wrong_in_place and not _may_be_undone(bad, first.own_errors, dependencies, replaced, wrong_in_place):
         return Settled(first)
-    search = _Search(bad, first.own_errors, rejudge, dependencies, target, explained)
-    settled = _settled(search, first, bad, rejudge, dependencies, target)
-    carried = search.carried(settled.undone)
-    if carried:
-        search = _Search(bad, first.own_errors, rejudge, dependencies, target, explained, carried)
-        other = _settled(search, first, bad, rejudge, dependencies, target)
+    search = _Search(first, bad, rejudge, dependencies, explained)
+    settled = search.settle()
+    if mistake := search.hiding_mistake(settled.undone):
+        other = _Search(first, bad, rejudge, dependencies, explained, kept=mistake).settle()
         settled = min(settled, other, key=lambda one: sum(own.is_bad for own in one.own_errors))
     return settled
-
-
-def _settled(
-    search: _Search[J],
-    first: J,
-    bad: Mapping[str, OwnError],
-    rejudge: Rejudge[J],
-    dependencies: Dependencies,
-    target: Archive,
-) -> Settled[J]:
-    """What a search finds, as far as it leaves nothing wrong that was right in the first run."""
-    undone = search.run()
-    if not undone:
-        return Settled(first)
-    undone = {**_other_results(bad, undone), **undone}
-    folded = _folded_pairs(bad, undone, search.undoing, dependencies, target)
-    more = _of_other_layers(first.own_errors, bad, undone, search.undoing)
-    undone = {**more, **{text: by for text, by in undone.items() if text not in more.values()}}
-    undone = {**{text: by for by, text in folded.items()}, **undone}
-    statuses = {own.key: own.status for own in first.own_errors}
-    rejected: set[str] = set()  # what seemed to undo something, and is wrong itself
-    for _ in range(_ATTEMPTS):
-        released = frozenset(dependencies.equal(undone) - search.undoing)
-        judged = rejudge(released)
-        wrong = {own.key: own for own in judged.own_errors if own.is_bad}
-        fresh = {
-            text
-            for text, own in wrong.items()
-            if text not in released and (text in search.undoing or statuses.get(text) not in _as_bad(own))
-        }
-        left_out = _left_out(fresh - search.undoing, undone, search.undoing, dependencies)
-        fresh -= left_out.keys()
-        if not fresh:
-            by_key = {text: _by(text, undone, dependencies) for text in released}
-            modules = {by: Key.parse(text).site for by, text in folded.items() if text in undone}
-            by_key = {text: by for text, by in by_key.items() if by}
-            errors = {own.key: own.error or 0.0 for own in first.own_errors if own.key in left_out}
-            beside = {text: (by, errors.get(text, 0.0)) for text, by in left_out.items()}
-            return Settled(judged, released, by_key, modules, beside)
-        released_wrong = wrong.keys() & released
-        guilty = {source for text in fresh for source in dependencies.chain(text, released_wrong, target)}
-        left = {text: by for text, by in undone.items() if text not in guilty and by not in fresh}
-        rejected |= search.undoing & fresh
-        search.undoing -= fresh
-        if len(left) == len(undone):  # no longer kept by what it undoes, it is left in place itself
-            left = {text: by for text, by in undone.items() if text not in rejected}
-        if not left or len(left) == len(undone):
-            break
-        undone = left
-    return Settled(first)
 
 
 def _may_be_undone(
     bad: Mapping[str, OwnError],
     own_errors: Sequence[OwnError],
     dependencies: Dependencies,
-    target: Archive,
     replaced: Collection[str],
     wrong_in_place: Collection[str],
 ) -> bool:
@@ -363,12 +310,12 @@ def _may_be_undone(
     """
     wrong = dependencies.equal(bad)
     for text in bad:
-        for source in dependencies.ancestors(text, target).intersection(replaced):
-            if source in wrong or not wrong.isdisjoint(dependencies.ancestors(source, target)):
+        for source in dependencies.ancestors(text).intersection(replaced):
+            if source in wrong or not wrong.isdisjoint(dependencies.ancestors(source)):
                 return True
     first = {own.key: own for own in own_errors}
     for text in bad:
-        results = [first[one] for one in dependencies.dependents(text, first, target)]
+        results = [first[one] for one in dependencies.dependents(text, first)]
         is_right = results and not any(one.is_bad or one.status == "unjudged" for one in results)
         if is_right and not any(one.key in wrong_in_place for one in results):
             return True
@@ -379,42 +326,79 @@ class _Search(Generic[J]):
     """Looks for what undoes what.
 
     Args:
+        first: A run in which everything was replaced.
         bad: Own errors of what is diverged, by key text.
-        own_errors: All of the first run.
         rejudge: Runs the model again.
-        dependencies: Of the reference.
-        target: The other side, under the reference's keys.
+        dependencies: Of the reference, in the target.
         explained: Key texts of what the comparison of the free runs explains.
         kept: Key texts of what is not left in place.
-
-    Attributes:
-        undoing: Key texts of what undoes something.
     """
 
     def __init__(
         self,
+        first: J,
         bad: Mapping[str, OwnError],
-        own_errors: Sequence[OwnError],
         rejudge: Rejudge[J],
         dependencies: Dependencies,
-        target: Archive,
         explained: Collection[str],
+        *,
         kept: Collection[str] = (),
     ) -> None:
+        self._first_run = first
         self._bad = bad
-        self._kept = frozenset(kept)
-        self._target = target
-        self._first = {own.key: own for own in own_errors}
-        self._explained = explained
+        self._first = {own.key: own for own in first.own_errors}
         self._rejudge = rejudge
         self._dependencies = dependencies
+        self._explained = explained
+        self._kept = frozenset(kept)
+        self._undoing: set[str] = set()  # key texts of what undoes something
         self._firsts: dict[str, float] = {}  # order of the first tensor that one undoes
         self._unaffected: dict[str, dict[str, float]] = {}  # of each, what may be made of it and is right
-        self.undoing: set[str] = set()
-        self._released: set[str] = set()
+        self._released: set[str] = set()  # what was left in place in any round
         self._inherits = False  # whether what is wrong may inherit an error of what was left in place
 
-    def run(self) -> dict[str, str]:
+    def settle(self) -> Settled[J]:
+        """What is undone, as far as a run with it left in place has nothing wrong that was right."""
+        dependencies, undoing = self._dependencies, self._undoing
+        undone = self._find()
+        if not undone:
+            return Settled(self._first_run)
+        undone = {**_other_results(self._bad, undone), **undone}
+        folded = _folded_pairs(self._bad, undone, undoing, dependencies)
+        more = _of_other_layers(self._first_run.own_errors, self._bad, undone, undoing)
+        undone = {**more, **{text: by for text, by in undone.items() if text not in more.values()}}
+        undone = {**{text: by for by, text in folded.items()}, **undone}
+        rejected: set[str] = set()  # what seemed to undo something, and is wrong itself
+        for _ in range(_ATTEMPTS):
+            released = frozenset(dependencies.equal(undone) - undoing)
+            judged = self._rejudge(released)
+            wrong = {own.key: own for own in judged.own_errors if own.is_bad}
+            fresh = {
+                text
+                for text, own in wrong.items()
+                if text not in released and (text in undoing or not self._was_as_bad(own))
+            }
+            left_out = _left_out(fresh - undoing, undone, undoing, dependencies)
+            fresh -= left_out.keys()
+            if not fresh:
+                by_key = {text: _by(text, undone, dependencies) for text in released}
+                by_key = {text: by for text, by in by_key.items() if by}
+                modules = {by: Key.parse(text).site for by, text in folded.items() if text in undone}
+                beside = {text: (by, self._error_before(text)) for text, by in left_out.items()}
+                return Settled(judged, released, by_key, modules, beside)
+            released_wrong = wrong.keys() & released
+            guilty = {source for text in fresh for source in dependencies.chain(text, released_wrong)}
+            left = {text: by for text, by in undone.items() if text not in guilty and by not in fresh}
+            rejected |= undoing & fresh
+            undoing -= fresh
+            if len(left) == len(undone):  # what is wrong itself would be left in place, as it undoes nothing
+                left = {text: by for text, by in undone.items() if text not in rejected}
+            if not left or len(left) == len(undone):
+                break
+            undone = left
+        return Settled(self._first_run)
+
+    def _find(self) -> dict[str, str]:
         """What undoes a tensor, by key text."""
         undone: dict[str, str] = {}
         leaves = [text for text in self._bad if self._dependencies.is_of_leaf(text)]
@@ -425,46 +409,52 @@ class _Search(Generic[J]):
             owns = {own.key: own for own in self._rejudge(frozenset(released)).own_errors}
             wrong = {text for text, own in owns.items() if own.is_bad}
             undoing = [text for text in self._bad if text in owns and self._is_undoing(owns[text])]
-            self.undoing.update(undoing)
+            self._undoing.update(undoing)
             self._inherits |= any(map(self._is_otherwise_wrong, owns.values()))
-            for text in (one for one in self._bad if one in self.undoing):
-                chain = {
-                    *self._dependencies.chain(text, wrong & released, self._target, through_lacking=True)
-                }
+            for text in (one for one in self._bad if one in self._undoing):
+                chain = {*self._dependencies.chain(text, wrong & released, through_lacking=True)}
                 start = self._firsts.setdefault(text, self._dependencies.first(chain))
                 for source in self._dependencies.since(start, chain):  # what comes before grew from a mistake
                     undone.setdefault(source, text)
             for text, by in self._without_effect(owns, undone):
                 undone.setdefault(text, by)
-            released -= self._dependencies.equal(self.undoing) - wrong
-            inheriting = {text for text in wrong - released - self.undoing if not _is_of_model(text)}
-            inheriting -= self._kept
+            released -= self._dependencies.equal(self._undoing) - wrong
+            stays = released | self._undoing | self._kept
+            inheriting = {text for text in wrong - stays if not _is_of_model(text)}
             if not inheriting:
                 break
-            more = (
-                self._dependencies.equal(self._next(inheriting, wrong)) - self.undoing - released - self._kept
-            )
+            more = self._dependencies.equal(self._next(inheriting, wrong)) - stays
             if not undoing and not self._may_change(more, undone):
                 break
             released |= more
         return {**self._made_up(undone), **undone}
 
-    def carried(self, undone: Collection[str]) -> frozenset[str]:
+    def hiding_mistake(self, undone: Collection[str]) -> set[str]:
         """Key texts of the first mistake that was left in place, if what is wrong may have inherited it.
 
         Args:
-            undone: Key texts of what is undone, which is none.
+            undone: Key texts of what is undone, and no mistake.
         """
         mistakes = [text for text, own in self._first.items() if own.is_bad and text in self._released]
         mistake = next((text for text in mistakes if text not in undone), None)
-        return frozenset(self._dependencies.equal([mistake]) if mistake and self._inherits else ())
+        return self._dependencies.equal([mistake]) if mistake and self._inherits else set()
+
+    def _was_as_bad(self, own: OwnError) -> bool:
+        """Whether a tensor that is wrong was as bad in the first run."""
+        before = self._first.get(own.key)
+        return before is not None and (before.status == "diverged" or before.status == own.status)
+
+    def _error_before(self, text: str) -> float:
+        """The own error of a tensor in the first run; 0 if none is defined."""
+        before = self._first.get(text)
+        return (before.error or 0.0) if before is not None else 0.0
 
     def _may_change(self, released: Collection[str], undone: Collection[str]) -> bool:
         """Whether what is wrong, or is made of it, may come from some tensors that are left in place next."""
         left = [text for text in self._bad if text not in undone]
         for text in left:
-            for one in (text, *self._dependencies.dependents(text, self._first, self._target)):
-                if not self._dependencies.ancestors(one, self._target).isdisjoint(released):
+            for one in (text, *self._dependencies.dependents(text, self._first)):
+                if not self._dependencies.ancestors(one).isdisjoint(released):
                     return True
         return False
 
@@ -491,12 +481,12 @@ class _Search(Generic[J]):
         """What nothing depends on, with the first tensor that may be made of it."""
         self._unaffected = {}
         for text, own in self._bad.items():
-            if text in undone or text in self.undoing or text not in owns or not owns[text].is_bad:
+            if text in undone or text in self._undoing or text not in owns or not owns[text].is_bad:
                 continue
             handed_out = set(filter(_is_handed_out, self._dependencies.equal([text]))) - {*self._explained}
             if any(run[one].is_bad for one in handed_out for run in (self._first, owns) if one in run):
                 continue
-            dependents = self._dependencies.dependents(text, self._first, self._target)
+            dependents = self._dependencies.dependents(text, self._first)
             results = [run[one] for run in (self._first, owns) for one in dependents if one in run]
             if not results or any(one.is_bad or one.status == "unjudged" for one in results):
                 continue
@@ -560,7 +550,7 @@ class _Search(Generic[J]):
     def _is_undoing(self, own: OwnError) -> bool:
         """Whether a tensor that was wrong is right now, for what is left in place."""
         is_right = not own.is_bad and own.status != "unjudged"
-        return own.key not in self.undoing and is_right and self._is_less(own)
+        return own.key not in self._undoing and is_right and self._is_less(own)
 
     def _is_otherwise_wrong(self, own: OwnError) -> bool:
         """Whether a tensor is still wrong, with another error: it may inherit some now."""
@@ -573,11 +563,6 @@ class _Search(Generic[J]):
         """Whether a tensor that was wrong has an eighth of its error, for what is left in place."""
         before = self._bad[own.key].error
         return before is None or own.error is None or _LESSENED * own.error <= before
-
-
-def _as_bad(own: OwnError) -> tuple[Status, ...]:
-    """Statuses that are as bad as that of a tensor that is wrong."""
-    return ("diverged",) if own.status == "diverged" else ("suspect", "diverged")
 
 
 def _other_results(bad: Collection[str], undone: Mapping[str, str]) -> dict[str, str]:
@@ -640,15 +625,15 @@ def _folded_pairs(
     undone: Collection[str],
     undoing: Collection[str],
     dependencies: Dependencies,
-    target: Archive,
 ) -> dict[str, str]:
     """Results of modules that hand on what they are given in the target, each with that of the one before."""
     pairs: dict[str, str] = {}
+    target = dependencies.target
     left = {text for text in bad if text not in undone and text not in undoing and text in target}
     among = dependencies.equal(left).difference(undone)
     results = {text: target.get(text).digest for text in left if Key.parse(text).slot.startswith("output")}
     for text, digest in results.items():
-        for source in sorted(dependencies.chain(text, among, target)):
+        for source in sorted(dependencies.chain(text, among)):
             if digest and results.get(source) == digest and source not in dependencies.equal([text]):
                 pairs[text] = source
     return pairs

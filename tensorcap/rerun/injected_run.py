@@ -142,12 +142,11 @@ def run_injected(
         if pair.reference is not None and pair.reference.key.slot.startswith("input"):
             own_keys[pair.key] = [key.text for key in injected.keys_of(pair)]
     explained = {pair.key for pair in free.pairs if pair.status == "explained"}
-    dependencies = Dependencies(first.reference)
+    dependencies = Dependencies(first.reference, compared)
     settled = settle(
         first,
         again,
         dependencies,
-        compared,
         explained=explained,
         replaced=own_keys,
         wrong_in_place=_wrong_in_free_run(first, dependencies, compared, free),

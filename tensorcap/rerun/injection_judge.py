@@ -153,10 +153,10 @@ class InjectionJudge:
         return ("within-rounding" if findings else pair.status), findings
 
     def _without_gain(self, pair: Pair, judged: Judged | None) -> Judged | None:
-        """What was judged, unless errors of arguments excuse it that were left in place since it undoes them.
+        """Judge a result of arguments that were left in place, since it undoes them, by its own error.
 
-        They hold something else than the reference's, so that a gain of theirs says nothing: the result is
-        judged by its own error, where the whole one is too large.
+        They hold something else than the reference's, so that a gain over their errors excuses nothing where
+        the whole error is too large.
         """
         precision, error = self._precision_of(pair), pair.row_error
         is_excused = judged is not None and judged[0] not in BAD

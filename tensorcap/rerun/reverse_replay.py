@@ -187,7 +187,7 @@ def replay_within(
         free = free or compare(seen or original, tested, mapping=NO_MAPPING)
         require_readable(free.pairs)
         explained = {pair.key for pair in free.pairs if pair.status == "explained"}
-        settled = settle(first, replays.judge, Dependencies(fed), tested, explained=explained)
+        settled = settle(first, replays.judge, Dependencies(fed, tested), explained=explained)
         shown = replace(settled.judged.replay, own_errors=settled.own_errors)
         shown = _without_explained(shown, free)
     run = settled.judged.run

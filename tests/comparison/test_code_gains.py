@@ -10,6 +10,7 @@ import pytest
 
 from tensorcap.comparison import Comparison, compare
 from tensorcap_formats.dtypes import Array
+from tests.support.findings import findings_of
 
 MakeArchive = Callable[..., Any]
 BF16 = {"dtype": "bfloat16", "compute_dtype": "bfloat16"}
@@ -39,12 +40,7 @@ BLOCK = {
 
 
 def code_gains(comparison: Comparison) -> dict[str, tuple[float, str]]:
-    return {
-        pair.key: (finding.value, finding.status)
-        for pair in comparison.pairs
-        for finding in pair.findings
-        if finding.test == "code_gain"
-    }
+    return findings_of(comparison, "code_gain")
 
 
 @pytest.mark.spec("POL-210")

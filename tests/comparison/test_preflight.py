@@ -380,8 +380,9 @@ def test_a_convolution_of_one_place_as_a_linear_layer_is_the_same_product(look: 
     linear = "torch.nn.modules.linear.Linear"
     items = look(ours, side(own, own, linear, weight=[8, 4])).items
     assert [item.explains for item in items if item.kind == "modules"] == [False]  # all others are of another
-    items = look(ours, side(own, own, linear, weight=[8, 2])).items
-    assert [item.name for item in items if item.kind == "modules" and item.explains] == ["h.2"]
+    for others in (ours, side(conv, conv, conv, weight=[8, 1, 2, 1])):  # of kernels, not of inputs
+        items = look(others, side(own, own, linear, weight=[8, 2])).items
+        assert [item.name for item in items if item.kind == "modules" and item.explains] == ["h.2"]
 
 
 @pytest.mark.spec("PRE-7", "PRE-10")

@@ -10,6 +10,7 @@ import pytest
 
 from tensorcap.comparison import Comparison, compare
 from tensorcap_formats.dtypes import Array
+from tests.support.findings import findings_of
 
 MakeArchive = Callable[..., Any]
 BF16 = {"dtype": "bfloat16", "compute_dtype": "bfloat16"}
@@ -44,12 +45,7 @@ ROUTED = {
 
 
 def row_gains(comparison: Comparison) -> dict[str, tuple[float, str]]:
-    return {
-        pair.key: (finding.value, finding.status)
-        for pair in comparison.pairs
-        for finding in pair.findings
-        if finding.test == "row_gain"
-    }
+    return findings_of(comparison, "row_gain")
 
 
 def compared(make_archive: MakeArchive, token: float, *, others: float = 0.01, run: Any = BF16) -> Comparison:
@@ -102,18 +98,31 @@ def test_a_row_that_is_smaller_than_others_is_no_wrong_token(make_archive: MakeA
     assert row_gains(compare(make_archive(reference), make_archive(target, run=BF16))) == {}
 
 
+@pytest.mark.spec("POL-680", "POL-31")
+def test_padding_beside_a_row_that_is_smaller_than_others_is_no_wrong_token(
+    make_archive: MakeArchive,
+) -> None:
+    mask = np.ones((2, 32), np.int64)
+    mask[1, :5] = 0
+    inputs = {"0/@root/input.input_ids": np.ones((2, 32), np.int64), "0/@root/input.attention_mask": mask}
+    reference, target = dict(BLOCKS), {text: off_by(values, 0.01) for text, values in BLOCKS.items()}
+    small, made = SUM.copy(), off_by(SUM, 0.01)
+    small[1, -1] *= 0.1
+    made[1, -1] = small[1, -1] * 1.2
+    made[1, :5] += 1
+    for text in ("0/layers.0/output", "0/head/input.x"):
+        reference[text], target[text] = small, made
+    sides = make_archive({**inputs, **reference}), make_archive({**inputs, **target}, run=BF16)
+    assert row_gains(compare(*sides)) == {}
+
+
 @pytest.mark.spec("POL-680")
 def test_float32_runs_are_not_tested_by_their_worst_row(make_archive: MakeArchive) -> None:
     assert row_gains(compared(make_archive, 0.2, run={"dtype": "float32", "compute_dtype": "float32"})) == {}
 
 
 def run_gains(comparison: Comparison) -> dict[str, tuple[float, str]]:
-    return {
-        pair.key: (finding.value, finding.status)
-        for pair in comparison.pairs
-        for finding in pair.findings
-        if finding.test == "run_gain"
-    }
+    return findings_of(comparison, "run_gain")
 
 
 @pytest.mark.spec("POL-681")

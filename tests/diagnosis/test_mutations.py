@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tensorcap.adapters import Added, CallMutation, Filled, Ordered, Rerun, Shifted
 from tensorcap.diagnosis import Diagnosis, diagnose
+from tensorcap.diagnosis.mutations import mutate_settings
 from tensorcap.localization import localize
 from tensorcap.rerun import replay_within
 from tensorcap.runs import PartialArchive
@@ -967,3 +968,18 @@ def test_mistakes_in_recurrent_layers_are_named(
     changed = {"0/lstm/output.0": made, "0/@root/output": made}
     found = found_by(Workload(model, {"x": x}), changed, tmp_path, "lstm", "0/lstm/output.0")
     assert (found.explanations[0].kind, words in found.explanations[0].text) == (kind, True)
+
+
+@pytest.mark.spec("DIA-640")
+@pytest.mark.parametrize(
+    ("value", "others"),
+    [
+        pytest.param(0, [-1, 1, None], id="none"),
+        pytest.param(1, [0, 2, None, 4, 8, 16], id="one"),
+        pytest.param(2, [1, 3, 0, None, 4, 8, 16, 32], id="two"),
+        pytest.param(64, [63, 65, 0, None, 128, 32, 256, 16, 512, 8, 1024, 4], id="many"),
+    ],
+)
+def test_a_distance_is_set_to_each_other_number_once(value: int, others: list[int | None]) -> None:
+    call: Any = SimpleNamespace(settings={"max_distance": value}, class_name="Attention")
+    assert [one.facts["target"] for one in mutate_settings(call)] == others

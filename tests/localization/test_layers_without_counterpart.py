@@ -622,6 +622,9 @@ class FlatReader(nn.Module):
             if is_wrong and self.mistake == "layer":
                 normed = normed.sigmoid()
             second = x if is_wrong and self.mistake == "model" else memory
+            if is_wrong and self.mistake == "element":
+                second = memory.clone()
+                second[0, 0, 0] += 3
             for (up, down), given in ((own, normed), (other, second)):
                 x = x + down(torch.tanh(up(given)))
         result: Tensor = self.head(x)
@@ -642,3 +645,12 @@ def test_who_gave_an_argument_is_accused_and_not_who_hands_it_on(
 ) -> None:
     found = localized(tmp_path, Reader().eval(), FlatReader(mistake))
     assert [suspect.module for suspect in found.suspects[:1]] == ([guilty] if guilty else [])
+
+
+@pytest.mark.spec("RPL-208", "LCL-4")
+def test_who_hands_an_argument_on_is_not_accused_of_it_behind_who_gave_it(tmp_path: Path) -> None:
+    x = torch.randn(64, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1))
+    localized(tmp_path, Reader().eval(), FlatReader("element"), x=x)
+    found = localize(tmp_path / "ref.h5", tmp_path / "tgt.h5")
+    key = "0/layers.1.other.up/input.input"
+    assert [suspect.module for suspect in found.suspects if suspect.key == key] == ["@root"]

@@ -322,6 +322,7 @@ class Run:
 
     errors: dict[str, float]
     wrong: frozenset[str]
+    suspect: frozenset[str] = frozenset()
 
     @property
     def own_errors(self) -> list[OwnError]:
@@ -333,7 +334,11 @@ class Run:
                 True,
                 error,
                 None,
-                "diverged" if site in self.wrong else "within-rounding",
+                "diverged"
+                if site in self.wrong
+                else "suspect"
+                if site in self.suspect
+                else "within-rounding",
                 (),
                 False,
             )
@@ -374,12 +379,121 @@ def test_of_two_that_make_up_for_each_other_each_shows_it_whatever_their_order(
         errors = {"block.first": 0.5, "block.second": error, "block": 0.5 if is_wrong else 0.002}
         return Run(errors, frozenset(errors) if is_wrong else frozenset({"block.first", "block.second"}))
 
-    settled = settle(run(frozenset()), run, Dependencies(reference), target)
+    settled = settle(run(frozenset()), run, Dependencies(reference, target))
     assert set(settled.undone) == (set(slots) if are_undone else set())
     assert {own.status for own in settled.own_errors[:2]} == {"explained" if are_undone else "diverged"}
     is_hidden = error < 0.002
     assert ({slots[0]} in runs) is not is_hidden
     assert ({slots[1]} in runs) is ("first" in shows and not is_hidden)  # else what it shows counts nothing
+
+
+@pytest.mark.spec("RPL-50", "RPL-240")
+@pytest.mark.parametrize(
+    ("before", "after", "is_undone"),
+    [("suspect", "suspect", True), ("diverged", "suspect", True), ("suspect", "diverged", False)],
+)
+def test_what_is_as_wrong_as_before_says_nothing_of_what_is_undone(
+    tmp_path: Path, before: str, after: str, is_undone: bool
+) -> None:
+    """The second module undoes the first one's result, which the third one is given, too."""
+    given, made = (np.random.default_rng(seed).normal(size=(8, 4)).astype(np.float32) for seed in (3, 4))
+    values = {
+        "0/block.first/input.x": given,
+        "0/block.first/output": made,
+        "0/block.second/input.x": made,
+        "0/block.second/output": made + 1,
+        "0/block.third/input.x": made,
+        "0/block.third/input.y": given,
+        "0/block.third/output": made + 2,
+    }
+    without = {text: value for text, value in values.items() if value is not made or "first" in text}
+    reference, target = new_archive(tmp_path / "ref.h5", values), new_archive(tmp_path / "tgt.h5", without)
+
+    def run(released: frozenset[str]) -> Run:
+        is_in_place = "0/block.first/output" in released
+        errors = {"block.first": 0.5, "block.second": 0.002 if is_in_place else 0.5, "block.third": 0.2}
+        status = after if is_in_place else before
+        wrong = {"block.first", *(["block.third"] if status == "diverged" else [])}
+        suspect = frozenset({"block.third"} if status == "suspect" else ())
+        return Run(errors, frozenset(wrong if is_in_place else wrong | {"block.second"}), suspect)
+
+    settled = settle(run(frozenset()), run, Dependencies(reference, target))
+    assert ("0/block.first/output" in settled.undone) is is_undone
+
+
+@pytest.mark.spec("RPL-50")
+@pytest.mark.parametrize(
+    ("replaced", "is_undone"),
+    [
+        pytest.param(("first",), True, id="in-place"),
+        pytest.param(("first", "second"), False, id="replaced"),
+        pytest.param((), False, id="unknown"),
+    ],
+)
+def test_one_tensor_alone_is_undone_if_it_was_in_place_already(
+    tmp_path: Path, replaced: tuple[str, ...], is_undone: bool
+) -> None:
+    given, made = np.random.default_rng(6).normal(size=(2, 8, 4)).astype(np.float32)
+    values = {
+        "0/block.first/input.x": given,
+        "0/block.first/output": made,
+        "0/block.second/input.x": made,
+        "0/block.second/output": made + 1,
+    }
+    reference, target = (new_archive(tmp_path / f"{side}.h5", values) for side in ("ref", "tgt"))
+    first = Run({"block.first": 0.5, "block.second": 1e-6}, frozenset({"block.first"}))
+    inputs = [f"0/block.{name}/input.x" for name in replaced]
+    settled = settle(first, lambda _: first, Dependencies(reference, target), replaced=inputs)
+    assert ("0/block.first/output" in settled.undone) is is_undone
+
+
+@pytest.mark.spec("RPL-240")
+def test_what_seemed_to_undo_something_and_is_wrong_itself_hides_nothing_that_is_undone(
+    tmp_path: Path,
+) -> None:
+    """The sum undoes what the scale makes; the product seems to undo the gate, which grew from the scale."""
+    scale, gate, product, given = np.random.default_rng(5).normal(size=(4, 8, 4)).astype(np.float32)
+    names = "scale", "gate", "product", "sum"
+    values = {
+        "0/block.scale/input.x": given,
+        "0/block.scale/output": scale,
+        "0/block.gate/input.x": given,
+        "0/block.gate/output": gate,
+        "0/block.product/input.x": gate,
+        "0/block.product/output": product,
+        "0/block.sum/input.a": scale,
+        "0/block.sum/input.b": product,
+        "0/block.sum/output": scale + product,
+    }
+    without = {text: value for text, value in values.items() if "input" not in text}
+    reference, target = new_archive(tmp_path / "ref.h5", values), new_archive(tmp_path / "tgt.h5", without)
+
+    def run(released: frozenset[str]) -> Run:
+        left = {name for name in names if f"0/block.{name}/output" in released}
+        wrong = {"block.scale"} | {
+            f"block.{name}" for name, of in (("product", {"scale", "gate"}), ("sum", {"scale"})) if of - left
+        }
+        errors = {f"block.{name}": 0.5 if f"block.{name}" in wrong else 0.002 for name in names}
+        return Run(errors, frozenset(wrong), frozenset() if "gate" in left else frozenset({"block.gate"}))
+
+    settled = settle(run(frozenset()), run, Dependencies(reference, target))
+    assert {text for text in settled.undone if "output" in text} == {"0/block.scale/output"}
+    statuses = {own.module: own.status for own in settled.own_errors}
+    assert (statuses["block.scale"], statuses["block.product"]) == ("explained", "diverged")
+
+
+@pytest.mark.spec("RPL-50")
+def test_nothing_is_judged_again_if_nothing_is_wrong(tmp_path: Path) -> None:
+    values = {"0/block/input.x": np.ones((8, 4), np.float32), "0/block/output": np.ones((8, 4), np.float32)}
+    reference, target = (new_archive(tmp_path / f"{side}.h5", values) for side in ("ref", "tgt"))
+    first, runs = Run({"block": 0.002}, frozenset()), list[frozenset[str]]()
+
+    def run(released: frozenset[str]) -> Run:
+        runs.append(released)
+        return first
+
+    settled = settle(first, run, Dependencies(reference, target), replaced=["0/block/input.x"])
+    assert (settled.judged, runs) == (first, [])
 
 
 @pytest.mark.spec("RPL-100")

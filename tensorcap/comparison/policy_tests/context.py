@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import ClassVar, Final
 
 from tensorcap.comparison.injected import Injected
+from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import Finding, Pair
 from tensorcap.comparison.policy import POLICY, Precision
 from tensorcap.comparison.quantised_layers import QuantisedLayers
@@ -107,6 +108,7 @@ class Context:
         choices: Findings of routers by the key text of each record that holds their choices.
         after_flips: Which tensors were made after a router chose other experts.
         injected: Which values of the target show a module's own error; none if it is no injected run.
+        padding: Which tokens the masks of both runs leave out.
         layers: The quantised layers of the target, measured.
         gain_log: Filled by the tests of gains.
     """
@@ -124,6 +126,7 @@ class Context:
     choices: Mapping[str, Finding]
     after_flips: StepsAfterFlips
     injected: Injected
+    padding: Padding
     layers: QuantisedLayers = field(default_factory=QuantisedLayers)
     gain_log: GainLog = field(default_factory=GainLog)
 

@@ -38,7 +38,6 @@ from tensorcap.comparison.attention_formula import (
     sees_something,
     split_sources,
 )
-from tensorcap.comparison.padding import Padding
 from tensorcap.comparison.pair import Finding
 from tensorcap.comparison.policy import POLICY, Limits, Precision
 from tensorcap.comparison.policy_tests.context import Context, MeasuredPair, PolicyTest
@@ -286,7 +285,7 @@ class _Trace:
         self._likely = [formula]
         heads, queries = choose_part(y, formula.channels)
         kept = ~np.zeros((len(y), queries.size), np.bool_)
-        if (left_out := self._padding.left_out(ours)) is not None:
+        if (left_out := self.context.padding.left_out(ours)) is not None:
             kept &= ~left_out[:count, queries, 0]
         for mask in (given.mask, given_target.mask):
             kept &= True if mask is None else sees_something(mask, queries)
@@ -326,10 +325,6 @@ class _Trace:
             rank, step, site, _ = call.place
             arguments.setdefault((site, rank, step), call.inputs)
         return arguments
-
-    @cached_property
-    def _padding(self) -> Padding:
-        return Padding(self.context.reference, self.context.target)
 
     @staticmethod
     def _floats(archive: Archive, record: Record, count: int | None = None) -> Array:

@@ -100,7 +100,7 @@ def _judge_worst_row(context: Context, pair: MeasuredPair, before: float) -> Fin
     least = max(usual, POLICY.row_excess * expected, limits.green * noise)
     if _largest_row_error(pair) <= least or pair.difference.measured < pair.difference.elements:
         return None
-    error = context.robust_errors.worst_row(pair)
+    error = context.robust_errors.worst_row(pair, context.padding.left_out(pair.reference))
     if error <= least:
         return None
     gain = error / noise

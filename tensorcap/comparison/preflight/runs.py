@@ -140,7 +140,8 @@ def _are_one_product(modules: Sequence[ModuleInfo]) -> bool:
         weight = module.parameters.get("weight")
         if short_name(module.class_name) not in _PRODUCTS or weight is None or weight.shape is None:
             return False
-        sizes.append(([size for size in weight.shape if size != 1], "bias" in module.parameters))
+        matrix, kernel = weight.shape[:2], [size for size in weight.shape[2:] if size != 1]
+        sizes.append((*matrix, *kernel, "bias" in module.parameters))
     return sizes[0] == sizes[1]
 
 
